@@ -49,16 +49,16 @@ def test_wrong_table_is_reported_once_per_model(predictor: LearnedPredictor, fac
     assert f"{NEW} (infer)" in found.text and "times the value expected from all other data" in found.text
 
 
-def language(kind: str, factor: float) -> list[Measurement]:
+def language(kind: str, factor: float, name: str = "qwen2.5-0.5b", family: str = "decoder") -> list[Measurement]:
     """A language model served or trained at `factor` times the computed times."""
     words = "max_num_seqs=4 input=512 output=128 engine=vllm" if kind == "serve" else "role=train micro_batch=4 seq=512"
-    workload = workload_of(parse(f"migbatch: model=qwen2.5-0.5b {words}"))
+    workload = workload_of(parse(f"migbatch: model={name} {words}"))
     assert workload is not None
     info = H100.geometry.info(P("3g.40gb"))
     figures = figures_of(workload, need_of(workload, info.memory_mib), machine_of(H100, info), 0.0)
     ttft, tpot = factor * figures.ttft_s.mid, factor * figures.tpot_s.mid
     row = Measurement(
-        "NVIDIA H100 80GB HBM3", "qwen2.5-0.5b", "decoder", kind, "3g.40gb", 3, 4, info.sm_count, 4, 512,
+        "NVIDIA H100 80GB HBM3", name, family, kind, "3g.40gb", 3, 4, info.sm_count, 4, 512,
         latency_s=ttft + 127 * tpot if kind == "serve" else ttft,
     )  # fmt: skip
     return [replace(row, engine="vllm", output=128, ttft_s=ttft, tpot_s=tpot) if kind == "serve" else row]
@@ -73,3 +73,16 @@ def test_language_model_rows_are_compared_with_the_computed_figures(
     found: list[Unusual] = unusual(language(kind, factor), predictor)
     assert [finding.figure for finding in found] == figures
     assert all(finding.factor == pytest.approx(factor, rel=0.05) for finding in found)
+
+
+def test_training_of_a_public_encoder_is_compared_with_what_a_request_gets(predictor: LearnedPredictor) -> None:
+    """That is computed until two points of it are measured, then the curve."""
+    near, far = (language("train", factor, "bert-base", "encoder") for factor in (1.5, 5.0))
+    assert unusual(near, predictor) == []
+    (found,) = unusual(far, predictor)
+    assert found.figure == "step" and found.factor == pytest.approx(5.0, rel=0.05)
+    points = [replace(far[0], batch=batch, latency_s=(far[0].latency_s or 0.0) * batch / 4) for batch in (2, 4, 8)]
+    measured = LearnedPredictor(learn([replace(row, memory_mib=5000.0) for row in points], ModelKnowledge()))
+    assert unusual(far, measured) == []
+    (found,) = unusual(near, measured)
+    assert found.figure == "time"
