@@ -108,7 +108,7 @@ class LearnedPredictor:
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
-        public = self.computable(model, role, gpu)
+        public = self.computable("time", model, role, gpu)
         if public is None:
             ends = self.interval("time", model, known, gpu, role, _cells(block, infos, gpu, known))
         else:
@@ -118,16 +118,16 @@ class LearnedPredictor:
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 
-    def computable(self, model: str, role: str, gpu: GpuSpec) -> Model | None:
-        """Return the public model whose training is computed from its architecture; None if it was measured, or its
-        architecture is unknown.
+    def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Model | None:
+        """Return the public model whose time or memory in training is computed from its architecture; None if it was
+        measured, or its architecture is unknown.
 
         On the measured slices of MIGPerf and on an H100 that is more accurate than the curves of other models
         (`migbatch eval torch`).
         """
         public = public_model(model) if role == "train" else None
         fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
-        measured = fitted is not None and fitted.points >= ENOUGH_POINTS and {"time", "memory"} <= fitted.beliefs.keys()
+        measured = fitted is not None and fitted.points >= ENOUGH_POINTS and figure in fitted.beliefs
         return None if public is None or public.architecture.kind == "plain" or measured else public
 
     def _computed_seconds(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
@@ -149,7 +149,7 @@ class LearnedPredictor:
 
     def _memory_ends(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
         """Return low, mid and high of the MiB, 3 x cells x profiles."""
-        public = self.computable(block.model, block.role, gpu)
+        public = self.computable("memory", block.model, block.role, gpu)
         if public is None:
             known = self._known[block.model]
             cells = _cells(block, infos, gpu, known)

@@ -77,7 +77,7 @@ def _distances(
 ) -> Iterator[tuple[str, list[_Away]]]:
     if kind == SERVE:
         yield from _of_servers(rows, predictor)
-    elif kind == "train" and (generates(model) or predictor.computable(model, kind, GpuSpec.of_rows(rows))):
+    elif kind == "train" and (generates(model) or predictor.computable("time", model, kind, GpuSpec.of_rows(rows))):
         yield from _of_trainings(rows, predictor)
     else:
         yield from _of_curves(model, kind, rows, predictor)

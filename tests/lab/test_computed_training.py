@@ -11,6 +11,7 @@ import pytest
 
 from slurm_migbatch.lab.evaluate.heldout import Fold, HeldOutPrediction, folds, outcomes, with_empty_store
 from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.cells import GpuSpec
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
@@ -105,10 +106,16 @@ def test_request_with_hints_of_language_models_is_computed_whatever_was_measured
             assert given == pytest.approx(shipped.to_list(), rel=1e-6), cell
 
 
-def test_points_without_memory_leave_an_encoder_computed() -> None:
-    """Requests get the measured curve only if it has time and memory."""
+def test_time_of_an_encoder_follows_the_curve_once_measured_without_memory_too() -> None:
     rows = [*(replace(row, memory_mib=None) for row in table("bert-base", 1.7)), *table("roberta-base")]
-    assert all(outcome.computed.all() for outcome in outcomes(fold_of(rows, "bert-base")))
+    computed = {outcome.points: outcome.computed for outcome in outcomes(fold_of(rows, "bert-base"))}
+    assert computed[0].all() and computed[1].all() and not computed[2].any()
+    learned = learn(rows, KNOWLEDGE)
+    gpu = GpuSpec.of_rows(rows)
+    predictor = LearnedPredictor(learned)
+    assert predictor.computable("time", "bert-base", "train", gpu) is None
+    assert predictor.computable("memory", "bert-base", "train", gpu) is not None
+    assert predictor.computable("memory", "roberta-base", "train", gpu) is None
 
 
 def test_training_that_is_not_computed_is_predicted_by_its_curve() -> None:

@@ -115,12 +115,12 @@ class _Answers:
         if row.procs != 1 or row.gpu == CPU:
             return None
         row = replace(row, model=self._sample.model, input_size=row.input_size or self._sample.known.reference)
-        figures = self._figures(row, self._sliced if _is_sliced(row) else self._whole)
+        figures = self._figures(row, figure, self._sliced if _is_sliced(row) else self._whole)
         if figures is None or (isinstance(figures, TokenFigures) and not figures.has_speeds):
             return None
         return figures.latency_s if figure == "time" else figures.memory_mib
 
-    def _figures(self, row: Measurement, kind: GpuKind) -> Figures | None:
+    def _figures(self, row: Measurement, figure: str, kind: GpuKind) -> Figures | None:
         try:
             workload = self._chooser.workload(trained.hints_of(row))
         except Refusal:
@@ -129,7 +129,7 @@ class _Answers:
         if workload is not None:
             return self._chooser.token_figures(workload, None, Partition(kind.name, (kind,)))[profile.gres_type]
         predictor = self._chooser.predictor
-        if predictor.computable(row.model, row.kind, GpuSpec.of_kind(kind)) is None:
+        if predictor.computable(figure, row.model, row.kind, GpuSpec.of_kind(kind)) is None:
             return None
         return predictor.figures(Bucket(row.model, row.kind, row.batch, row.input_size or 0, "tok"), kind)[profile]
 
