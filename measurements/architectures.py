@@ -3,7 +3,8 @@
     migbatch profile run measurements/architectures.py:infer.bert_base --model bert-base --inputs 128,512
     migbatch profile run measurements/architectures.py:lora.llama_3_1_8b --model llama-3.1-8b --kind train --inputs 1024
 
-`infer` passes a batch through the model in its published precision; `train` makes a step of all parameters (weights in
+`infer` passes a batch through the model in its published precision, `infer_tf32` with the products of 32-bit weights in
+TF32, `infer_fp16` in 16 bits; `train` makes a step of all parameters (weights in
 32 bits, bf16 by torch.autocast, fused AdamW), `train_fp32` all of it in 32 bits, `checkpointed` like `train` with
 activation checkpointing, `lora` and `lora_checkpointed` a step of adapters of rank 16 on all matrices of the layers
 over weights in bf16. Names are those of jobs' `model=`, with `_` for `-` and `.`. Needs torch, transformers,
@@ -34,10 +35,13 @@ VISION: Final = (
 PREFIXES: Final[Mapping[str, str]] = {
     "llama": "Llama", "mistral": "Mistral", "qwen2.5": "Qwen2", "qwen3": "Qwen3", "smollm2": "Llama",
     "tinyllama": "Llama", "opt": "OPT", "gpt2": "GPT2", "pythia": "GPTNeoX", "gemma-2-": "Gemma2", "phi-3": "Phi3",
-    "bert": "Bert", "roberta": "Roberta", "t5": "T5", "flan-t5": "T5", "whisper": "Whisper",
+    "bert": "Bert", "all-minilm": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert",
+    "all-mpnet": "MPNet", "deberta-v3": "DebertaV2", "esm2": "Esm",
+    "t5": "T5", "flan-t5": "T5", "whisper": "Whisper",
 }  # fmt: skip
 """Classes of transformers, by the beginning of the model's name; the longest counts."""
 BF16: Final = torch.bfloat16
+FP16: Final = torch.float16
 
 
 def _squeezed(name: str) -> str:
@@ -58,7 +62,15 @@ def _config(family: str, a: Architecture) -> Any:
         "OPT": {**common, "ffn_dim": a.ffn, "max_position_embeddings": a.positions - 2, "word_embed_proj_dim": a.width},
         "GPT2": {"vocab_size": a.vocab, "n_embd": a.width, "n_layer": a.layers, "n_head": a.heads,
                  "n_positions": a.positions},
-        "GPTNeoX": common, "Bert": common, "Roberta": {**common, "type_vocab_size": 1},
+        "GPTNeoX": common, "Bert": common, "MPNet": common, "Roberta": {**common, "type_vocab_size": 1},
+        "XLMRoberta": {**common, "type_vocab_size": 1},
+        "DistilBert": {"vocab_size": a.vocab, "dim": a.width, "n_layers": a.layers, "n_heads": a.heads,
+                       "hidden_dim": a.ffn, "max_position_embeddings": a.context},
+        "DebertaV2": {**common, "max_position_embeddings": a.context, "type_vocab_size": 0, "relative_attention": True,
+                      "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+                      "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+        "Esm": {**common, "position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 32,
+                "pad_token_id": 1},
         "T5": {"vocab_size": a.vocab, "d_model": a.width, "d_kv": a.head, "d_ff": a.ffn, "num_layers": a.layers,
                "num_heads": a.heads, "feed_forward_proj": "gated-gelu" if a.gated else "relu",
                "tie_word_embeddings": a.tied},
@@ -81,9 +93,11 @@ def _network(model: Model, dtype: torch.dtype) -> Any:
     """Return the model on the GPU, with random weights."""
     family = PREFIXES[max((prefix for prefix in PREFIXES if model.name.startswith(prefix)), key=len)]
     config = _config(family, model.architecture)
-    config._attn_implementation = "sdpa"
+    made = _class(family, model.architecture)
+    if getattr(made, "_supports_sdpa", False):
+        config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        network = _class(family, model.architecture)(config)
+        network = made(config)
     network = network.to(dtype).to_empty(device="cuda")
     with torch.no_grad():
         for weight in network.parameters():
@@ -124,11 +138,12 @@ def _vision(name: str, batch: int, pixels: int) -> Step:
     return torch.inference_mode()(lambda: network(images))  # type: ignore[no-any-return]
 
 
-def _infer(name: str, batch: int, size: int) -> Step:
+def _infer(name: str, batch: int, size: int, *, dtype: Any = None, tf32: bool = False) -> Step:
     if name in VISION:
         return _vision(name, batch, size)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     model = _MODELS[name]
-    network = _network(model, torch.float32 if model.native == "fp32" else BF16).eval()
+    network = _network(model, dtype or (torch.float32 if model.native == "fp32" else BF16)).eval()
     a = model.architecture
     if model.name.startswith("whisper"):
         sound = torch.rand(batch, network.config.num_mel_bins, 2 * a.source, device="cuda", dtype=network.dtype)
@@ -207,6 +222,8 @@ class Targets:
 
 
 infer = Targets(_infer)
+infer_tf32 = Targets(_infer, tf32=True)
+infer_fp16 = Targets(_infer, dtype=FP16)
 train = Targets(_train)
 train_fp32 = Targets(_train, mixed=False)
 checkpointed = Targets(_train, checkpointed=True)

@@ -188,6 +188,7 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
 
 def _public(name: str) -> tuple[Architecture, str, str]:
     from slurm_migbatch.predict.llm import names
+    from slurm_migbatch.predict.llm.precision import UNQUANTISED
 
     found = names.resolve(name.lower())
     if found is None:
@@ -195,7 +196,7 @@ def _public(name: str) -> tuple[Architecture, str, str]:
         meant = f"; did you mean {near}?" if near else ""
         raise Failure(f"{name} is neither a directory nor a known public model{meant}")
     how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
-    kept = "" if found.precision.name in ("bf16", "fp16", "fp32") else f" quantization={found.precision.name}"
+    kept = "" if found.precision.name in UNQUANTISED else f" quantization={found.precision.name}"
     return found.architecture, f"model={found.name}{how}{kept}", found.name
 
 

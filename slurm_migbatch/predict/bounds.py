@@ -115,7 +115,7 @@ def _bits(row: Measurement) -> Precision | None:
         if row.engine == "ollama":
             return precision.quantised(OLLAMA)
         return resolved.precision if resolved.precision.bits <= UNSTATED_BITS else precision.plain("bf16")
-    return precision.plain(stated) if stated in ("bf16", "fp16", "fp32") else precision.quantised(stated)
+    return precision.plain(stated) if stated in precision.UNQUANTISED else precision.quantised(stated)
 
 
 def _least_mib(model: _Model, bits: Precision | None) -> float | None:

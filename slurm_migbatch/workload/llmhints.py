@@ -34,7 +34,7 @@ Read = dict[str, "str | int"]
 Reader = Callable[[str], "Read | None"]
 CHOICES: Final = {
     "engine": ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "ollama", "transformers"),
-    "dtype": ("auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float"),
+    "dtype": ("auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float", "tf32"),
     "method": ("full", "lora", "qlora"),
     "optimizer": ("adamw", "adam", "adamw_8bit", "adafactor", "lion", "sgd", "sgd_momentum"),
     "checkpointing": ("on", "off"),
@@ -45,7 +45,7 @@ NAME: Final = "a name of up to 24 letters, digits and . _ -, for example %s"
 ARCH: Final = "name:number pairs joined by +, for example layers:32+hidden:4096+heads:32+kv:8 (migbatch model describe)"
 FORMS: Final = {
     "engine": "one of " + ", ".join(CHOICES["engine"]),
-    "dtype": "auto, bf16, fp16 or fp32",
+    "dtype": "auto, bf16, fp16, fp32 or tf32",
     "quantization": NAME % "awq",
     "max_model_len": TOKENS,
     "max_num_seqs": "a number from 1 to 65536",

@@ -106,6 +106,23 @@ def test_request_with_hints_of_language_models_is_computed_whatever_was_measured
             assert given == pytest.approx(shipped.to_list(), rel=1e-6), cell
 
 
+@pytest.mark.parametrize("figure", ["time", "memory"])
+def test_pass_of_an_encoder_whose_precision_is_stated_is_what_a_request_with_dtype_gets(figure: str) -> None:
+    passes = [replace(row, kind="infer", precision="tf32") for row in table("bert-base", 1.7, 0.8)]
+    fold = fold_of([*passes, *(replace(row, kind="infer") for row in table("roberta-base"))], "bert-base")
+    (sample,) = fold.samples
+    chooser = Chooser(LearnedPredictor())
+    outcome = next(iter(outcomes(fold, figure)))
+    assert outcome.computed.all()
+    for cell, given in zip(sample.rows, ends(outcome), strict=True):
+        workload = chooser.workload(
+            parse(f"migbatch: model=bert-base batch={cell.batch} input={cell.input_size}tok dtype=tf32")
+        )
+        assert workload is not None
+        shipped = interval(chooser.token_figures(workload, None, PARTITION)[cell.profile], figure)
+        assert given == pytest.approx(shipped.to_list(), rel=1e-6), cell
+
+
 def test_time_of_an_encoder_follows_the_curve_once_measured_without_memory_too() -> None:
     rows = [*(replace(row, memory_mib=None) for row in table("bert-base", 1.7)), *table("roberta-base")]
     computed = {outcome.points: outcome.computed for outcome in outcomes(fold_of(rows, "bert-base"))}

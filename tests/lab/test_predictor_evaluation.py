@@ -83,7 +83,7 @@ def test_training_of_public_language_models_is_scored_as_computed() -> None:
     rows = [replace(row, input_size=128) if row.model == "bert-base" else row for row in rows]
     result, blind = (evaluate(rows, None, Options(points=2, blind=blind, trees=False)) for blind in (False, True))
     (note,) = (note for note in result["notes"] if "computed" in note)
-    assert note == "training computed from the architecture, as requests get it: bert-base (k=0, 1)"
+    assert note == "computed from the architecture, as requests get it: bert-base (k=0, 1)"
     assert not any("computed" in note for note in blind["notes"])
     relative = {row["method"]: row for row in result["kinds"]["train"]["relative"] if row["k"] == 0}
     ours, middle = relative["predictor"]["per_model"], relative["predictor, middle figures"]["per_model"]

@@ -77,7 +77,7 @@ def test_targets_name_every_measured_model(monkeypatch: pytest.MonkeyPatch) -> N
     spec = importlib.util.spec_from_file_location("architectures", MEASUREMENTS / "architectures.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(bfloat16=None))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(bfloat16=None, float16=None))
     monkeypatch.setattr(sys, "path", [*sys.path])  # the module adds to it
     spec.loader.exec_module(module)
     for row in read_folder(MEASUREMENTS):

@@ -97,6 +97,18 @@ def test_training_keeps_at_least_what_was_measured_for_an_item(asked: str, kept:
     assert checkpointed * 8 < saved.activations <= eight.activations
 
 
+@pytest.mark.parametrize("work", ["batch=32 input=512tok", "role=train batch=32 input=512tok"])
+def test_tf32_has_the_weights_of_32_bits_and_is_faster(work: str) -> None:
+    need = {kept: need_of(workload(f"model=bert-large {work} dtype={kept}"), 81152) for kept in ("fp32", "tf32")}
+    assert need["tf32"] == need["fp32"]
+    seconds = {}
+    for kept in ("fp32", "tf32", "fp16"):
+        found = figures(f"model=bert-large {work} dtype={kept}")["7g.80gb"].latency_s
+        assert found is not None
+        seconds[kept] = found.mid
+    assert seconds["fp16"] < seconds["tf32"] < seconds["fp32"]
+
+
 def test_item_that_is_no_image_has_its_usual_size() -> None:
     whole = need_of(workload("model=bark"), 81152)
     assert need_of(workload("model=bark input=512"), 81152) == whole

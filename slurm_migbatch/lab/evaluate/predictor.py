@@ -287,7 +287,7 @@ def _notes(
             computed.setdefault(outcome.sample.model, set()).add(outcome.points)
     if computed:
         models = (f"{model} (k={', '.join(map(str, sorted(points)))})" for model, points in sorted(computed.items()))
-        notes.append(f"training computed from the architecture, as requests get it: {', '.join(models)}")
+        notes.append(f"computed from the architecture, as requests get it: {', '.join(models)}")
     timed = {identity(outcome.sample.model) for outcome in predictions if scored(outcome).any()}
     missing = sorted({row.model for row in rows if identity(row.model) not in timed})
     if missing:

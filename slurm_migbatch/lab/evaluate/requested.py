@@ -1,6 +1,7 @@
-"""Predict measured training rows as a request for them is answered, where that is computed from the architecture.
+"""Predict measured rows as a request for them is answered, where that is computed from the architecture.
 
-A row is requested by its model, batch and input, and with the precision and tuning that it states. The answers are
+A row is requested by its model, batch and input, and with the precision and tuning that it states. Training of public
+language models is computed, and passes of encoders whose row states the precision. The answers are
 those of `Chooser` and `LearnedPredictor` after the points were imported that are given as measured, on a GPU with the
 slices of the table.
 """
@@ -23,6 +24,7 @@ from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import CONFIDENCE, LearnedPredictor
 from slurm_migbatch.predict.llm import names, trained
+from slurm_migbatch.predict.llm.served import weights_hint
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.samples import Sample
 from slurm_migbatch.predict.selection import Chooser
@@ -31,6 +33,7 @@ from slurm_migbatch.predict.training import settle
 from slurm_migbatch.profiling.measurement import CPU, Measurement
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind, Partition
+from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
 
@@ -90,7 +93,8 @@ def computed(site: Site, sample: Sample, figure: str, done: Sequence[int]) -> Co
     computed. Without specifications (`ModelKnowledge`) it never is.
     """
     rows = sample.rows if figure == "time" else sample.memory_rows
-    if sample.kind != "train" or not site.knowledge.facts or names.resolve(sample.model) is None:
+    passes = sample.kind != "train" and not any(row.precision for row in rows)
+    if passes or not site.knowledge.facts or names.resolve(sample.model) is None:
         return ComputedCells.of([None] * len(rows))
     facts = [site.knowledge.facts[sample.model]] if sample.model in site.knowledge.facts else []
     predictor = LearnedPredictor(site.with_points(sample, [rows[i] for i in done]), facts)
@@ -112,7 +116,8 @@ class _Answers:
 
     def interval(self, row: Measurement, figure: str) -> Interval | None:
         """Return the figure of a row; None if it is not computed. There are no requests for several processes."""
-        if row.procs != 1 or row.gpu == CPU:
+        encodes = self._sample.known.family == "encoder" and bool(row.precision)
+        if row.procs != 1 or row.gpu == CPU or not (row.kind == "train" or encodes):
             return None
         row = replace(row, model=self._sample.model, input_size=row.input_size or self._sample.known.reference)
         figures = self._figures(row, figure, self._sliced if _is_sliced(row) else self._whole)
@@ -122,7 +127,7 @@ class _Answers:
 
     def _figures(self, row: Measurement, figure: str, kind: GpuKind) -> Figures | None:
         try:
-            workload = self._chooser.workload(trained.hints_of(row))
+            workload = self._chooser.workload(_hints_of(row))
         except Refusal:
             return None
         profile = _profile_of(row, self._sample.gpu)
@@ -132,6 +137,13 @@ class _Answers:
         if predictor.computable(figure, row.model, row.kind, GpuSpec.of_kind(kind)) is None:
             return None
         return predictor.figures(Bucket(row.model, row.kind, row.batch, row.input_size or 0, "tok"), kind)[profile]
+
+
+def _hints_of(row: Measurement) -> Hints:
+    if row.kind == "train":
+        return trained.hints_of(row)
+    hints = weights_hint(row)
+    return Hints(model=row.model, batch=row.batch, input=row.input_size, input_unit="tok", role="infer", llm=hints)
 
 
 def _is_sliced(row: Measurement) -> bool:

@@ -42,7 +42,7 @@ from slurm_migbatch.workload.refusal import Refusal
 
 KINDS: Final = ("infer", "train")
 FITTED: Final[Mapping[str, tuple[str, ...]]] = {
-    "infer": ("compute", "wide", "layer_us"),
+    "infer": ("compute", "wide", "tf32", "layer_us"),
     "train": ("compute", "wide", "layer_us", "adapted"),
 }
 PRIOR_SPREAD: Final = 0.7
@@ -180,8 +180,8 @@ def _held_out(points: Sequence[Point], shipped: Efficiencies | TrainingEfficienc
 
 def _ideal(shipped: Efficiencies | TrainingEfficiencies) -> Efficiencies | TrainingEfficiencies:
     if isinstance(shipped, TrainingEfficiencies):
-        return TrainingEfficiencies(1.0, 1.0, 0.0, 1.0)
-    return replace(shipped, compute=1.0, wide=1.0, bandwidth=1.0, layer_us=0.0)
+        return replace(shipped, compute=1.0, wide=1.0, tf32=1.0, layer_us=0.0, adapted=1.0)
+    return replace(shipped, compute=1.0, wide=1.0, tf32=1.0, bandwidth=1.0, layer_us=0.0)
 
 
 def _spread(point: Point) -> float:

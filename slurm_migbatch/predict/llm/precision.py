@@ -17,10 +17,12 @@ from typing import Final
 DTYPES: Final[Mapping[str, float]] = MappingProxyType(
     {
         "auto": 0.0, "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "half": 16.0, "fp32": 32.0,
-        "float32": 32.0, "float": 32.0,
+        "float32": 32.0, "float": 32.0, "tf32": 32.0,
     }
 )  # fmt: skip
-"""Bits by the name of a data type; 0: as the model is published."""
+"""Bits by the name of a data type; 0: as the model is published. `tf32`: 32-bit weights whose products are in TF32."""
+UNQUANTISED: Final = frozenset({"bf16", "fp16", "fp32", "tf32"})
+"""Names of precisions that are no quantisation."""
 CACHE: Final[Mapping[str, float]] = MappingProxyType(
     {
         "auto": 16.0, "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "f16": 16.0, "fp32": 32.0,
@@ -86,8 +88,9 @@ class Precision:
 def plain(dtype: str) -> Precision:
     """Return the precision of unquantised weights."""
     bits = DTYPES[dtype] or 16.0
-    short = {32.0: "fp32", 16.0: "fp16" if dtype in ("fp16", "float16", "half") else "bf16"}[bits]
-    return Precision(short, bits, bits)
+    halves = "fp16" if dtype in ("fp16", "float16", "half") else "bf16"
+    wide = "tf32" if dtype == "tf32" else "fp32"
+    return Precision(wide if bits == 32.0 else halves, bits, bits)
 
 
 def quantised(name: str) -> Precision | None:

@@ -25,6 +25,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
+from slurm_migbatch.predict.llm.precision import UNQUANTISED
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, SITE
@@ -151,7 +152,7 @@ def workload_served(row: Measurement) -> Workload | None:
 
 def weights_hint(row: Measurement) -> LlmHints:
     """Return the precision of a row's weights as hints; none if the row leaves it to the model's name."""
-    if row.precision in ("bf16", "fp16", "fp32"):
+    if row.precision in UNQUANTISED:
         return LlmHints(dtype=row.precision)
     return LlmHints(quantization=row.precision or None)
 

@@ -30,11 +30,12 @@ class Efficiencies:
     """Efficiencies relative to a data sheet's figures.
 
     `compute`: share of the dense 16-bit rate in prefill; `narrow`: speedup of 8-bit weights with 8-bit
-    activations; `wide`: share of the dense 16-bit rate with 32-bit weights; `bandwidth`: share of the memory bandwidth
-    in decode; `layer_us`: microseconds of launches and gaps in each layer; `first`, `each`: prefills that a first token
-    waits for, and further ones for each other sequence; `turn`: share of the time between two requests' ends that the
-    next one also waits. `spread_ttft`, `spread_tpot`: standard deviations of logarithms, for a model that was not
-    measured. `eager`: launches run beside the GPU's work instead of adding to it.
+    activations; `wide`: share of the dense 16-bit rate with 32-bit weights, `tf32`: if their products are in TF32;
+    `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps in each layer;
+    `first`, `each`: prefills that a first token waits for, and further ones for each other sequence; `turn`: share of
+    the time between two requests' ends that the next one also waits. `spread_ttft`, `spread_tpot`: standard deviations
+    of logarithms, for a model that was not measured. `eager`: launches run beside the GPU's work instead of adding to
+    it.
     """
 
     compute: float = 0.766
@@ -46,7 +47,8 @@ class Efficiencies:
     turn: float = 0.2
     spread_ttft: float = 0.567
     spread_tpot: float = 0.119
-    wide: float = 0.045
+    wide: float = 0.041
+    tf32: float = 0.16
     eager: bool = False
 
 
@@ -56,8 +58,9 @@ in NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv).
 """
 EAGER: Final = Efficiencies(compute=0.48, layer_us=800.0, spread_ttft=0.4, spread_tpot=0.4, eager=True)
 """PyTorch without an engine, from `measurements/` (`migbatch eval torch`): a whole H100 and one host, on whose
-processor launches depend. With 32-bit weights it reached seven tenths of the 32-bit rate, which is a fifteenth of the
-dense 16-bit rate; PyTorch uses TF32 for matrix products only if a program sets it.
+processor launches depend. With 32-bit weights it reached six tenths of the 32-bit rate, which is a fifteenth of the
+dense 16-bit rate; PyTorch uses TF32 for matrix products only if a program sets it (`dtype=tf32`), and reached a third
+of its rate, which is half of the 16-bit one.
 """
 
 
@@ -65,12 +68,14 @@ dense 16-bit rate; PyTorch uses TF32 for matrix products only if a program sets 
 class TrainingEfficiencies:
     """The same of a training step.
 
-    `compute`: share of the dense 16-bit rate, `wide`: with 32-bit weights that are not computed in 16 bits. `layer_us`:
+    `compute`: share of the dense 16-bit rate, `wide`: with 32-bit weights that are not computed in 16 bits, `tf32`: if
+    they are in TF32 (not measured: as much more than `wide` as in inference). `layer_us`:
     microseconds of launches in each layer and pass; `adapted`: factor of these with adapters on all matrices.
     """
 
     compute: float = 0.37
     wide: float = 0.04
+    tf32: float = 0.15
     layer_us: float = 1400.0
     adapted: float = 2.0
 
@@ -237,7 +242,7 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
 def _rate(kept: Precision, machine: Machine, eff: Efficiencies) -> float:
     """Return the operations per second in a pass with weights of this precision."""
     if kept.bits > 16:
-        return machine.flops * eff.wide
+        return machine.flops * (eff.tf32 if kept.name == "tf32" else eff.wide)
     return machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
 
 
@@ -399,6 +404,13 @@ def training_step_s(workload: Workload, need: Need, machine: Machine, eff: Train
     return math.hypot(*_training_parts(workload, need, machine, eff))
 
 
+def _training_rate(kept: Precision, machine: Machine, eff: TrainingEfficiencies) -> float:
+    """Return the operations per second of a training step with weights of this precision."""
+    if kept.bits > 16:
+        return machine.flops * (eff.tf32 if kept.name == "tf32" else eff.wide)
+    return machine.flops * eff.compute
+
+
 def _training_parts(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies) -> tuple[float, float]:
     """Return the seconds that a training step takes the GPU, and those of its launches."""
     architecture, training = workload.architecture, workload.training
@@ -409,7 +421,7 @@ def _training_parts(workload: Workload, need: Need, machine: Machine, eff: Train
     operations = architecture.operations(float(training.seq)) * training.micro_batch
     if architecture.kind == "plain":
         operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
-    rate = machine.flops * (eff.wide if workload.precision.bits > 16 else eff.compute)
+    rate = _training_rate(workload.precision, machine, eff)
     compute = passes * operations / rate
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
     device = compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s

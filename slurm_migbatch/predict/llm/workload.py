@@ -254,7 +254,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
             return stated
         kept = found.precision if found.precision.bits >= 16 else stated
         found = replace(found, precision=kept, stated=True)
-    if found.precision.name not in ("bf16", "fp16", "fp32"):
+    if found.precision.name not in precision.UNQUANTISED:
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
         return precision.plain(llm_hints.dtype or "auto")
