@@ -131,7 +131,18 @@ def _not_offered(config: pytest.Config) -> dict[str, str]:
     return missing if kind == "sqlite" else {**missing, "sqlite": f"the record is in {kind}"}
 
 
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect without garbage collections, which would go through thousands of tests and all that they import."""
+    gc.disable()
+    try:
+        _import_first(session)
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def _import_first(session: pytest.Session) -> None:
     """Let each process of a run of all tests begin with other files: they compile once, not once in each process."""
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
