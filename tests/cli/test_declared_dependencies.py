@@ -26,7 +26,7 @@ ON_NODES = (
     "values/",
     *(f"cli/{name}.py" for name in ("__main__", "main", "common", "ending", "node", "progress", "doctor")),
 )
-OWNERS = packages_distributions()
+owners = cache(packages_distributions)
 #: provided by the job's own Python, if at all
 USERS_OWN = {"torch"}
 #: imported by mypy only, which installs it
@@ -61,7 +61,7 @@ def imported(path):
 
 def distributions(module):
     """Names of the distributions that provide a module, as pip writes them; if not installed, the module's name."""
-    return {canonicalize_name(name) for name in OWNERS.get(module, [module])}
+    return {canonicalize_name(name) for name in owners().get(module, [module])}
 
 
 def undeclared(path, *extras):

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,10 @@ def rows(model: str = "resnet50", factor: float = 1.0) -> list[Measurement]:
     ]  # fmt: skip
 
 
-LEARNED = learn([*rows(), *rows("vgg16", 0.2), *rows("not-in-the-books", 2.0)], ModelKnowledge())
+@cache
+def learned_once() -> Learned:
+    """Not at import: every process of a run imports every test."""
+    return learn([*rows(), *rows("vgg16", 0.2), *rows("not-in-the-books", 2.0)], ModelKnowledge())
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def models(tmp_path: Path) -> ModelDirectory:
 
 
 def add(models: ModelDirectory, keep: int = 5, **report: object) -> int:
-    return models.add(LEARNED, report, {"lesson": 7}, keep, 100.0)
+    return models.add(learned_once(), report, {"lesson": 7}, keep, 100.0)
 
 
 def figures(learned: Learned) -> object:
@@ -67,8 +71,8 @@ def test_written_model_is_read_back(models: ModelDirectory) -> None:
     assert add(models, runs=12) == 1
     saved = models.load(1)
     assert (saved.learned.version, saved.learned.created, saved.report) == (1, 100.0, {"runs": 12})
-    assert figures(saved.learned) == figures(LEARNED)
-    assert saved.learned.to_dict() == replace(LEARNED, version=1, created=100.0).to_dict()
+    assert figures(saved.learned) == figures(learned_once())
+    assert saved.learned.to_dict() == replace(learned_once(), version=1, created=100.0).to_dict()
     assert models.index().current == 1 and models.index().seen == {"lesson": 7}
     assert {oct(path.stat().st_mode)[-3:] for path in models.path.glob("[!.]*")} == {"644"}
 
@@ -87,10 +91,10 @@ def test_every_state_round_trips(
 ) -> None:
     models = ModelDirectory(tmp_path_factory.mktemp("m") / "models", ME)
     fitted = {}
-    for fit in LEARNED.fitted.values():
+    for fit in learned_once().fitted.values():
         beliefs = {name: replace(belief, mean=belief.mean + shift * 0.5) for name, belief in fit.beliefs.items()}
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
-    learned = replace(LEARNED, fitted=fitted, known={model: LEARNED.known["not-in-the-books"]})
+    learned = replace(learned_once(), fitted=fitted, known={model: learned_once().known["not-in-the-books"]})
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
     assert saved.troubles == ()
@@ -182,7 +186,7 @@ def trouble(models: ModelDirectory) -> str:
     """The reported problem with the newer of two versions; the older one must be in use."""
     current = models.current()
     assert current.saved.learned.version == 1
-    assert figures(current.saved.learned) == figures(LEARNED)
+    assert figures(current.saved.learned) == figures(learned_once())
     (text,) = current.troubles
     assert str(models.path) in text
     return text
