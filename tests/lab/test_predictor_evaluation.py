@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.lab.cli.eval import eval_
-from slurm_migbatch.lab.evaluate import profiling
+from slurm_migbatch.lab.evaluate import baselines, profiling
 from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.small_laboratory import GPU, laboratory, save
@@ -66,6 +66,12 @@ def test_predictor_and_rules_are_scored_on_the_same_points() -> None:
     assert max(scores["k"] for scores in found["time"]) == 2
 
 
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "TREES", 15)
+
+
+@pytest.mark.usefixtures("few_trees")
 def test_the_same_table_gives_the_same_figures() -> None:
     rows = laboratory(noise=0.05, models=("vgg16", "bert-base"), batches=(1, 8, 32))
     assert evaluate(rows, None, Options()) == evaluate(rows, None, Options())
@@ -160,6 +166,7 @@ def test_command_prints_a_json_object_with_bars(tmp_path: Path) -> None:
     assert result["train"] == str(train)
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_command_prints_a_readable_report(tmp_path: Path) -> None:
     data = save(laboratory(models=("vgg16", "resnet50"), memory=True), tmp_path / "data")
     report = run("predictor", "--data", str(data))
