@@ -145,8 +145,9 @@ def test_time_windows_are_those_of_sacct(
     assert (since, until) == expected
 
 
-def test_reports_benchmark_measures_a_filled_store(tmp_path: Path) -> None:
+def test_reports_benchmark_measures_a_filled_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run by the command that the documentation names (`tests/cli/test_documented_runs.py`)."""
+    monkeypatch.setattr(bench, "_NODES", 8)
     url = f"sqlite:///{tmp_path}/x.db"
     with open_store(url) as store:
         bench.fill(store, 300, 10.0, NOW)
