@@ -49,7 +49,7 @@ def measure(
 ) -> list[Measurement]:
     """Return measurements of one model at every point of the grid."""
     model = known(name)
-    rng = np.random.default_rng([1, *name.encode()])
+    rng, of_memory = (np.random.default_rng([seed, *name.encode()]) for seed in (1, 2))
     memory = MEMORY.expected(model, A100.facts, "infer")
     rows = []
     for profile, compute, slices, sms in PROFILES:
@@ -61,7 +61,8 @@ def measure(
                 )  # fmt: skip
                 cell = Cells.of_rows([row], A100, model)
                 seconds = float(np.exp(TIME.value(theta, cell)[0][0] + noise * rng.standard_normal()))
-                mib = float(np.exp(MEMORY.value(memory, cell)[0][0]))
+                # never exactly the expected figure, for which the search for a fit finds no end
+                mib = float(np.exp(MEMORY.value(memory, cell)[0][0] + 0.01 * of_memory.standard_normal()))
                 rate = batch * count / seconds
                 rows.append(replace(row, latency_s=seconds, throughput_per_s=rate, memory_mib=mib))
     return rows
