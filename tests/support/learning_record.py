@@ -45,23 +45,25 @@ class Record:
         noise: float = 0.05,
     ) -> None:
         """Add finished runs on slices, slower than the truth by `factor`; the jobs reported their figures."""
+        decisions, runs, leases = [], [], []
+        for _ in range(count):
+            self.count += 1
+            n, profile = self.count, profiles[self.count % len(profiles)]
+            batch = (8, 32)[self.count // len(profiles) % 2]
+            seconds = truth_s(profile, batch) * factor * math.exp(self.chance.gauss(0, noise))
+            hints = {"model": model, "batch": batch, "role": "infer"}
+            decisions.append({"id": f"d{n}", "ts": 1.0, "hints": hints, "candidates": [], "facts": {}})
+            facts = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
+            runs.append({
+                "id": n, "job_id": n, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
+                "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "started": 10.0 * n,
+                "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}", "profile": profile,
+                "slice_count": 1, "measured_latency_ms": 1e3 * seconds, "measured_memory_mib": 2000.0 + 10 * batch,
+                "measured_facts": facts, "lesson": n,
+            })  # fmt: skip
+            lease = {"run_id": n, "job_id": n, "restart": 0, "node": "n1", "journal": "j", "position": 0}
+            slot = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
+            leases.append({**lease, **slot})
         with self.store.engine.begin() as connection:
-            for _ in range(count):
-                self.count += 1
-                n, profile = self.count, profiles[self.count % len(profiles)]
-                batch = (8, 32)[self.count // len(profiles) % 2]
-                seconds = truth_s(profile, batch) * factor * math.exp(self.chance.gauss(0, noise))
-                hints = {"model": model, "batch": batch, "role": "infer"}
-                connection.execute(insert(Decision).values(id=f"d{n}", ts=1.0, hints=hints, candidates=[], facts={}))
-                facts = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
-                fields = {
-                    "id": n, "job_id": n, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
-                    "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "started": 10.0 * n,
-                    "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}", "profile": profile,
-                    "slice_count": 1, "measured_latency_ms": 1e3 * seconds, "measured_memory_mib": 2000.0 + 10 * batch,
-                    "measured_facts": facts, "lesson": n,
-                }  # fmt: skip
-                connection.execute(insert(Run).values(**fields))
-                lease = {"run_id": n, "job_id": n, "restart": 0, "node": "n1", "journal": "j", "position": 0}
-                slot = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
-                connection.execute(insert(Lease).values(**lease, **slot))
+            for kind, rows in ((Decision, decisions), (Run, runs), (Lease, leases)):
+                connection.execute(insert(kind), rows)
