@@ -93,9 +93,8 @@ def test_training_job_is_moved_to_free_a_whole_gpu_and_inference_is_not():
         assert jobs[1].jct_s < 3000 + 100, "a restart and a checkpoint"
 
 
-def test_measurement_is_deterministic_and_has_both_populations(openb):
+def test_measurement_has_both_populations_and_the_command_repeats_it(openb, tmp_path, monkeypatch):
     result = fragmentation.measure(openb, seeds=2)
-    assert result == fragmentation.measure(openb, seeds=2)
     assert result["populations"]["parts of a GPU"]["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
     for population in result["populations"].values():
         assert population["decides"] == shipped.DECIDES
@@ -113,6 +112,15 @@ def test_measurement_is_deterministic_and_has_both_populations(openb):
     rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
     least = min(rows[way]["wait_s"] for way in ("first fit", "best fit", "FGD"))
     assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
+    measured_once(monkeypatch, fragmentation)
+    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
+    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(json.dumps(result)), "it is deterministic"
+    assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
+    done = CliRunner().invoke(bench, words)
+    assert done.exit_code == 0, done.output
+    assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
 
 
 def test_drawn_arrivals_have_the_requested_load():
@@ -122,18 +130,6 @@ def test_drawn_arrivals_have_the_requested_load():
     assert offered / (drawn.times[-1] * 2 * 7) == pytest.approx(0.5, rel=0.4)
     assert drawn == fragmentation.draw(kinds, 0.5, 1) != fragmentation.draw(kinds, 0.5, 2)
     assert statistics.fmean(kind.seconds for kind in drawn.kinds) == 600
-
-
-def test_command_prints_one_json_object_or_tables(openb, tmp_path, monkeypatch):
-    measured_once(monkeypatch, fragmentation)
-    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
-    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["bars"]
-    assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
-    done = CliRunner().invoke(bench, words)
-    assert done.exit_code == 0, done.output
-    assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
 
 
 def test_folder_without_the_trace_is_reported(tmp_path):

@@ -68,8 +68,11 @@ def test_prediction_errors_are_bounded_and_go_both_ways(data: Path) -> None:
     assert pipelines.wrong(table(data), 1) == factors != pipelines.wrong(table(data), 2)
 
 
-def test_measurement_names_the_deciding_function_and_includes_an_oracle(data: Path) -> None:
-    result = pipelines.measure(data, 2)
+def test_measurement_names_the_deciding_function_includes_an_oracle_and_is_printed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_once(monkeypatch, pipelines)
+    result = pipelines.measure(data=data, seeds=2)
     assert [row["scenario"] for row in result["results"]] == [
         "load 0.5",
         "load 0.5, predictions wrong by up to 2 times",
@@ -85,14 +88,11 @@ def test_measurement_names_the_deciding_function_and_includes_an_oracle(data: Pa
     assert len(result["bars"]) == 3
     headline = HEADLINES["pipelines"](result)
     assert headline.beaten is None and "of its slice-seconds" in headline.ours
-
-
-def test_command_prints_one_json_object_or_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured_once(monkeypatch, pipelines)
     words = ["pipelines", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["bench"] == "pipelines"
+    assert json.loads(done.stdout) == json.loads(json.dumps(result))
+    assert result["bench"] == "pipelines"
     done = CliRunner().invoke(bench, words)
     assert done.exit_code == 0, done.output
     assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout and "oracle" in done.stdout

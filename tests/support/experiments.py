@@ -14,7 +14,7 @@ def measured_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
     results: dict[str, Any] = {}
 
     def once(*args: Any, **options: Any) -> Any:
-        key = repr((args, {name: value for name, value in options.items() if name != "progress"}))
+        key = repr((args, sorted((name, value) for name, value in options.items() if name != "progress")))
         if key not in results:
             results[key] = measure(*args, **options)
         return results[key]
