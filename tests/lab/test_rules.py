@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_migbatch.lab.evaluate import choice, relative
+from slurm_migbatch.lab.evaluate import baselines, choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
 from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
 from slurm_migbatch.lab.evaluate.factual import roofline
@@ -63,8 +63,9 @@ def test_linear_predicts_no_batch_that_the_largest_profile_did_not_run() -> None
     assert not scored(linear)[~np.isfinite(linear.value)].any()
 
 
-def test_trees_learn_errors_that_models_have_in_common() -> None:
+def test_trees_learn_errors_that_models_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form is wrong where time is the larger of host and device time, in the same way for every model."""
+    monkeypatch.setattr(baselines, "TREES", 30)
     found = errors(laboratory(sharp, models=("vgg16", "resnet50", "resnet101", "densenet121")), trees=True)
     assert {method for method, _ in found} == {
         "linear", "roofline", "roofline with facts", "physics", "gbm", "gbm with facts", "gbm ratio", "residual gbm",
@@ -89,7 +90,11 @@ def test_physics_rule_is_also_given_the_points_of_the_predictor() -> None:
     ):
         ours = list(outcomes(fold))
         others = [MeasuredCurves.of(sample) for sample in samples(list(fold.rows))]
-        done = {g.points: g.done for g in guesses(fold.samples, others, ours) if g.method == "physics, our points"}
+        done = {
+            g.points: g.done
+            for g in guesses(fold.samples, others, ours, trees=False)
+            if g.method == "physics, our points"
+        }
         assert done == {outcome.points: outcome.done for outcome in ours if outcome.points}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.studies import bsbf as bench
+from tests.support.experiments import measured_once
 from tests.support.sharing_rules import ANY
 
 Pairs = dict[tuple[str, str], float]
@@ -166,14 +168,24 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_measurement_compares_every_policy_in_every_cell_deterministically(data: Path) -> None:
+def test_measurement_compares_every_policy_in_every_cell_and_the_command_repeats_it(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = bench.measure(data, seeds=2)
-    assert found == bench.measure(data, seeds=2)
     assert len(found["cells"]) == 4 * 3
     for cell in found["cells"]:
         assert list(cell["jct_s"]) == ["FIFO", "SJF", "SJF-FFS", "BSBF", "ours"]
         assert cell["draws"] == (1 if cell["jobs"] == "Muri" and cell["slowdown"] == "1.3" else 2)
     assert found["bars"] == []
+    measured_once(monkeypatch, bench)
+    words = ["bench", "study", "bsbf", "--data", str(data), "--seeds", "2"]
+    done = CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert json.loads(done.stdout) == json.loads(json.dumps(found)), "it is deterministic"
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert "over SJF-FFS" in done.stdout
+    assert "study of a paper's idea" in done.stdout
 
 
 def test_drawn_jobs_have_the_published_sizes_and_the_requested_load(data: Path) -> None:
@@ -190,16 +202,6 @@ def test_drawn_slowdowns_are_measured_pairs(data: Path) -> None:
     xi = kinds["Gavel"].draw(np.random.Generator(np.random.PCG64(1)), ["x", "y", "z"])
     pairs = {(1.25, 1.6), (1.6, 1.25), (10 / 6, 10 / 6)}
     assert all((xi[job, other], xi[other, job]) in pairs for job, other in xi if job != other)
-
-
-@pytest.mark.usefixtures("few")
-def test_the_command_prints_tables_and_bars(data: Path) -> None:
-    result = CliRunner().invoke(
-        cli, ["bench", "study", "bsbf", "--data", str(data), "--seeds", "2"], standalone_mode=False
-    )
-    assert result.exception is None, result.exception
-    assert "over SJF-FFS" in result.stdout
-    assert "study of a paper's idea" in result.stdout
 
 
 def test_missing_data_file_is_named_in_the_error(data: Path, tmp_path: Path) -> None:
