@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 
 import pytest
@@ -218,35 +219,54 @@ def test_capacity_without_demand_is_filled_with_preferred_profiles() -> None:
 # -- invariants ----------------------------------------------------------------------------------------------------
 
 
+# Strategies that many draws share: to construct and validate one takes longer than to draw from it.
+BOOLEAN, ONE_TO_THREE = st.booleans(), st.integers(1, 3)
+UNTIL = st.one_of(st.none(), st.floats(NOW, NOW + 5000))
+HOLDER = st.one_of(st.just(None), st.integers(1, 50), st.integers(1, 50))
+MISCOUNTED, MISCOUNT = st.lists(st.sampled_from(PLAIN), max_size=1), st.sampled_from([-1, 1, 1])
+MODES = st.sampled_from([Mode.OPEN] * 5 + [Mode.FROZEN, Mode.CLOSED, Mode.WITHDRAWN])
+TOTAL = st.sampled_from([10**6, 14])
+QUEUED = st.integers(0, 8)
+PARTS = st.dictionaries(st.sampled_from(PROFILES), st.integers(1, 2), min_size=1, max_size=2)
+LIMIT = st.sampled_from([None, 60.0, 3600.0])
+
+
+@cache
+def up_to(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+@cache
+def pools(names: tuple[str, ...]) -> st.SearchStrategy[set[str]]:
+    return st.sets(st.sampled_from(names), min_size=1)
+
+
 @st.composite
 def layouts(draw: st.DrawFn, start: Layout = EMPTY, most: int = 5) -> Layout:
     found = start
-    for _ in range(draw(st.integers(0, most))):
+    for _ in range(draw(up_to(0, most))):
         fits = [s for s in sorted(H100.slots) if H100.fits(found, s)]
         if not fits:
             break
-        found = found.add(draw(st.sampled_from(fits)))
+        found = found.add(fits[draw(up_to(0, len(fits) - 1))])
     return found.minus(start)
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> list[Node]:
     nodes = []
-    for i in range(draw(st.integers(1, 3))):
+    for i in range(draw(ONE_TO_THREE)):
         gpus = []
-        for j in range(draw(st.integers(1, 2))):
+        for j in range(draw(up_to(1, 2))):
             used = draw(layouts())
             offered = draw(layouts(used))
-            until = st.one_of(st.none(), st.floats(NOW, NOW + 5000))
-            job = st.one_of(st.just(None), st.integers(1, 50), st.integers(1, 50))
-            leases = tuple(Lease(s, draw(job), draw(until)) for s in used.slots)
-            warm = Layout(s for s in offered.slots if draw(st.booleans()))
+            leases = tuple(Lease(s, draw(HOLDER), draw(UNTIL)) for s in used.slots)
+            warm = Layout(s for s in offered.slots if draw(BOOLEAN))
             gpus.append(Gpu(f"g{i}{j}", H100, leases, offered, warm))
         used_counts = Counter(le.slot.profile for g in gpus for le in g.leases if le.job is not None)
-        for profile in draw(st.lists(st.sampled_from(PLAIN), max_size=1)):
-            used_counts[profile] += draw(st.sampled_from([-1, 1, 1]))
-        mode = draw(st.sampled_from([Mode.OPEN] * 5 + [Mode.FROZEN, Mode.CLOSED, Mode.WITHDRAWN]))
-        total = draw(st.sampled_from([10**6, 14]))
+        for profile in draw(MISCOUNTED):
+            used_counts[profile] += draw(MISCOUNT)
+        mode, total = draw(MODES), draw(TOTAL)
         nodes.append(Node(f"n{i}", tuple(gpus), used=used_counts, mode=mode, total=total))
     return nodes
 
@@ -254,17 +274,17 @@ def clusters(draw: st.DrawFn) -> list[Node]:
 @st.composite
 def queues(draw: st.DrawFn, names: Sequence[str]) -> list[Demand]:
     found = []
-    for job in range(100, 100 + draw(st.integers(0, 8))):
-        parts = draw(st.dictionaries(st.sampled_from(PROFILES), st.integers(1, 2), min_size=1, max_size=2))
-        pool = draw(st.sets(st.sampled_from(list(names)), min_size=1))
+    for job in range(100, 100 + draw(QUEUED)):
+        parts = draw(PARTS)
+        pool = draw(pools(tuple(names)))
         found.append(
             Demand(
                 job,
                 tuple(parts.items()),
                 frozenset(pool),
-                nodes=draw(st.integers(1, len(pool))),
-                copies=draw(st.integers(1, 3)),
-                limit_s=draw(st.sampled_from([None, 60.0, 3600.0])),
+                nodes=draw(up_to(1, len(pool))),
+                copies=draw(ONE_TO_THREE),
+                limit_s=draw(LIMIT),
             )
         )
     return found
@@ -351,7 +371,7 @@ def test_reservation_is_where_a_search_of_all_gpus_finds_it(data: st.DataObject)
         for now in (NOW, NOW + 1, NOW + data.draw(st.floats(0, 5000))):
             queue = data.draw(queues([n.name for n in nodes]))
             found = planner.plan(nodes, queue, now, found.reservations, moving=data.draw(MOVING))
-            nodes = [_carried_out(node, found) if data.draw(st.booleans()) else node for node in nodes]
+            nodes = [_carried_out(node, found) if data.draw(BOOLEAN) else node for node in nodes]
 
 
 def _carried_out(node: Node, found: ClusterPlan) -> Node:
