@@ -36,6 +36,15 @@ estimates. Chosen by leaving models out over MIGPerf's memory figures, the only 
 """
 
 
+PEAK: Final = 0.3
+"""Share of the dense 16-bit rate at which a network computes."""
+PASS_OF_VISION_TRANSFORMERS: Final = 0.12
+"""The same of vision transformers in inference, halfway (in logarithms) to the share without tensor cores: PyTorch
+computes convolutions in TF32, but the products of 32-bit weights in 32 bits unless a program sets something else, as
+MIGPerf's and our own programs did not. Training usually has 16 bits.
+"""
+
+
 class TimeSurface:
     """Seconds for one batch of one process.
 
@@ -91,11 +100,12 @@ class TimeSurface:
     def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train.
 
-        Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation through memory four
+        Round figures for an eager framework: 30 us a launch, PEAK of the peak, and every activation through memory four
         times; a training step is three passes.
         """
         passes = 3.0 if kind == "train" else 1.0
-        compute = known.flops / (0.3 * gpu.tflops * 1e12)
+        share = PASS_OF_VISION_TRANSFORMERS if known.family == "vit" and kind == "infer" else PEAK
+        compute = known.flops / (share * gpu.tflops * 1e12)
         memory = 4.0 * known.traffic_mib * 2**20 / (gpu.bandwidth_gbs * 1e9)
         # an item's input is copied to the device at about 6 GB/s: 600 kB of an image, negligible for text
         serial = 1e-4 if known.unit == "px" else 2e-5
