@@ -101,12 +101,12 @@ class Central:
         """`idle` slices of each kind at the start; default: all of the stock."""
         self.stock_costs = stock_costs
         self.idle = list(stock_costs.stock if idle is None else idle)
-        self.late: list[Waiting] = []
-        """Work that can no longer be in time, oldest first."""
+        self.late: dict[int, list[Waiting]] = {}
+        """Work that can no longer be in time, by class, oldest first; no class without any."""
         self._queues: dict[int, deque[Waiting]] = {}
 
     def __len__(self) -> int:
-        return len(self.late) + sum(len(queue) for queue in self._queues.values())
+        return sum(map(len, self.late.values())) + sum(map(len, self._queues.values()))
 
     def arrive(self, job: Waiting) -> int | None:
         """Add a job; return the kind of idle slice on which it starts immediately, or None if it waits."""
@@ -149,7 +149,7 @@ class Central:
     def _take(self, now: float, kind: int) -> Waiting | None:
         self._give_up(now)
         if self.late:
-            first = self.late[0]
+            first = min(queue[0] for queue in self.late.values())
             limit = self.stock_costs.works[first.work].limit_s
             if now - first.arrived > PATIENCE * limit and (job := self._take_late(kind)):
                 return job
@@ -186,7 +186,7 @@ class Central:
         for work, queue in self._queues.items():
             last = works[work].limit_s - fastest[work] + _GRAIN_S
             while queue and now - queue[0].arrived > last:
-                insort(self.late, queue.popleft())
+                insort(self.late.setdefault(work, []), queue.popleft())
             if not queue:
                 emptied.append(work)
         for work in emptied:
@@ -194,11 +194,15 @@ class Central:
 
     def _take_late(self, kind: int) -> Waiting | None:
         works = self.stock_costs.works
-        for i, job in enumerate(self.late):
-            if works[job.work].seconds[kind] < math.inf:
-                del self.late[i]
-                return job
-        return None
+        able = [queue[0] for work, queue in self.late.items() if works[work].seconds[kind] < math.inf]
+        if not able:
+            return None
+        job = min(able)
+        queue = self.late[job.work]
+        del queue[0]
+        if not queue:
+            del self.late[job.work]
+        return job
 
 
 def assign(
