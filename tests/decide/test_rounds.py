@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from typing import TypeVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +30,8 @@ from tests.support.examples import examples
 from tests.support.layouts import layouts
 from tests.support.supply_gpus import A30, H100
 
+T = TypeVar("T")
+
 NOW = 1_000_000.0
 LAYOUTS = {
     geometry.name: [layout for layout in layouts(geometry) if all(not p.suffix for p in layout.profiles)]
@@ -37,6 +41,17 @@ RULES = LendingRules(hysteresis=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most
 STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
 
 
+# To construct and validate a strategy takes longer than to draw from it.
+BOOLEAN = st.booleans()
+RESERVE = st.dictionaries(st.sampled_from([info.profile for info in H100.profiles[:3]]), st.integers(0, 2))
+between = cache(st.integers)
+
+
+@cache
+def among(*values: T) -> st.SearchStrategy[T]:
+    return st.sampled_from(values)
+
+
 class Site:
     """A cluster in any state: inference jobs and loans on GPUs, a queue of both, loans that are ending."""
 
@@ -44,13 +59,13 @@ class Site:
         self.rows: list[JobRow] = []
         self.ledger = Ledger()
         facts, nodes, planned, self.job = {}, [], [], 1
-        for number in range(draw(st.integers(1, 3))):
+        for number in range(draw(between(1, 3))):
             name = f"n{number}"
             gpus = []
-            for index in range(draw(st.integers(1, 2))):
-                geometry = draw(st.sampled_from([H100, H100, A30]))
-                layout = draw(st.sampled_from(LAYOUTS[geometry.name]))
-                leases = [(slot, self._holder(draw, name, slot)) for slot in layout.slots if draw(st.booleans())]
+            for index in range(draw(between(1, 2))):
+                geometry = draw(among(H100, H100, A30))
+                layout = draw(among(*LAYOUTS[geometry.name]))
+                leases = [(slot, self._holder(draw, name, slot)) for slot in layout.slots if draw(BOOLEAN)]
                 gpus.append(GpuFacts(f"GPU-{name}-{index}", geometry, tuple(sorted(leases))))
             facts[name] = NodeFacts(tuple(gpus))
             nodes.append(NodeRow(name, frozenset({"IDLE"}), partitions=("gpu", "train")))
@@ -59,7 +74,7 @@ class Site:
                 for gpu in gpus
             ]
             planned.append(Node(name, tuple(views)))
-        for _ in range(draw(st.integers(0, 6))):
+        for _ in range(draw(between(0, 6))):
             self._waits(draw)
         wanted = demands(self.rows, nodes, list(facts), NOW)
         plan = Planner().plan(planned, wanted, NOW)
@@ -69,29 +84,27 @@ class Site:
         elastic_jobs.gpus(self.geometry.values())
         job_views = job_views_of(self.rows, ["train"])
         known = LendingKnowledge(elastic_jobs.speeds, lambda job_view: elastic_jobs.costs(job_view, NOW))
-        reserve = draw(
-            st.dictionaries(st.sampled_from([info.profile for info in H100.profiles[:3]]), st.integers(0, 2))
-        )
+        reserve = draw(RESERVE)
         self.view: LendingView = view_of(scene, job_views, self.ledger, Idleness(), known, reserve)
 
     def _holder(self, draw: st.DrawFn, node: str, slot: Slot) -> tuple[int, int]:
         job, self.job = self.job, self.job + 1
         kind = slot.profile.gres_type
-        if draw(st.booleans()):
-            state = draw(st.sampled_from(["RUNNING", "RUNNING", "COMPLETING"]))
+        if draw(BOOLEAN):
+            state = draw(among("RUNNING", "RUNNING", "COMPLETING"))
             self.rows.append(JobRow(job, partition="gpu", gres=f"gres/mig:{kind}:1", state=state, nodes=(node,)))
             return job, 0
-        restarts = draw(st.integers(0, 4))
-        comment = f"migbatch: role=train {draw(st.sampled_from(['', 'signal=usr1 ']))}[mig:{kind}:1#loan1]"
-        account = draw(st.sampled_from("ab"))
-        begun = NOW - draw(st.sampled_from([10.0, 10_000.0]))
+        restarts = draw(between(0, 4))
+        comment = f"migbatch: role=train {draw(among('', 'signal=usr1 '))}[mig:{kind}:1#loan1]"
+        account = draw(among("a", "b"))
+        begun = NOW - draw(among(10.0, 10_000.0))
         row = JobRow(
             job, partition="train", gres=f"gres/mig:{kind}:1", state="RUNNING", nodes=(node,), comment=comment,
             restarts=restarts, account=account, start=begun,
         )  # fmt: skip
         self.rows.append(row)
-        state = draw(st.sampled_from(STATES))
-        sent = None if state is State.RUNNING else draw(st.sampled_from([None, NOW - 5, NOW - 100]))
+        state = draw(among(*STATES))
+        sent = None if state is State.RUNNING else draw(among(None, NOW - 5, NOW - 100))
         loan = Loan(
             job, restarts, begun, slot.profile.name, state, account=account, released=begun, started=begun,
             signalled=sent if state is State.SIGNALLED else None, requeued=sent if state is State.REQUEUED else None,
@@ -102,15 +115,15 @@ class Site:
 
     def _waits(self, draw: st.DrawFn) -> None:
         job, self.job = self.job, self.job + 1
-        if draw(st.booleans()):
-            kind = draw(st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "2g.12gb"]))
-            count = draw(st.sampled_from([1, 1, 2]))
-            nodes = draw(st.sampled_from([1, 1, 2]))
+        if draw(BOOLEAN):
+            kind = draw(among("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "2g.12gb"))
+            count = draw(among(1, 1, 2))
+            nodes = draw(among(1, 1, 2))
             self.rows.append(
                 JobRow(job, partition="gpu", gres=f"gres/mig:{kind}:{count}", reason="Resources", num_nodes=nodes)
             )
             return
-        hints = draw(st.sampled_from(["", "max=2g.20gb ", "min=3g.40gb ", "signal=usr2 "]))
+        hints = draw(among("", "max=2g.20gb ", "min=3g.40gb ", "signal=usr2 "))
         self.rows.append(
             JobRow(
                 job,
@@ -118,7 +131,7 @@ class Site:
                 gres="gres/mig:loan:1",
                 reason="ReqNodeNotAvail",
                 comment=f"migbatch: role=train {hints}[mig:loan:1#loan1]",
-                account=draw(st.sampled_from("ab")),
+                account=draw(among("a", "b")),
             )
         )
 
