@@ -64,7 +64,7 @@ above are those of texts and of models without specifications. Of MIGPerf's imag
 class Score:
     """Score of a held-out model at one point: its distance in standard deviations, after `points` measured ones.
 
-    `pace` is what limits the speed there (`surface.paces`).
+    `pace` is what limits the speed there (`surface.HOST`, `DEVICE` or `SHARED`).
     """
 
     model: str

@@ -32,7 +32,7 @@ from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief, paces
+from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
@@ -224,12 +224,10 @@ class LearnedPredictor:
         """Return low, mid and high (3 x points) of a figure: seconds per batch, or MiB in use."""
         belief, points, stack = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
-        value, deviation = belief.predict(surface, cells)
+        value, deviation, pace = belief.predict_paced(surface, cells)
         stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
         calibration = self.learned.calibration(figure, role)
-        factor = calibration.factor(
-            self._level, points, paces(surface, belief, cells), stranger=stranger, image=known.is_public_image
-        )
+        factor = calibration.factor(self._level, points, pace, stranger=stranger, image=known.is_public_image)
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends

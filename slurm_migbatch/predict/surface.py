@@ -176,6 +176,12 @@ TIME: Final = TimeSurface()
 MEMORY: Final = MemorySurface()
 
 
+HOST, DEVICE, SHARED = 0, 1, 2
+"""What limits the speed at a point: the host (for memory: the constant part), the device (the items), or several
+processes that share the slice.
+"""
+
+
 @dataclass(frozen=True)
 class Belief:
     """The belief about one model: a Gaussian over the parameters, and the misfit of measured points.
@@ -199,6 +205,11 @@ class Belief:
         """Return the log of the figure at each point, and the standard deviation of a measurement there (to first
         order).
         """
+        value, deviation, _ = self.predict_paced(surface, cells)
+        return value, deviation
+
+    def predict_paced(self, surface: Surface, cells: Cells) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+        """Return what `predict` does, and which of HOST, DEVICE and SHARED limits the speed at each point."""
         value, slopes = surface.value(self.mean, cells)
         variance = np.maximum(np.einsum("ij,ij->i", slopes @ self.covariance, slopes), 0.0)
         misfit = np.full(len(cells), MISFIT**2)
@@ -206,7 +217,9 @@ class Belief:
             near = _near(places_of(cells), self.places)
             value = value + near @ (self._inverse @ self.offsets)
             misfit = np.maximum(misfit - np.einsum("ij,ij->i", near @ self._inverse, near), 0.0)
-        return value, np.sqrt(variance + misfit + NUGGET**2)
+        by_items = slopes[:, surface.names.index("item")] > 0.5
+        pace = np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)
+        return value, np.sqrt(variance + misfit + NUGGET**2), pace
 
     @cached_property
     def _inverse(self) -> Array:
@@ -226,16 +239,3 @@ def _near(first: Array, second: Array) -> Array:
     for first_axis, second_axis in zip((first / _REACH).T, (second / _REACH).T, strict=True):
         squares += np.subtract.outer(first_axis, second_axis) ** 2
     return np.asarray(MISFIT**2 * np.exp(-0.5 * squares))
-
-
-HOST, DEVICE, SHARED = 0, 1, 2
-"""What limits the speed at a point: the host (for memory: the constant part), the device (the items), or several
-processes that share the slice.
-"""
-
-
-def paces(surface: Surface, belief: Belief, cells: Cells) -> npt.NDArray[np.intp]:
-    """Return which of HOST, DEVICE and SHARED each point is."""
-    _, slopes = surface.value(belief.mean, cells)
-    by_items = slopes[:, surface.names.index("item")] > 0.5
-    return np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)

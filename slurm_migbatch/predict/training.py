@@ -17,7 +17,7 @@ from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
-from slurm_migbatch.predict.surface import Belief, Surface, paces
+from slurm_migbatch.predict.surface import Belief, Surface
 from slurm_migbatch.profiling.measurement import Measurement
 
 ENOUGH: Final = 6
@@ -142,8 +142,7 @@ def steps(
 def _scores(
     model: str, surface: Surface, points: int, done: Sequence[int], belief: Belief, cells: Cells, logs: Array
 ) -> Iterable[Score]:
-    value, deviation = belief.predict(surface, cells)
-    pace = paces(surface, belief, cells)
+    value, deviation, pace = belief.predict_paced(surface, cells)
     distance = np.abs(logs - value) / deviation
     for i in range(len(cells)):
         if i not in done:

@@ -222,9 +222,12 @@ class _Pool:
 
     def numbers(self, rows: Array) -> Array:
         """Return the number of each row of characters, new ones added."""
-        data, width, entries = rows.tobytes(), rows.shape[1], self._entries
-        found = (entries.setdefault(data[at : at + width], len(entries)) for at in range(0, len(data), width))
-        return np.fromiter(found, dtype=np.int64, count=len(rows))
+        entries = self._entries
+        # bytes strings of numpy end at the first NUL; characters of the table are printable
+        texts: list[bytes] = np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").ravel().tolist()
+        for text in dict.fromkeys(texts):
+            entries.setdefault(text, len(entries))
+        return np.fromiter(map(entries.__getitem__, texts), dtype=np.int64, count=len(texts))
 
     @property
     def digits(self) -> int:

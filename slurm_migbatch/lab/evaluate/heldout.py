@@ -21,7 +21,7 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief, paces
+from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
@@ -211,8 +211,8 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
         stranger = population.is_stranger(sample.known, sample.gpu, sample.stack)
         image = sample.known.is_public_image
         for points, done, belief, cells, logs in steps(figure, sample, prior, max_points):
-            value, deviation = belief.predict(surface, cells)
-            curve = CurveWidths(deviation, paces(surface, belief, cells), calibration, points, stranger, image)
+            value, deviation, pace = belief.predict_paced(surface, cells)
+            curve = CurveWidths(deviation, pace, calibration, points, stranger, image)
             answers = computed(fold.site, sample, figure, done)
             yield HeldOutPrediction(
                 OURS,

@@ -28,7 +28,7 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.samples import Sample
 from slurm_migbatch.predict.state import Learned
-from slurm_migbatch.predict.surface import TIME, Belief, paces
+from slurm_migbatch.predict.surface import TIME, Belief
 from slurm_migbatch.profiling.measurement import Measurement
 
 SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -145,12 +145,10 @@ def _fit(prior: Belief, sample: Sample, done: Sequence[int]) -> Belief:
 
 
 def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], learned: Learned, level: float) -> Stage:
-    value, deviation = belief.predict(TIME, sample.cells)
+    value, deviation, pace = belief.predict_paced(TIME, sample.cells)
     stranger = learned.population("time", sample.kind).is_stranger(sample.known, sample.gpu, sample.stack)
     calibration = learned.calibration("time", sample.kind)
-    factor = calibration.factor(
-        level, len(done), paces(TIME, belief, sample.cells), stranger=stranger, image=sample.known.is_public_image
-    )
+    factor = calibration.factor(level, len(done), pace, stranger=stranger, image=sample.known.is_public_image)
     half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0
