@@ -20,12 +20,12 @@ def own_priority() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_priority")
 def test_learning_benchmark_refits_and_reports_its_bars() -> None:
-    found = measure(runs=150, models=60)
+    found = measure(runs=200, models=100)
     assert [refit["outcome"] for refit in found["refit"].values()] == ["taken", "taken"]
     first = found["refit"]["first"]["check"]
     assert first["candidate"]["time"]["error"] < first["current"]["time"]["error"]
-    assert found["prediction"]["known"] == 60
+    assert found["prediction"]["known"] == 100
     assert [bar["name"] for bar in found["bars"]] == [
-        "refit on 150 runs (s)",
-        "prediction p99 with 60 models (ms)",
+        "refit on 200 runs (s)",
+        "prediction p99 with 100 models (ms)",
     ]
