@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.tasks import within
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
@@ -70,7 +71,7 @@ class Poller:
             if soon:
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), wait - distance)
+                await within(self._nudged.wait(), wait - distance)
 
     @uncollected()
     def _query(self) -> SlurmView:

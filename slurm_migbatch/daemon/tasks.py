@@ -1,14 +1,16 @@
-"""Run loops that never end, and end tasks."""
+"""Run loops that never end, wait in them, and end tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from slurm_migbatch.daemon.log import FaultReporter
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -21,6 +23,24 @@ async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
             if not fault.open:
                 log.exception("internal error in %s", name)
             await asyncio.sleep(fault.failed(error))
+
+
+async def within(work: Coroutine[Any, Any, T], timeout: float) -> T:
+    """Return what `work` returns if it takes no longer than `timeout` seconds; raises asyncio.TimeoutError otherwise.
+
+    `asyncio.wait_for` before Python 3.12 drops a cancellation that arrives when the work has just ended: a loop that
+    waits with it may then never end.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def cancel(*tasks: asyncio.Task[None]) -> None:

@@ -25,6 +25,7 @@ from typing import Final, TypeAlias
 
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.tasks import within
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.settings import controllers
 from slurm_migbatch.store.db import Store
@@ -125,7 +126,7 @@ class TermKeeper:
                 log.info("this migbatchd is %s", "active" if self.active else f"standby: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), wait)
+                await within(self._nudged.wait(), wait)
 
     def refresh(self) -> float:
         """Query Slurm and the database, and become active or standby; return the seconds until the next check."""

@@ -1,0 +1,57 @@
+"""Loops of migbatchd end when they are cancelled, whatever they are waiting for at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slurm_migbatch.daemon.tasks import cancel, within
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_loop_that_is_cancelled_while_its_event_arrives_ends(turns: int) -> None:
+    async def main() -> bool:
+        event = asyncio.Event()
+
+        async def loop() -> None:
+            while True:
+                await within(event.wait(), 100.0)
+                event.clear()
+
+        task = asyncio.create_task(loop())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5.0)
+        ended = task.cancelled()
+        await cancel(task)
+        return ended
+
+    assert asyncio.run(main())
+
+
+def test_work_is_cancelled_at_its_limit_and_its_result_or_error_returned_before() -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def long() -> None:
+            try:
+                await asyncio.sleep(100.0)
+            finally:
+                ended.set()
+
+        async def failing() -> None:
+            raise ValueError("wrong")
+
+        with pytest.raises(asyncio.TimeoutError):
+            await within(long(), 0.01)
+        assert ended.is_set()
+        assert await within(asyncio.sleep(0, "done"), 100.0) == "done"
+        with pytest.raises(ValueError, match="wrong"):
+            await within(failing(), 100.0)
+
+    asyncio.run(main())
