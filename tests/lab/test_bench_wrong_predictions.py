@@ -158,7 +158,8 @@ def test_fragmentation_rows_set_time_limits_and_learned_run_times(monkeypatch):
 
 
 def test_every_fragmentation_row_is_compared_with_first_fit_and_printed(small, openb, monkeypatch):
-    some = ("limits x2 (right)", "no limits", "nothing moved, limits x2 (right)", "nothing moved, limits x8")
+    limits = ("limits x2 (right)", "limits x8", "no limits")
+    some = (*limits, *(f"nothing moved, {row}" for row in limits))
     monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in some})
     measured_once(monkeypatch, fragwrong)
     result = fragwrong.measure(data=openb, seeds=2)
