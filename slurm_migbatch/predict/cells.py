@@ -151,7 +151,7 @@ def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     if not row.profile and row.compute_slices is None:
         return 1.0, 1.0
     facts = gpu.facts
-    total = 4 if facts.memory_slices in (4, 12) else 7
+    total = facts.compute_slices
     compute = row.compute_slices or Profile.parse(row.profile).compute
     sm = row.sm_count / facts.sm_count if row.sm_count and facts.sm_count else USABLE_SHARE * compute / total
     if row.memory_slices:

@@ -3,18 +3,24 @@
 Parameters and multiply-adds of the models for classification are torchvision's published figures (its model pages; one
 multiply-add counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
 cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the rows
-after them were counted (`measurements/model_facts.py`); those of language models follow from their published
-configurations (layers, width, parameters), with two operations per parameter and token plus the attention term. Kernels
-(launches of one forward pass) and the activations of all layers are our estimates from the same configurations, of
-counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live activations of
-images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100. All of this is a
-prior, not a measurement of speed.
+after them were counted by PyTorch, as `measurements/model_facts.py` does; those of language models follow from their
+published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
+term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
+configurations, of counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live
+activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100.
+All of this is a prior, not a measurement of speed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+
+ALIVE: Final = 0.3
+"""Share of the activations that is alive at once in inference, of texts and where only the live ones are stated. Of a
+transformer layer's 34 numbers for each element, which its backward pass keeps (arXiv 2205.05198), a forward pass holds
+about ten: the feed-forward's hidden layer before and after its nonlinearity, and the residual stream.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class ModelFacts:
     width: int = 0
     aliases: tuple[str, ...] = ()
     alive: float = 1.0
-    kept: float = 1.0 / 0.3  # where only the live activations are stated
+    kept: float = 1.0 / ALIVE
 
     def operations(self, size: int) -> float:
         """Return the operations for one item of `size`."""
@@ -55,13 +61,6 @@ class ModelFacts:
         """Return the MiB of activations for one item of `size`."""
         scale = size / self.reference
         return self.activation_mib * (scale * scale if self.unit == "px" else scale)
-
-
-TEXT_ALIVE: Final = 0.3
-"""Share of a transformer layer's activations that is alive at once in inference: of the 34 numbers for each element
-that its backward pass keeps (arXiv 2205.05198) a forward pass holds about ten, the feed-forward's hidden layer before
-and after its nonlinearity, and the residual stream.
-"""
 
 
 def _vision(
@@ -92,7 +91,7 @@ def text_facts(
     activation = reference * width * 34 * weight_bytes / 2**20
     return ModelFacts(
         name, family, params_m, gflops, "tok", reference, layers * 18, activation, weight_bytes, layers, width,
-        tuple(also.split()), TEXT_ALIVE, 1.0,
+        tuple(also.split()), ALIVE, 1.0,
     )  # fmt: skip
 
 

@@ -24,6 +24,11 @@ class GpuModelFacts(NamedTuple):
     memory_slices: int = 8
     mib: int = 0
 
+    @property
+    def compute_slices(self) -> int:
+        """MIG compute slices of the whole GPU."""
+        return 4 if self.memory_slices in (4, 12) else 7
+
 
 #: the first pattern found in the name applies: in lower case, with blanks between words
 _KNOWN = (

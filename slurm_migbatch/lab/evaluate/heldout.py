@@ -25,11 +25,11 @@ from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
-Mask = npt.NDArray[np.bool_]
 MOST_FOLDS: Final = 24
 """With more models than this several are held out at once: a fold, none of which is used for training."""
 Leave = Literal["model", "family", "laboratory"]
 Learn = Callable[[Sequence[Measurement], ModelKnowledge], Learned]
+Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
 EMPTY: Final = "empty store"
 """The predictor without other measurements: public specifications only, and the same points of the model itself."""
@@ -80,8 +80,8 @@ class Guess:
 class HeldOutPrediction(Guess):
     """The predictor's result, with its intervals.
 
-    `belief` is that of the model's curve. `computed`: cells of training that is computed from the architecture instead,
-    as requests for it get. `seen`: the training table has the model, from another laboratory.
+    `belief` is that of the model's curve. `computed`: cells that are computed from the architecture instead, as
+    requests for them are (`requested`). `seen`: the training table has the model, from another laboratory.
     """
 
     belief: Belief
@@ -198,7 +198,7 @@ def _elsewhere(
 def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[HeldOutPrediction]:
     """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer if cells run out.
 
-    Requests for the training of public language models get computed figures (`requested`), all others curves.
+    Cells whose requests get computed figures have these (`requested`), all others those of curves.
     """
     surface = SURFACES[figure]
     for sample in fold.samples:

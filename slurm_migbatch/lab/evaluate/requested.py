@@ -161,7 +161,7 @@ def _profile_of(row: Measurement, gpu: GpuSpec) -> Profile:
 
 
 def _whole(gpu: GpuSpec) -> Profile:
-    return Profile(4 if gpu.facts.memory_slices in (4, 12) else 7, gpu.memory_gb)
+    return Profile(gpu.facts.compute_slices, gpu.memory_gb)
 
 
 def _kind_of(gpu: GpuSpec, slices: Mapping[Profile, tuple[float, float]]) -> GpuKind:

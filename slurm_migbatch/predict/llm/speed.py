@@ -69,8 +69,8 @@ class TrainingEfficiencies:
     """The same of a training step.
 
     `compute`: share of the dense 16-bit rate, `wide`: with 32-bit weights that are not computed in 16 bits, `tf32`: if
-    they are in TF32 (not measured: as much more than `wide` as in inference). `layer_us`:
-    microseconds of launches in each layer and pass; `adapted`: factor of these with adapters on all matrices.
+    their products are in TF32 (not measured: as much more than `wide` as in inference). `layer_us`: microseconds of
+    launches in each layer and pass; `adapted`: factor of these with adapters on all matrices.
     """
 
     compute: float = 0.37
@@ -242,8 +242,13 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
 def _rate(kept: Precision, machine: Machine, eff: Efficiencies) -> float:
     """Return the operations per second in a pass with weights of this precision."""
     if kept.bits > 16:
-        return machine.flops * (eff.tf32 if kept.name == "tf32" else eff.wide)
+        return machine.flops * _wide(kept, eff)
     return machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
+
+
+def _wide(kept: Precision, eff: Efficiencies | TrainingEfficiencies) -> float:
+    """Return the share of the dense 16-bit rate with 32-bit weights."""
+    return eff.tf32 if kept.name == "tf32" else eff.wide
 
 
 def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
@@ -404,13 +409,6 @@ def training_step_s(workload: Workload, need: Need, machine: Machine, eff: Train
     return math.hypot(*_training_parts(workload, need, machine, eff))
 
 
-def _training_rate(kept: Precision, machine: Machine, eff: TrainingEfficiencies) -> float:
-    """Return the operations per second of a training step with weights of this precision."""
-    if kept.bits > 16:
-        return machine.flops * (eff.tf32 if kept.name == "tf32" else eff.wide)
-    return machine.flops * eff.compute
-
-
 def _training_parts(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies) -> tuple[float, float]:
     """Return the seconds that a training step takes the GPU, and those of its launches."""
     architecture, training = workload.architecture, workload.training
@@ -421,7 +419,7 @@ def _training_parts(workload: Workload, need: Need, machine: Machine, eff: Train
     operations = architecture.operations(float(training.seq)) * training.micro_batch
     if architecture.kind == "plain":
         operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
-    rate = _training_rate(workload.precision, machine, eff)
+    rate = machine.flops * (_wide(workload.precision, eff) if workload.precision.bits > 16 else eff.compute)
     compute = passes * operations / rate
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
     device = compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s
