@@ -4,11 +4,10 @@
     migbatch profile run measurements/architectures.py:lora.llama_3_1_8b --model llama-3.1-8b --kind train --inputs 1024
 
 `infer` passes a batch through the model in its published precision, `infer_tf32` with the products of 32-bit weights in
-TF32, `infer_fp16` in 16 bits; `train` makes a step of all parameters (weights in
-32 bits, bf16 by torch.autocast, fused AdamW), `train_fp32` all of it in 32 bits, `checkpointed` like `train` with
-activation checkpointing, `lora` and `lora_checkpointed` a step of adapters of rank 16 on all matrices of the layers
-over weights in bf16. Names are those of jobs' `model=`, with `_` for `-` and `.`. Needs torch, transformers,
-torchvision, and peft for `lora`.
+TF32, `infer_fp16` in 16 bits; `train` makes a step of all parameters (weights in 32 bits, bf16 by torch.autocast, fused
+AdamW), `train_fp32` all of it in 32 bits, `checkpointed` like `train` with activation checkpointing, `lora` and
+`lora_checkpointed` a step of adapters of rank 16 on all matrices of the layers over weights in bf16. Names are those of
+jobs' `model=`, with `_` for `-` and `.`. Needs torch, transformers, torchvision, and peft for `lora`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 The network is built with random weights on the GPU: by a function of torchvision.models (also of its detection and
 segmentation) or timm, or by a function of a module of one's own that returns a torch.nn.Module. Its parameters and
 operations are counted, its kernels are counted in one pass (0.7 of them: some only change the layout of data), and its
-live activations are what the peak of PyTorch's allocator grows by for each item of a batch, in 32-bit inference.
+live activations are what the peak of PyTorch's allocator grows by for each item of a batch, in 32-bit inference. Needs
+torch and a GPU, and torchvision or timm for their networks.
 """
 
 from __future__ import annotations
