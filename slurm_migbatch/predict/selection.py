@@ -33,6 +33,7 @@ from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
+from slurm_migbatch.workload.modelfile import without_ending
 from slurm_migbatch.workload.refusal import Refusal, show
 
 if TYPE_CHECKING:
@@ -122,14 +123,14 @@ def limits_of(hints: Hints, partition: Partition) -> JobLimits:
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
-    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved.
+    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved, and without the
+    ending of a file unless a name has it.
 
     Unknown names are returned in that form.
     """
-    short = name.rsplit("/", 1)[-1].replace("_", "-")
-    if short in grids:
-        return short
-    return aliases.get(short, short)
+    whole = name.rsplit("/", 1)[-1].replace("_", "-")
+    short = whole if whole in grids or whole in aliases else without_ending(whole)
+    return short if short in grids else aliases.get(short, short)
 
 
 class Chooser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.samples import samples_of
+from slurm_migbatch.predict.selection import canonical
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
@@ -219,6 +221,21 @@ def test_names_that_differ_only_by_hyphens_are_the_same_model_unless_two_have_th
     assert knowledge.canonical("ResNet_50") == knowledge.canonical("resnet50") == "resnet50"
     assert knowledge.canonical("regnet_y_1_6gf") == "regnet-y-1.6gf" != knowledge.canonical("regnet_y_16gf")
     assert knowledge.canonical("regnet_y_3_2gf") == "regnet-y-3.2gf" != knowledge.canonical("regnet_y_32gf")
+
+
+@pytest.mark.parametrize("name", ["yolov8n.pt", "ultralytics/yolov8n.onnx", "YOLOv8n.engine", "yolov8n"])
+def test_name_of_a_models_file_is_the_models_name(name: str) -> None:
+    assert ModelKnowledge().canonical(name) == "yolov8n"
+    grids, aliases = LearnedPredictor().grids(), LearnedPredictor().aliases()
+    assert canonical(name.lower(), grids, aliases) == "yolov8n"
+
+
+def test_ending_is_part_of_a_name_that_has_figures_with_it() -> None:
+    own = replace(next(facts for facts in BUILT_IN if facts.name == "resnet50"), name="faces.onnx", aliases=("f.pt",))
+    knowledge = ModelKnowledge([*BUILT_IN, own])
+    assert knowledge.canonical("faces.onnx") == knowledge.canonical("f.pt") == "faces.onnx"
+    assert knowledge.canonical("faces.pt") == "faces"
+    assert canonical("faces.onnx", {"faces.onnx": LearnedPredictor().grids()["resnet50"]}, {}) == "faces.onnx"
 
 
 def test_live_memory_of_images_is_as_measured() -> None:

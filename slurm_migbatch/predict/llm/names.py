@@ -20,6 +20,7 @@ from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.workload.modelfile import without_ending
 
 _IDLE: Final = (
     "instruct it chat base hf coder math code instruction preview thinking meta mlx exp gguf pt sft dpo rlhf",
@@ -120,7 +121,7 @@ def squeeze(name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    short = name.rsplit("/", 1)[-1].lower().replace("_", "-").removesuffix(".gguf")
+    short = without_ending(name.rsplit("/", 1)[-1].lower().replace("_", "-"))
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
