@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused, as_json
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.metrics import Metrics
@@ -91,7 +92,7 @@ class NodeApi:
     limits: ApiLimits = field(default_factory=ApiLimits)
     activity: ActiveRole = field(default_factory=AlwaysActive)
     scraping: Scraping = field(default_factory=Scraping)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="node-auth"))
+    _threads: CredentialThreads = field(default_factory=lambda: CredentialThreads("node-auth"))
     #: not the event loop's own pool, in which rounds and queries of Slurm would wait for a free thread
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
@@ -99,7 +100,7 @@ class NodeApi:
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
+        gate = Gate(self.signer, self.limits, self._threads, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
             "migbatch_node_requests_total", "Requests from nodes by path and status.", "path", "status"
         )
@@ -125,8 +126,8 @@ class NodeApi:
 
     def close(self) -> None:
         """Stop the threads that check credentials and read messages."""
-        for pool in (self._pool, self._readers):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, read: Callable[[str, bytes], _Message], node: str, body: bytes) -> _Message:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read, node, body)

@@ -13,14 +13,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.messages import MessageError
 from slurm_migbatch.node.auth import (
@@ -92,7 +93,7 @@ class Gate:
         self,
         signer: Signer,
         limits: ApiLimits,
-        pool: ThreadPoolExecutor,
+        threads: CredentialThreads,
         authorise: Callable[[Caller], Awaitable[str]],
         seldom: Seldom,
         advice: tuple[str, str],
@@ -102,13 +103,13 @@ class Gate:
         Args:
             signer: checks credentials, and signs answers.
             limits: of requests.
-            pool: where credentials are checked and created.
+            threads: where credentials are checked and created.
             authorise: returns the name under which the requests of a caller with a verified credential are counted;
                 raises Refused.
             seldom: where refusals are logged.
             advice: log text of a refusal, and what to do about a caller who is not authenticated.
         """
-        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
+        self._signer, self._limits, self._threads, self._may, self._seldom = signer, limits, threads, authorise, seldom
         self._advice = advice
         self._working: Counter[str] = Counter()
 
@@ -148,18 +149,19 @@ class Gate:
         if headers is not None and headers.proved:
             with contextlib.suppress(AuthError):
                 signed = response_payload(headers.credential, bytes(response.body))
-                signature = await self._in_pool(self._signer.sign, signed, headers.node)
+                signature = await self._threads.sign(partial(self._signer.sign, signed, headers.node))
                 response.headers[SIGNATURE_HEADER] = signature
         return response
 
     async def _authenticate(self, request: Request, headers: _Headers) -> tuple[Caller, str]:
         # not request.url: starlette before 1.8 makes it of the Host header, so a client could choose the path
         payload = request_payload(request.method, request.scope["path"], headers.node, headers.digest)
+        link = getattr(request.state, "link", None)
+        verify = partial(self._signer.verify, headers.credential, payload, headers.node)
         try:
-            identity = await self._in_pool(self._signer.verify, headers.credential, payload, headers.node)
+            identity = await self._threads.check(link, verify)
         except AuthError as error:
             raise Refused(401, str(error)) from None
-        link = getattr(request.state, "link", None)
         # not request.client: uvicorn takes that from X-Forwarded-For where a process of this host sends the request
         caller = Caller(headers.node, "" if link is None else link.address, identity.uid, link)
         name = await self._may(caller)
@@ -205,9 +207,6 @@ class Gate:
             self._working[name] -= 1
             if not self._working[name]:
                 del self._working[name]
-
-    async def _in_pool(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def _log_refusal(self, request: Request, headers: _Headers | None, response: Response) -> None:
         address = request.client.host if request.client else "?"

@@ -145,7 +145,8 @@ class Link(H11Protocol):
         super().__init__(config, state, {}, None)
         self._connections = connections
         self._late: asyncio.TimerHandle | None = None
-        self._closed: list[Callable[[], None]] = []
+        #: what to call when it is closed; a dictionary, for its order
+        self._closed: dict[Callable[[], None], None] = {}
         self.source = ""
         #: the address of the other end, whatever headers say; "" on the unix socket
         self.address = ""
@@ -167,7 +168,7 @@ class Link(H11Protocol):
         """Remove the connection, however it ended."""
         self._stop_waiting()
         self._connections.forget(self)
-        closed, self._closed = self._closed, []
+        closed, self._closed = self._closed, {}
         for callback in closed:
             callback()
         with contextlib.suppress(Exception):  # h11 may refuse to end a request that was invalid from the start
@@ -194,12 +195,18 @@ class Link(H11Protocol):
         """Record that the credential of the request was verified."""
         self._connections.mark_authenticated(self)
 
-    def when_closed(self, then: Callable[[], None]) -> None:
-        """Call `then` when the connection is closed; immediately if it already is."""
-        if self not in self._connections:
-            then()
+    @property
+    def is_open(self) -> bool:
+        """Whether it is admitted and not closed."""
+        return self in self._connections
+
+    def when_closed(self, then: Callable[[], None]) -> Callable[[], None]:
+        """Call `then` when the connection is closed, immediately if it already is; return what withdraws that."""
+        if self.is_open:
+            self._closed[then] = None
         else:
-            self._closed.append(then)
+            then()
+        return lambda: self._closed.pop(then, None)
 
     def abort(self) -> None:
         """Close now, discarding unsent data."""

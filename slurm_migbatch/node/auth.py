@@ -10,6 +10,7 @@ the controller can give a node a plan.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import heapq
@@ -38,8 +39,10 @@ KEY_WORD = "migbatch-node-key"
 """First word of a token file that holds one node's key: `migbatch-node-key NODE HEX`."""
 
 _HEAD = re.compile(r"([0-9]{1,12}):([0-9a-f]{1,64}):(.+)")
+_MUNGE_OPT_ZIP_TYPE = 2
 _MUNGE_OPT_ADDR4 = 5
 _MUNGE_OPT_SOCKET = 8
+_MUNGE_VERSION = 3
 _MUNGE_ERRORS = {15: "expired", 16: "from the future", 17: "used before"}
 
 
@@ -138,6 +141,7 @@ class MungeSigner:
         context = self._context()
         text = ctypes.c_void_p()
         try:
+            self._check(context, self._lib.munge_ctx_set(context, _MUNGE_OPT_ZIP_TYPE, 0))  # see _is_compressed
             self._check(context, self._lib.munge_encode(ctypes.byref(text), context, digest, len(digest)))
             return ctypes.string_at(text.value or 0).decode("ascii")
         finally:
@@ -147,6 +151,8 @@ class MungeSigner:
     def verify(self, credential: str, payload: bytes, _node: str) -> PeerIdentity:
         """Let munged check the credential; it refuses to decode the same one twice."""
         raw = _bounded(credential)
+        if _is_compressed(raw):
+            raise AuthError("munge: the credential is compressed")
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()
         text, length = ctypes.c_void_p(), ctypes.c_int()
@@ -293,6 +299,19 @@ def _bounded(credential: str) -> bytes:
     if len(credential) > MAX_CREDENTIAL or not credential.isascii() or not credential.isprintable():
         raise AuthError("the credential is malformed")
     return credential.encode("ascii")
+
+
+def _is_compressed(credential: bytes) -> bool:
+    """Return whether a munge credential of the usual version has a compressed payload.
+
+    munged decompresses it before it knows whether the credential is valid or was used before, and a thousand bytes may
+    become a million.
+    """
+    try:
+        version, _cipher, _mac, compression = base64.b64decode(credential.partition(b":")[2][:8])[:4]
+    except ValueError:  # munged refuses it
+        return False
+    return version == _MUNGE_VERSION and compression != 0
 
 
 def make_signer(kind: str, *, munge_socket: str = "", token_file: str = "", uids: Collection[int] = (0,)) -> Signer:

@@ -21,7 +21,6 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from starlette.applications import Starlette
@@ -31,6 +30,7 @@ from starlette.routing import Route
 
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
@@ -156,7 +156,7 @@ class QueryService:
         query = config.query
         self._trusted = {0, os.geteuid()}
         self._seldom = Seldom(log)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="query-auth")
+        self._threads = CredentialThreads("query-auth", checking=2)
         self._workers = Workers(start, query.workers, query.question_s, query.answer_mb << 20)
         self._asking: set[int] = set()
         self._held: Counter[int] = Counter()
@@ -164,7 +164,7 @@ class QueryService:
         self.answers: Counter[int] = Counter()
         advice = ("a query was refused", "caused by the user or his host unless it persists")
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
-        gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
+        gate = Gate(signer, limits, self._threads, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
         bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         routes = [Route(PATH, handler, methods=["POST"]), Route(PATH, _greet, methods=["GET"])]
@@ -181,7 +181,7 @@ class QueryService:
         if self.page is not None:
             await self.page.stop()
         self._workers.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _authorise(self, caller: Caller) -> str:
         """Return the name to count a user by; refuse uids without an account: a user namespace has thousands."""

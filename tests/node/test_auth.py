@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import subprocess
 import time
 
 import pytest
@@ -59,6 +60,20 @@ def test_munge_accepts_only_the_configured_uids(munge_socket):
     credential = MungeSigner(munge_socket).sign(b"x", "n1")
     with pytest.raises(AuthError, match="uid 0 is not"):
         MungeSigner(munge_socket, uids=[64001]).verify(credential, b"x", "n1")
+
+
+@pytest.mark.parametrize("compression", ["zlib", "bzlib", "none"])
+def test_compressed_munge_credential_is_not_decoded(munge_socket, monkeypatch, compression):
+    """munged would decompress it for any user, and again each time it is sent."""
+    command = ["munge", "--socket", munge_socket, "--zip", compression]
+    made = subprocess.run(command, input=b"\0" * 2000, capture_output=True, check=True).stdout.decode().strip()
+    signer = MungeSigner(munge_socket)
+    if compression == "none":
+        assert not auth._is_compressed(made.encode())
+        return
+    monkeypatch.setattr(signer._lib, "munge_decode", None)
+    with pytest.raises(AuthError, match="the credential is compressed"):
+        signer.verify(made, b"x", "n1")
 
 
 def test_munge_signer_raises_auth_error_without_munged(tmp_path):
