@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
     """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed)."""
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
-    members: dict[str, dict[str, GpuKind]] = {}
+    members: dict[str, Counter[str]] = {}
     gpus: dict[str, list[str]] = {}
     described: list[tuple[object, Geometry]] = []
     rows = {row.name: row for row in nodes}
@@ -39,7 +40,7 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
             gpus.setdefault(row.name, []).append(name)
             for partition in row.partitions:
                 if not config.cluster.partitions or partition in config.cluster.partitions:
-                    members.setdefault(partition, {})[name] = kinds[name]
+                    members.setdefault(partition, Counter())[name] += 1
     catalog = expand(config.cluster.catalog_nodes)
     every = [rows[name].features for name in catalog if name in rows]
     listed = frozenset.intersection(*every) if every else frozenset()
@@ -47,14 +48,17 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
     lending = config.lending.partitions if config.lending.enabled else ()
     return SiteCatalog(
         {
-            partition: Partition(
-                partition, tuple(by_name[name] for name in sorted(by_name)), default, partition in lending
-            )
-            for partition, by_name in sorted(members.items())
+            partition: Partition(partition, _most_first(counts, kinds), default, partition in lending)
+            for partition, counts in sorted(members.items())
         },
         {name: node for name in gpus if (node := _node(rows[name], gpus[name], members, listed)).partitions},
         catalog[0].rstrip("0123456789") if catalog else "",
     )
+
+
+def _most_first(counts: Mapping[str, int], kinds: Mapping[str, GpuKind]) -> tuple[GpuKind, ...]:
+    """Return a partition's kinds: `gpu:N` means the first, and what one node reports is not to change that."""
+    return tuple(kinds[name] for name in sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def _node(row: NodeRow, gpus: Iterable[str], partitions: Collection[str], listed: Collection[str]) -> MigNode:

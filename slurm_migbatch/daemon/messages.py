@@ -21,6 +21,7 @@ from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node import findings
 from slurm_migbatch.node.findings import Finding
+from slurm_migbatch.workload.gpufacts import LEAST_SHARE, facts_of
 
 MAX_EVENTS = 500
 #: bytes of a request for a plan, which has three short fields and is parsed in the event loop
@@ -329,8 +330,26 @@ def _geometry(geometry: Mapping[str, Any]) -> None:
         raise MessageError("the geometry has more layouts than any GPU")
     if all(info.profile.suffix for info in parsed.profiles):
         raise MessageError("the geometry has no profile without a suffix")
+    if reason := _implausible(parsed):
+        raise MessageError(reason)
 
 
+def _implausible(geometry: Geometry) -> str:
+    """Return why no driver gives such a GPU these sizes, empty if one may: what one node reports decides what profiles
+    mean to all jobs of its partitions.
+    """
+    for info in geometry.profiles:
+        stated_mib = 1024 * info.profile.memory_gb
+        if not LEAST_OF_NAME * stated_mib <= info.memory_mib <= MOST_OF_NAME * stated_mib:
+            return f"{info.profile} of {geometry.name} has {info.memory_mib} MiB"
+    facts = facts_of(geometry.name)
+    if facts is not None and geometry.full.memory_mib < LEAST_SHARE * facts.mib:
+        return f"{geometry.full.profile} is the largest profile of {geometry.name}, which has {facts.mib} MiB"
+    return ""
+
+
+LEAST_OF_NAME, MOST_OF_NAME = 0.75, 1.1
+"""Share of the memory in a profile's name that it may have; drivers have 0.88 to 1.0."""
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
 _PLACE: Mapping[str, _Field] = {
     "gpu": _text_to(128),

@@ -119,6 +119,7 @@ class ProfileOffer:
 class Partition:
     """The profiles available to jobs of one partition (or of several that a job names).
 
+    `kinds`: its GPU types, that of most GPUs first.
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
     jobs without an explicit profile wait here for idle slices.
     """

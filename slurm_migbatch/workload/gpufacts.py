@@ -36,6 +36,7 @@ _KNOWN = (
     (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108, mib=40960)),
     (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108, mib=81920)),
     (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108, mib=81920)),
+    (r"\bh20\b.*(\b3e\b|141gb)", GpuModelFacts(148, 4800, 78, mib=143771)),
     (r"\bh20\b", GpuModelFacts(148, 4000, 78, mib=97871)),
     (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132, mib=147456)),
     (r"\bgh200\b", GpuModelFacts(990, 4000, 132, mib=97871)),
@@ -68,7 +69,7 @@ def facts_of(name: str) -> GpuModelFacts | None:
     text = _words(name)
     facts = next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
     stated = 0 if facts is None else 1024 * _stated_gb(text)
-    if facts is None or not LEAST_SHARE * facts.mib <= stated <= LESS * facts.mib:
+    if facts is None or not facts.mib or not LEAST_SHARE * facts.mib <= stated <= LESS * facts.mib:
         return facts
     return facts._replace(bandwidth_gbs=facts.bandwidth_gbs * stated / facts.mib, mib=stated)
 

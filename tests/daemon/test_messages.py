@@ -24,7 +24,7 @@ from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.table import compile_table
-from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.daemon_fakes import GEOMETRY, gpu, inventory, state
 from tests.support.examples import examples
 
 HEAD = {"node": "n1", "journal": "ab", "boot_id": "b1"}
@@ -253,6 +253,9 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
         ({"max_instances": 2**31 - 1}, slice(0, 1), "1g.10gb: no GPU has more than 64 slices"),
         ({"max_instances": 64}, slice(0, 1), ""),
         ({"profile": "7g.80gb+gfx"}, slice(3, 4), ""),
+        ({"memory_mib": 1}, slice(0, 1), "1g.10gb of NVIDIA H100 80GB HBM3 has 1 MiB"),
+        ({"memory_mib": 1 << 30}, slice(3, 4), f"7g.80gb of NVIDIA H100 80GB HBM3 has {1 << 30} MiB"),
+        ({"memory_mib": 9 * 1024}, slice(0, 1), ""),
     ],
 )
 def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
@@ -270,6 +273,21 @@ def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
         request = {"kind": "submit", "uid": "1000", "partition": "gpu", "tres_per_node": "gres/mig:auto"}
         job = JobRequest.from_fields({**request, "comment": comment})
         assert isinstance(rewrite(job, catalog, chooser, SubmitPolicy(), decision_id="d", ts=1.0, past={}), Accept)
+
+
+def test_a_geometry_without_the_whole_gpu_is_refused() -> None:
+    """It would be another kind of H100, to whose whole GPU `gpu:h100` may be rewritten."""
+    event = read_event(inventory(gpu(0, geometry={**GEOMETRY, "profiles": GEOMETRY["profiles"][:1]})))
+    assert event.kind == messages.REFUSED
+    assert "1g.10gb is the largest profile of NVIDIA H100 80GB HBM3" in event.fields["what"]
+
+
+def test_kinds_of_one_gpu_are_in_the_order_of_their_numbers() -> None:
+    """A node that describes its GPUs differently does not change what `gpu:1` and `gpu:h100` mean to others."""
+    odd = gpu(0, geometry={**GEOMETRY, "name": "A GPU", "profiles": GEOMETRY["profiles"][1:]})
+    nodes = [NodeRow(name, frozenset({"IDLE"}), {}, {}, ("gpu",)) for name in ("n0", "n1", "n2")]
+    catalog = catalogs.build({"n0": [odd], "n1": [gpu(0)], "n2": [gpu(0)]}, nodes, Config())
+    assert [kind.name for kind in catalog.partitions["gpu"].kinds] == ["h100-80gb", "a-gpu-80gb"]
 
 
 def test_a_geometry_without_a_plain_profile_is_refused() -> None:
