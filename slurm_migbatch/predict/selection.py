@@ -55,7 +55,8 @@ REASONS: Final = {
     "time_short": "no slice is predicted to be fast enough; using the fastest",
     "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
     "unknown_model": "the site's default, as nothing is known about %s; add mem= to the hints",
-    "no_hints": "the site's default, as the job has no hints; add --comment='migbatch: model=... batch=...' or mem=...",
+    "no_hints": "the site's default, as the job names no model and no memory; add --comment='migbatch: model=... "
+    "batch=...' or mem=...",
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""
 PREDICTED: Final = ". Predicted for %s: at most %s ms per batch, at least %s items/s, %s of %s GiB"

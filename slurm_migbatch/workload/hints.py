@@ -192,6 +192,8 @@ def _unknown(key: str) -> Refusal:
 def _value(key: str, text: str) -> Mapping[str, str | int]:
     value = _READERS[key](lower(text))
     if value is None:
+        if key == "model" and text.startswith("/"):
+            raise Refusal("model_path", show(text))
         raise Refusal("hint_value", key, show(text), FORMS[key])
     return value
 

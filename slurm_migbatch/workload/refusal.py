@@ -80,6 +80,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",
         "hint_value": "invalid hint %s=%s: use %s",
+        "model_path": "model=%s is a path, and is not read here: use the model's public name, or the hints that "
+        "migbatch model describe prints for it",
         "deadline_alone": "deadline= requires the amount of work: add items=, for example items=1m deadline=2h",
         "min_over_max": "min=%s is larger than max=%s: swap them or remove one",
         "input_unit": "model %s takes its input in %s: use %s",

@@ -31,6 +31,33 @@ def figures(text: str, rate: int | None = None) -> dict[str, TokenFigures]:
     return dict(figures_by_profile(workload(text), SITE.partitions["gpu"], rate, LearnedPredictor()))
 
 
+@pytest.mark.parametrize(
+    ("hints", "request_tokens", "assumed"),
+    [
+        ("max_model_len=8k", (1024, 256), ()),
+        ("max_model_len=1k", (820, 204), ("input=820", "output=204")),
+        ("max_model_len=512 output=256", (256, 256), ("input=256",)),
+        ("max_model_len=512 input=100", (100, 256), ()),
+        ("max_model_len=512 input=400", (400, 112), ("output=112",)),
+        ("max_model_len=512 input=512", (512, 1), ("output=1",)),
+        ("max_model_len=512 output=512", (1, 511), ("input=1",)),
+        ("input=2k output=300", (2048, 300), ()),
+    ],
+)
+def test_usual_request_is_shortened_to_the_longest_sequence(
+    hints: str, request_tokens: tuple[int, int], assumed: tuple[str, ...]
+) -> None:
+    found = workload(f"model=mistral-7b max_num_seqs=8 {hints}")
+    assert found.serving is not None
+    assert (found.serving.input, found.serving.output) == request_tokens
+    assert found.assumed == assumed
+
+
+def test_shorter_sequences_do_not_make_tokens_slower() -> None:
+    short, long = (figures(f"model=mistral-7b max_model_len={length}")["1g.20gb"] for length in ("1k", "8k"))
+    assert short.tpot_s.mid <= 1.1 * long.tpot_s.mid
+
+
 def test_memory_of_llama_3_1_8b_agrees_with_the_vllm_report() -> None:
     """Llama-3.1-8B in bf16: 14.96 GiB of weights, 131072 bytes per token of cache, 0.8 GiB in addition."""
     need = need_of(workload("model=llama-3.1-8b engine=vllm max_model_len=8192 max_num_seqs=8"), 20096)

@@ -119,7 +119,7 @@ def test_job_without_a_script_is_not_recognized(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     answer = shim(JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="bash"))
-    assert isinstance(answer, Accept) and "the job has no hints; add --comment" in answer.message
+    assert isinstance(answer, Accept) and "the job names no model and no memory; add --comment" in answer.message
     assert key_of(service, decisions) == ""
 
 

@@ -90,7 +90,7 @@ def test_shim_without_service_and_table_grants_the_default_profile(tmp_path: Pat
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock")) as shim:
         answer = shim(auto(comment="migbatch: batch=32 slo=200ms"))
         assert answer.changes["comment"].endswith("[mig:1g.10gb:1#auto]")
-        assert "the job has no hints" in answer.message
+        assert "the job names no model and no memory" in answer.message
         refused = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert isinstance(refused, Refuse) and "add mem=" in refused.sentence
         with_memory = shim(auto(comment="migbatch: model=bert-large mem=15gb"))

@@ -87,6 +87,16 @@ STATE_WIDTHS: Final = 2 * 264
 CLIP_MIB: Final = 16 * 1024
 CLIP_PX: Final = 832
 """Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
+SHORTEST: Final = 4
+"""Least letters of a family's name that say so alone: `t5`, `opt` and `yi` begin other names too."""
+AMBIGUOUS: Final = frozenset({"command", "distil", "neural", "nous", "snowflake", "solar", "step", "tencent"})
+"""First words of public models that other names begin with."""
+UNSIZED: Final = frozenset([
+    "auraflow", "cogview", "cogvlm", "ernie", "hidream", "idefics", "kimi", "kolors", "ling", "minicpm", "mochi",
+    "molmo", "skywork", "xverse",
+])  # fmt: skip
+"""Families of large models of which none is known here."""
+_LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 
@@ -155,7 +165,19 @@ def _by_group() -> Mapping[str, Sequence[str]]:
     return names
 
 
+def _is_generative(model: Model) -> bool:
+    return model.architecture.kind in ("decoder", "both")
+
+
+def _families() -> frozenset[str]:
+    """Return the letters with which the names of generative models begin, as far as those say so alone."""
+    first = (_words(name)[0] for model in ALL if _is_generative(model) for name in (model.name, *model.aliases))
+    letters = {match[0] for word in first if (match := _LETTERS.match(word))}
+    return frozenset({word for word in letters if len(word) >= SHORTEST} - AMBIGUOUS | UNSIZED)
+
+
 _BY_NAME: Final = _index()
+_FAMILIES: Final = _families()
 _BY_GROUP: Final = _by_group()
 
 
@@ -167,7 +189,7 @@ def known(name: str) -> Model | None:
 def generates(name: str) -> bool:
     """Return whether a name is that of a public generative model, whose memory can be computed."""
     model = known(name)
-    return model is not None and model.architecture.kind in ("decoder", "both")
+    return model is not None and _is_generative(model)
 
 
 @lru_cache(maxsize=4096)
@@ -300,8 +322,11 @@ def mentions_active(name: str) -> bool:
 
 
 def mentions_public(name: str) -> bool:
-    """Return whether a word is the name of a public generative model, whatever the others are."""
-    return any(map(generates, _words(name)))
+    """Return whether a word is the name of a public generative model or begins with that of a family of such models,
+    whatever follows: `granite4:small-h`, `minicpm-v-2.6`. Its size may be any.
+    """
+    words = _words(name)
+    return any(map(generates, words)) or any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:

@@ -287,8 +287,11 @@ def _serving(hints: Hints, found: Found) -> Workload:
         reserve = architecture.context if engine == "vllm" else 0
         assumed.append(f"max_model_len={max(length, reserve)}")
     length = length or 1
-    inputs = min(hints.input or USUAL_INPUT, length)
-    outputs = min(llm_hints.output or USUAL_OUTPUT, max(length - inputs, 1))
+    inputs, outputs = _request(hints.input, llm_hints.output, length)
+    if architecture.kind in ("decoder", "both") and length <= inputs + outputs and length < USUAL_INPUT + USUAL_OUTPUT:
+        stated = {"input": hints.input, "output": llm_hints.output}
+        used = {"input": inputs, "output": outputs}
+        assumed.extend(f"{key}={used[key]}" for key, value in stated.items() if value is None)
     cache = (llm_hints.kv_cache_dtype or "auto").replace("_", "-")
     if cache not in precision.CACHE:
         raise Refusal("model_cache", show(llm_hints.kv_cache_dtype or ""))
@@ -297,6 +300,18 @@ def _serving(hints: Hints, found: Found) -> Workload:
         bits = 32.0
     serving = Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve)
     return Workload(found, serving, None, tuple(assumed))
+
+
+def _request(inputs: int | None, outputs: int | None, length: int) -> tuple[int, int]:
+    """Return the tokens of a request's input and output, which together have at most `length`.
+
+    What is not stated is as usual. If that is too long, it is shortened; if neither is stated, both in proportion.
+    """
+    if inputs is None:
+        longest = length - (outputs or length * USUAL_OUTPUT // (USUAL_INPUT + USUAL_OUTPUT))
+        inputs = max(min(USUAL_INPUT, longest), 1)
+    inputs = min(inputs, length)
+    return inputs, max(min(outputs or USUAL_OUTPUT, length - inputs), 1)
 
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
