@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
-from slurm_migbatch.workload.modelfile import without_ending
+from slurm_migbatch.workload.modelfile import spellings, without_ending
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
@@ -162,12 +162,12 @@ class ModelKnowledge:
     def canonical(self, name: str) -> str:
         """Return the name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
         whole = name.rsplit("/", 1)[-1].lower().replace("_", "-")
-        short = whole if self._lists(whole) else without_ending(whole)
-        known_name = short if self._lists(short) else self._squeezed.get(_squeeze(short), short)
-        return self.aliases.get(known_name, known_name)
-
-    def _lists(self, short: str) -> bool:
-        return short in self.facts or short in self.aliases
+        for short in spellings(whole):
+            listed = short in self.facts or short in self.aliases
+            known_name = short if listed else self._squeezed.get(_squeeze(short), "")
+            if known_name:
+                return self.aliases.get(known_name, known_name)
+        return without_ending(whole)
 
     def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
         """Return the specifications of a model; `rows` are measurements of it, used only for what describes the

@@ -33,7 +33,7 @@ from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
-from slurm_migbatch.workload.modelfile import without_ending
+from slurm_migbatch.workload.modelfile import spellings, without_ending
 from slurm_migbatch.workload.refusal import Refusal, show
 
 if TYPE_CHECKING:
@@ -124,14 +124,16 @@ def limits_of(hints: Hints, partition: Partition) -> JobLimits:
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
-    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved, and without the
-    ending of a file unless a name has it.
+    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved. If it is unknown so,
+    without the ending of a file or timm's tag (`resnet50.a1_in1k`).
 
     Unknown names are returned in that form.
     """
     whole = name.rsplit("/", 1)[-1].replace("_", "-")
-    short = whole if whole in grids or whole in aliases else without_ending(whole)
-    return short if short in grids else aliases.get(short, short)
+    for short in spellings(whole):
+        if short in grids or short in aliases:
+            return short if short in grids else aliases[short]
+    return without_ending(whole)
 
 
 class Chooser:

@@ -1,4 +1,4 @@
-"""Endings of model files, which users write as part of a model's name: `yolov8n.pt`."""
+"""Remove from a model's name what users write after it: the ending of its file (`yolov8n.pt`), or a tag."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ _ENDINGS: Final = (
     "bin ckpt engine ggml gguf h5 keras mar mlmodel onnx pb plan pt pt2 pth safetensors tflite torchscript trt"
 )
 ENDINGS: Final = frozenset(_ENDINGS.split())
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Return the forms of a name in lower case under which a model may be known, the most exact first: the name,
+    without the ending of a file, and without what follows the first dot, as tags of timm's models do.
+    """
+    return (name, without_ending(name), name.partition(".")[0])
 
 
 def without_ending(name: str) -> str:

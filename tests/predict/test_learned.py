@@ -223,7 +223,9 @@ def test_names_that_differ_only_by_hyphens_are_the_same_model_unless_two_have_th
     assert knowledge.canonical("regnet_y_3_2gf") == "regnet-y-3.2gf" != knowledge.canonical("regnet_y_32gf")
 
 
-@pytest.mark.parametrize("name", ["yolov8n.pt", "ultralytics/yolov8n.onnx", "YOLOv8n.engine", "yolov8n"])
+@pytest.mark.parametrize(
+    "name", ["yolov8n.pt", "ultralytics/yolov8n.onnx", "YOLOv8n.engine", "yolov8n", "yolov8n.v2_coco", "yolov8n.v2.pt"]
+)
 def test_name_of_a_models_file_is_the_models_name(name: str) -> None:
     assert ModelKnowledge().canonical(name) == "yolov8n"
     grids, aliases = LearnedPredictor().grids(), LearnedPredictor().aliases()

@@ -35,7 +35,7 @@ entries = st.one_of(
     st.text(alphabet="mig:=auto.1gpu ,\t\xe4", max_size=12),
 )
 tres = st.lists(entries, min_size=1, max_size=3).map(",".join)
-models = words("bert-large google/bert_large resnet50 llama-3.1-8b no-such-model Mistral-7B vgg19.onnx /data/vit")
+models = words("bert-large google/bert_large resnet50.a1_in1k llama-3.1-8b no-model Mistral-7B vgg19.onnx /data/vit")
 pairs = st.one_of(
     st.builds("model={}".format, models),
     st.builds("batch={}".format, words("1 7 32 100 1024 5000 65536 65537 0 1e12 x -1")),
