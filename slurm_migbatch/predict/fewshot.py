@@ -92,7 +92,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
         mean,
         0.5 * (covariance + covariance.T),
         places_of(cells)[indices],
-        (logs - surface.value(mean, cells)[0])[indices],
+        (logs - surface.curve(mean, cells))[indices],
         np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[indices],
     )
 
@@ -127,7 +127,7 @@ def _even(count: int, most: int) -> npt.NDArray[np.intp]:
 
 def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Array, weight: Array) -> list[Array]:
     draws = even_draws(len(prior.mean))
-    values, _ = surface.value((prior.mean + draws @ root.T).T[:, :, None], cells)
+    values = surface.curve((prior.mean + draws @ root.T).T[:, :, None], cells)
     # a quarter of the weight: the draws are coarse, and a good basin must not lose to a lucky draw in a bad one
     costs = np.sum(((values - logs) * weight * 0.25) ** 2, axis=1) + np.sum(draws**2, axis=1)
     return [np.zeros(len(prior.mean)), *(draws[i] for i in np.argsort(costs)[:STARTS])]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array
 
@@ -23,7 +24,7 @@ INPUT_GROWTH: Final = 1.5
 LARGEST_BATCH: Final = 1024
 
 
-def knee(batches: Sequence[int], seconds: Array) -> int:
+def knee(batches: Sequence[int] | npt.NDArray[np.intp], seconds: Array) -> int:
     """Return the smallest of the ascending `batches` whose throughput reaches KNEE_SHARE of the best of them."""
     rates = np.asarray(batches, dtype=np.float64) / seconds
     return int(batches[int(np.argmax(rates >= KNEE_SHARE * rates.max()))])
@@ -32,11 +33,12 @@ def knee(batches: Sequence[int], seconds: Array) -> int:
 def batch_edges(seconds: Array) -> tuple[int, ...]:
     """Return the edges of a model's batch buckets; row i of `seconds` are the times of batch i + 1 on each slice."""
     largest, slices = seconds.shape
-    batches = range(1, largest + 1)
+    batches = np.arange(1, largest + 1)
     fixed = {knee(batches, seconds[:, i]) for i in range(slices)} | {2**i for i in range(largest.bit_length())}
     edges = [1]
     while (batch := edges[-1]) < largest:
-        within = (seconds[batch:] <= GROWTH * seconds[batch - 1]).all(axis=1)
+        # a power of two is an edge, so the next edge is not beyond it
+        within = (seconds[batch : 1 << batch.bit_length()] <= GROWTH * seconds[batch - 1]).all(axis=1)
         following = batch + max(int(np.argmin(within)) if not within.all() else len(within), 1)
         edges.append(min((edge for edge in fixed if batch < edge < following), default=following))
     return tuple(edges)
@@ -51,8 +53,8 @@ def input_edges(work: Callable[[float], float], anchors: Collection[int], larges
     edges, size = {*anchors, largest}, 16
     while size < largest:
         edges.add(size)
-        following = size + 16
-        while following + 16 <= largest and work(following + 16) <= INPUT_GROWTH * work(size):
+        following, most = size + 16, INPUT_GROWTH * work(size)
+        while following + 16 <= largest and work(following + 16) <= most:
             following += 16
         size = following
     return tuple(sorted(edges))

@@ -263,15 +263,19 @@ def _share(machine: Machine, kind: GpuKind) -> float:
     return machine.flops / (kind.tflops * 1e12)
 
 
+@lru_cache(maxsize=1)
+def _edge_cells() -> Sequence[Cells]:
+    """Return every batch on each of EDGE_SHARES, at the reference size of any model."""
+    batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
+    ones = np.ones(len(batches))
+    shares = [(14 * compute / 108 * ones, memory / 8 * ones) for compute, memory in EDGE_SHARES]
+    return [Cells(batches, sm, memory, ones, ones, ones) for sm, memory in shares]
+
+
 @lru_cache(maxsize=1024)  # most models have the same grid in every version of the predictor
 def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int]) -> Grid:
     """Return the bucket edges of a model whose time has the parameters `mean`; `anchors`: input sizes to include."""
-    batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
-    ones = np.ones(len(batches))
-    columns = []
-    for compute, memory in EDGE_SHARES:
-        cells = Cells(batches, 14 * compute / 108 * ones, memory / 8 * ones, ones, ones, ones)
-        columns.append(np.exp(SURFACES["time"].value(np.array(mean), cells)[0]))
+    columns = [np.exp(SURFACES["time"].curve(np.array(mean), cells)) for cells in _edge_cells()]
     largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
     return Grid(
         known.unit,

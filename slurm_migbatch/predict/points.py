@@ -157,7 +157,7 @@ def worth_choosing(surface: Surface, belief: Belief, cells: Cells) -> Array:
     items = np.log(cells.batch * cells.procs) - np.log(cells.sm)
     share = np.zeros(len(cells))
     for draw in draws:
-        value, _ = surface.value(belief.mean + root @ draw, cells)
+        value = surface.curve(belief.mean + root @ draw, cells)
         order = np.argsort(value, kind="stable")
         efficiency = (items - value)[order]
         best = np.concatenate([[-np.inf], np.maximum.accumulate(efficiency)[:-1]])

@@ -227,7 +227,7 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
     """Return the expectation from data sheets and operation counts."""
     surface = SURFACES[figure]
     prior = pool(surface, key[1], ()).prior(key[0], known, gpu)
-    values: list[float] = surface.value(prior.mean, Cells.of_rows(rows, gpu, known))[0].tolist()
+    values: list[float] = surface.curve(prior.mean, Cells.of_rows(rows, gpu, known)).tolist()
     return values
 
 

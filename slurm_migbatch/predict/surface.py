@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,19 @@ MIGPerf's and our own programs did not. Training usually has 16 bits.
 """
 
 
+class _Terms(NamedTuple):
+    """Parts of the time at each point: `idle` items that the device has room for, `filled` with the batch, the slice's
+    share of the device (`roof`), the logarithms of the device's time, of the longer of it and the host's, and of all.
+    """
+
+    idle: Array
+    filled: Array
+    roof: Array
+    device: Array
+    longer: Array
+    value: Array
+
+
 class TimeSurface:
     """Seconds for one batch of one process.
 
@@ -67,21 +80,19 @@ class TimeSurface:
     by_context = ()
     common = 1.0
 
-    def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """Return the log of the figure at each point, and its derivatives (points x parameters).
+    def curve(self, theta: Array, cells: Cells) -> Array:
+        """Return the log of the figure at each point.
 
         For several draws at once `theta` has the shape (parameters, draws, 1); the result has draws in front.
         """
-        host, item, start, scale, mix, start_sm, serial, share, inputs = theta
+        return self._terms(theta, cells).value
+
+    def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
+        """Return what `curve` does, and its derivatives (points x parameters)."""
+        scale = theta[3]
         logs = cells.logs
-        idle = np.exp(np.minimum(np.maximum(start + start_sm * logs.sm, -30.0), 30.0))
-        filled = cells.batch + idle
-        roof = mix * logs.sm + (1.0 - mix) * logs.memory
-        device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work
-        longer = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
+        idle, filled, roof, device, longer, value = self._terms(theta, cells)
         by_device = np.exp(SHARPNESS * (device - longer))
-        added = serial + logs.batch + logs.volume
-        value = np.logaddexp(longer, added)
         overlapped = np.exp(longer - value)
         to_device = overlapped * by_device
         unfilled = to_device * idle / filled
@@ -96,6 +107,17 @@ class TimeSurface:
         slopes[..., 7] = to_device * logs.procs
         slopes[..., 8] = to_device * logs.work
         return value, slopes
+
+    def _terms(self, theta: Array, cells: Cells) -> _Terms:
+        host, item, start, scale, mix, start_sm, serial, share, inputs = theta
+        logs = cells.logs
+        idle = np.exp(np.minimum(np.maximum(start + start_sm * logs.sm, -30.0), 30.0))
+        filled = cells.batch + idle
+        roof = mix * logs.sm + (1.0 - mix) * logs.memory
+        device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work
+        longer = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
+        value = np.logaddexp(longer, serial + logs.batch + logs.volume)
+        return _Terms(idle, filled, roof, device, longer, value)
 
     def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train.
@@ -139,6 +161,10 @@ class MemorySurface:
     by_precision = ()
     by_context = ("base",)
     common = MEMORY_COMMON
+
+    def curve(self, theta: Array, cells: Cells) -> Array:
+        """See `TimeSurface`."""
+        return self.value(theta, cells)[0]
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
         """See `TimeSurface`."""

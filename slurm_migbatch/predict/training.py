@@ -97,7 +97,7 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
             continue
         prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
         fit = adapt(surface, prior, cells, logs, noise)
-        misfit = float(np.sqrt(np.mean((logs - surface.value(fit.mean, cells)[0]) ** 2)))
+        misfit = float(np.sqrt(np.mean((logs - surface.curve(fit.mean, cells)) ** 2)))
         unit = Unit(
             sample.model, sample.known, sample.gpu, sample.stack, fit.mean, fit.covariance.diagonal(), misfit
         )  # fmt: skip
@@ -209,7 +209,7 @@ def _believed(
 def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:
     """Return the squared distance, in standard deviations, of a fit from its prior and from the measurements."""
     from_prior = belief.mean - prior.mean
-    missed = (surface.value(belief.mean, cells)[0] - logs) / noise
+    missed = (surface.curve(belief.mean, cells) - logs) / noise
     return float(from_prior @ np.linalg.solve(prior.covariance, from_prior) + missed @ missed)
 
 
