@@ -253,7 +253,7 @@ def again(shown: JobRow) -> Demand:
 
 
 def test_why_names_the_job_that_is_moved_for_a_pending_job() -> None:
-    assert why_moved(9, moving()) == "job 5, a restartable training job, is moved for it"
+    assert why_moved(9, moving()) == "job 5 is moved for it", "nothing of the other user's hints"
     assert why_moved(5, moving()) == why_moved(8, moving()) == ""
 
 

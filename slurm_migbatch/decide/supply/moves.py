@@ -269,6 +269,6 @@ def _end(until: float | None) -> float:
 
 
 def why_moved(job: int, memory: MoveMemory) -> str:
-    """Return which training job is moved for a pending job; empty for none."""
+    """Return which job is moved for a pending job; empty for none. What its hints say is for its own user."""
     moved_job = next((move.job for move in memory.moves.values() if move.waiting == job), None)
-    return "" if moved_job is None else f"job {moved_job}, a restartable training job, is moved for it"
+    return "" if moved_job is None else f"job {moved_job} is moved for it"
