@@ -49,13 +49,29 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
+class WaitReason:
+    """Why a job waits.
+
+    The texts are separate because the query service asks for users who have fewer rights than itself.
+
+    Attributes:
+        why: for everyone who may see the job.
+        in_full: the same with what follows from the hints of the job's user; empty if there is nothing more, or if the
+            caller may not see it.
+    """
+
+    why: str
+    in_full: str = ""
+
+
+@dataclass(frozen=True)
 class Asking:
     """Queries that the commands may make on the unix socket; `uid` is always that of the caller."""
 
     #: (uid, job): why the job waits
-    why: Callable[[int, int], Awaitable[str]]
+    why: Callable[[int, int], Awaitable[WaitReason]]
     #: (uid): training jobs that wait for a loan, and why
-    waiting: Callable[[int], Awaitable[Mapping[int, str]]]
+    waiting: Callable[[int], Awaitable[Mapping[int, WaitReason]]]
     #: uids of users who may see findings of nodes, and may report which slurmctld is the primary
     administrators: frozenset[int] = frozenset({0})
 
@@ -65,11 +81,11 @@ async def anywhere(_node: str, _address: str) -> str:
     return ""
 
 
-async def _no_reason(_uid: int, _job: int) -> str:
-    return "supply is disabled here"
+async def _no_reason(_uid: int, _job: int) -> WaitReason:
+    return WaitReason("supply is disabled here")
 
 
-async def _nobody_waits(_uid: int) -> Mapping[int, str]:
+async def _nobody_waits(_uid: int) -> Mapping[int, WaitReason]:
     return {}
 
 
@@ -192,11 +208,14 @@ class NodeApi:
         uid, job = _uid(request), str(request.path_params["job"])
         if not _JOB.fullmatch(job):
             raise Refused(404, "a job is named by its number")
-        return as_json({"why": await self.asking.why(uid, int(job))})
+        reason = await self.asking.why(uid, int(job))
+        # commands of earlier releases show "why" to everyone
+        return as_json({"why": reason.why, "in_full": reason.in_full})
 
     async def _waiting(self, request: Request) -> Response:
         reasons = await self.asking.waiting(_uid(request))
-        return as_json({"waiting": {str(job): why for job, why in reasons.items()}})
+        in_full = {str(job): reason.in_full for job, reason in reasons.items() if reason.in_full}
+        return as_json({"waiting": {str(job): reason.why for job, reason in reasons.items()}, "in_full": in_full})
 
     async def _reports(self, request: Request) -> Response:
         self._administrator(request, "findings of nodes")

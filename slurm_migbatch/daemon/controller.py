@@ -30,6 +30,7 @@ from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import GIVING, LoanOrder
+from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.decide.lending.stage import LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Questions
 from slurm_migbatch.decide.supply.moves import why_moved
@@ -367,12 +368,16 @@ class Controller:
         """Record that a job was requeued and given a start time outside of a round, see `BeginTimes`."""
         self._begin_times.note([job], self._clock.time())
 
-    def why(self, job: int) -> str:
-        """Return why a job is pending; one sentence."""
+    def why(self, job: int, *, in_full: bool = True) -> str:
+        """Return why a job is pending; one sentence.
+
+        Args:
+            in_full: with what follows from the hints of the job's user.
+        """
         now = self._clock.time()
         lending = why_not_lent(job, self.memory.lending, now) if self.settings.lending is not None else None
         if lending is not None:
-            return lending
+            return lending if in_full else without_estimates(lending)
         row = next((row for row in self._jobs if row.job_id == job), None)
         if self.settings.supply is None:
             supply = "supply is disabled ([supply] enabled = false)"
@@ -380,7 +385,7 @@ class Controller:
             decided = self.decision.supply if self.decision is not None else None
             lends = None if self.settings.lending is None else self.settings.lending.partitions
             supply = why_not_started(job, row, decided, now, lends)
-        tied = "" if row is None else why_pipeline(row, self.memory.dispatch.pipelines)
+        tied = why_pipeline(row, self.memory.dispatch.pipelines) if in_full and row is not None else ""
         return "; ".join(text for text in (supply, why_moved(job, self.memory.supply.moves), tied) if text)
 
     def waiting_for_loans(self) -> dict[int, str]:

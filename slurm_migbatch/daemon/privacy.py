@@ -41,6 +41,10 @@ class Privacy:
         others = any(row.uid != uid for row in rows)
         return (await self.rights(uid) if others else Rights(uid)).jobs(rows)
 
+    async def in_full(self, uid: int, row: JobRow) -> bool:
+        """Return whether the user may see what the job's user wrote into it."""
+        return uid == row.uid or (await self.rights(uid)).in_full(row.uid, row.account)
+
     async def rights(self, uid: int) -> Rights:
         """Return the user's rights."""
         if uid in self._trusted:

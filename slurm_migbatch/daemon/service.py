@@ -21,7 +21,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
-from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
+from slurm_migbatch.daemon.api import Asking, NodeApi, WaitReason, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
@@ -47,6 +47,7 @@ from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.tasks import cancel, keep
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store
@@ -192,18 +193,25 @@ class Service:
         marks = {"marks": dict(self._marks)} if self._marks else {}
         return {"ok": not any(checks.values()), "checks": states, **marks}
 
-    async def why(self, uid: int, job: int) -> str:
+    async def why(self, uid: int, job: int) -> WaitReason:
         """Return why a job waits, for a user who may see it."""
         rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
         if not await self.privacy.visible(uid, rows):
-            return f"Slurm does not list job {job}"
-        return self.rounds.controller.why(job)
+            return WaitReason(f"Slurm does not list job {job}")
+        controller = self.rounds.controller
+        return await self._reason(uid, rows[0], controller.why(job, in_full=False), controller.why(job))
 
-    async def waiting(self, uid: int) -> Mapping[int, str]:
+    async def waiting(self, uid: int) -> Mapping[int, WaitReason]:
         """Return which training jobs wait for a loan, and why; those that a user may see."""
         reasons = self.rounds.controller.waiting_for_loans()
         visible = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in reasons])
-        return {row.job_id: reasons[row.job_id] for row in visible}
+        texts = {row.job_id: (without_estimates(reasons[row.job_id]), reasons[row.job_id]) for row in visible}
+        return {row.job_id: await self._reason(uid, row, *texts[row.job_id]) for row in visible}
+
+    async def _reason(self, uid: int, row: JobRow, why: str, in_full: str) -> WaitReason:
+        """Return why a job waits, in full for a user who may see its hints."""
+        shown = in_full != why and await self.privacy.in_full(uid, row)
+        return WaitReason(why, in_full if shown else "")
 
     def _queue(self) -> Sequence[JobRow]:
         return self.poller.latest.jobs if self.poller.latest else ()

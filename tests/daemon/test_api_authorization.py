@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.daemon.addresses import NodeAddresses, is_local, resolved
+from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.ended import HistoryClient, Standing
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.privacy import Privacy
@@ -263,6 +265,36 @@ def test_private_jobs_are_shown_only_to_users_who_may_see_them(
     with Running(make()) as running:
         eventually(lambda: running.service.rounds.controller.decision)
         assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData every user may query"
+
+
+TIED = "migbatch: model=resnet-50 items=600 pipeline=merger-with-acme deadline=9h [mig:1g.6gb:1#abc12345]"
+SHARING = "beside job 4 on its 1g.6gb: both end 321 s sooner on average than one after the other"
+
+
+def test_reasons_from_a_users_hints_are_shown_to_no_other_user(
+    make: Callable[..., Service], slurm: FakeSlurm, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.queue[2] = pending(2, "gres/mig:1g.6gb:1", comment=TIED, num_nodes=2, time_limit_s=5000, submit=time.time())
+    slurm.queue[3] = pending(3, "gres/mig:loan:1")
+    lent = {3: f"it is about to start {SHARING} (slowed down 1.20 and 1.40 times)"}
+    monkeypatch.setattr(Controller, "waiting_for_loans", lambda self: lent)
+    with Running(make()):
+        eventually(lambda: "merger-with-acme" in asked(config, 0, "/v1/why/2"))
+        for uid in (0, 1000):
+            assert "1:23:20 at most" in reply(config, uid, "/v1/why/2")["in_full"], "the owner sees it"
+            waiting = reply(config, uid, "/v1/waiting")
+            assert "1.40 times" in waiting["in_full"]["3"]
+            assert waiting["waiting"]["3"] == "it is about to start beside job 4 on its 1g.6gb", "as shown to others"
+            why = reply(config, uid, "/v1/why/2")["why"]
+            assert why and "merger" not in why, "an earlier release of the commands shows it to everyone"
+        assert reply(config, 1001, "/v1/why/2") == {"why": why, "in_full": ""}
+        assert reply(config, 1001, "/v1/waiting") == {"waiting": waiting["waiting"], "in_full": {}}
+
+
+def reply(config: Any, uid: int, path: str) -> Any:
+    status, _, text = asked(config, uid, path).partition(" ")
+    assert status == "200"
+    return json.loads(text)
 
 
 def tcp(port: int, path: str) -> str:

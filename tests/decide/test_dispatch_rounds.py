@@ -282,6 +282,7 @@ def test_pipeline_is_split_once_the_record_has_returned_its_candidates(site: Cal
         (number, "retype") for number, profile in changed.items() if profile != "1g.6gb"
     ]
     assert "pipeline night: 2 unfinished jobs" in cluster.control.why(2)
+    assert cluster.control.why(2, in_full=False) == cluster.control.why(77), "nothing of the pipeline"
     assert cluster.control.why(77) == "supply is disabled ([supply] enabled = false)"
     assert not cluster.run_round(2.0), "the split is not changed"
 
