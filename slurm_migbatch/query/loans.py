@@ -14,6 +14,7 @@ from typing import Any
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
+from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown
@@ -55,6 +56,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
         }
     visible = [loan for row in rows if (loan := Loan.from_row(row)) is not None and may_see(rights, loan, job_views)]
     reasons, remarks = waiting(site) if any(job_view.row.pending for job_view in job_views.values()) else ({}, ())
+    dry_run_reasons = {job: why for job, why in dry_run_reasons.items() if _in_full(rights, job_views.get(job))}
     views = redacted(
         rights, view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted), job_views, visible
     )
@@ -74,17 +76,21 @@ def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> boo
     return rights.run(loan.uid, loan.account) or (job_view is not None and job_view.row.uid == loan.uid)
 
 
+def _in_full(rights: Rights, job_view: JobView | None) -> bool:
+    return job_view is not None and rights.in_full(job_view.row.uid, job_view.row.account)
+
+
 def redacted(
     rights: Rights, views: Sequence[LoanView], job_views: Mapping[int, JobView], loans: Sequence[Loan]
 ) -> list[LoanView]:
-    """Return the lines without accounts and jobs of others that the user may not see."""
+    """Return the lines without accounts and jobs of others that the user may not see, and what their hints imply."""
     owners = {loan.job_id: (loan.uid, loan.account) for loan in loans}
     owners |= {job: (job_view.row.uid, job_view.row.account) for job, job_view in job_views.items()}
     return [
         replace(
             row,
             account=row.account if rights.account(*owners[row.job]) else "",
-            why=rights.sentence(row.why, owners),
+            why=rights.sentence(row.why if rights.in_full(*owners[row.job]) else without_estimates(row.why), owners),
         )
         for row in views
     ]
@@ -145,11 +151,12 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 
 def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
-    """Ask migbatchd why each job waits; if it does not answer, return nothing and a remark."""
+    """Ask migbatchd why each job waits, in full; if it does not answer, return nothing and a remark."""
     try:
-        reasons = json.loads(site.daemon("/v1/waiting"))["waiting"]
+        reply = json.loads(site.daemon("/v1/waiting"))
+        reasons = {**reply["waiting"], **reply.get("in_full", {})}
         return {int(job): str(why) for job, why in reasons.items()}, ()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         location = "" if site.quiet else f" at {site.config.daemon.api_socket}"
         return {}, (f"migbatch: no answer from migbatchd{location}, reasons are missing{site.detail(error)}",)
 

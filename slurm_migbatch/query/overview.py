@@ -18,7 +18,7 @@ from slurm_migbatch.query.loans import waiting
 from slurm_migbatch.query.nodes import NodeView
 from slurm_migbatch.query.nodes import view as node_views
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.query.why import ask, known_catalog
+from slurm_migbatch.query.why import Reason, ask, known_catalog
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.progress import RunProgressRow
@@ -85,10 +85,10 @@ def expectation(site: QuerySite, seen: Overview, row: JobRow) -> Expected | None
     return site.kept(f"expected {row.job_id}", _EXPECTED_S, find)
 
 
-def sentence(site: QuerySite, row: JobRow) -> str:
-    """Return migbatchd's reason why a job waits; nothing if it does not answer."""
+def reason(site: QuerySite, row: JobRow) -> Reason:
+    """Return why a job waits according to migbatchd; nothing if it does not answer."""
     if site.kept("silent", _WAIT_S, lambda: not _answers(site)):
-        return ""
+        return Reason("")
     return site.kept(f"why {row.job_id}", _WAIT_S, lambda: ask(site, row.job_id))
 
 

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.query import loans as lending
 from slurm_migbatch.query.nodes import GpuView, NodeView, fault_sentence, free_counts
-from slurm_migbatch.query.overview import Overview, expectation, overview, sentence
+from slurm_migbatch.query.overview import Overview, expectation, overview, reason
 from slurm_migbatch.query.questions import TopQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
@@ -231,11 +232,12 @@ def _queue(asked: _Selection, site: QuerySite) -> Iterator[QueueRow]:
         reasons: Counter[str] = Counter()
         for row in rows:
             reasons[row.reason] += row.tasks
-        reason = reasons.most_common(1)[0][0]
+        commonest = reasons.most_common(1)[0][0]
         start, expected = _start(asked, site, first)
-        why = asked.sentence(sentence(site, first)) if asked.rights.nodes else ""
+        in_full = asked.rights.in_full(first.uid, first.account)
+        why = asked.sentence(reason(site, first).shown(in_full=in_full)) if asked.rights.nodes else ""
         since = min(row.submit for row in rows)
-        yield QueueRow(wants, sum(row.tasks for row in rows), since, reason[:_WORDS], why, start, expected)
+        yield QueueRow(wants, sum(row.tasks for row in rows), since, commonest[:_WORDS], why, start, expected)
 
 
 def _wants(row: JobRow) -> str:
@@ -320,9 +322,10 @@ def _actions(asked: _Selection) -> Iterator[EventRow]:
         if not _may_see(asked, job) or not asked.of_job(job):
             continue
         uid, account, _ = asked.owner(job)
-        hidden = row["kind"] in _OWN and not asked.rights.in_full(uid, account)
-        text = "" if hidden else asked.sentence(row["why"])
-        yield EventRow(float(row["ts"]), str(row["kind"]), "", job, _user(asked, job), text)
+        why = row["why"] or ""
+        if not asked.rights.in_full(uid, account):
+            why = "" if row["kind"] in _OWN else without_estimates(why)
+        yield EventRow(float(row["ts"]), str(row["kind"]), "", job, _user(asked, job), asked.sentence(why))
 
 
 def _may_see(asked: _Selection, job: int) -> bool:

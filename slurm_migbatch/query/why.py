@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_loan
 from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
@@ -28,6 +28,8 @@ from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 from slurm_migbatch.workload.loans import LoanHints, decided, loan_hints
 
+_OLDER: Final = "migbatchd is of an earlier release, whose reasons are shown to the job's user only; restart it"
+
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with what a pending job waits for."""
@@ -43,14 +45,14 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
         )
     elastic = loan_hints(row.comment, row.partition, row.gres, site.config.lending.partitions)
-    decision, at_once = None, ""
-    if rights.in_full(row.uid, row.account):
+    decision, at_once, in_full = None, "", rights.in_full(row.uid, row.account)
+    if in_full:
         decision, at_once = _decision(site, row), tasks_at_once(row, _throttles(site, row))
     elif elastic is not None:
         elastic = replace(elastic, min=None, max=None)
     supply = "nodes are private"
     if rights.nodes:
-        supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
+        supply = rights.sentence(ask(site, row.job_id).shown(in_full=in_full), {other.job_id for other in queue})
     expected: list[tuple[str, str]] = []
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())
@@ -135,13 +137,28 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
         yield f"{profile}: {listed or 'not offered at the moment'}"
 
 
-def ask(site: QuerySite, job: int) -> str:
+@dataclass(frozen=True)
+class Reason:
+    """Why a job waits, for everyone who may see it; `in_full`: with what follows from its user's hints, if anything."""
+
+    why: str
+    in_full: str = ""
+
+    def shown(self, *, in_full: bool) -> str:
+        """Return what a user may see."""
+        return self.in_full if in_full and self.in_full else self.why
+
+
+def ask(site: QuerySite, job: int) -> Reason:
     """Return why a job waits according to the running supply loop, or a sentence that it does not answer."""
     try:
-        return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
-    except (OSError, ValueError, KeyError) as error:
+        reply = json.loads(site.daemon(f"/v1/why/{job}"))
+        if "in_full" in reply:
+            return Reason(str(reply["why"]), str(reply["in_full"]))
+        return Reason(_OLDER, str(reply["why"]))  # its only sentence may tell hints
+    except (OSError, ValueError, KeyError, TypeError) as error:
         location = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
-        return f"no answer from migbatchd{location}; offers do not change"
+        return Reason(f"no answer from migbatchd{location}; offers do not change")
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:

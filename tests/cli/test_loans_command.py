@@ -131,13 +131,16 @@ def test_other_users_loans_are_hidden_by_private_data(call: Call, monkeypatch: p
     ]
 
 
-def test_dry_run_shows_what_it_would_do(call: Call) -> None:
+def test_dry_run_shows_what_it_would_do(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     action = {
         "ts": 100.0, "job_id": 3, "restart": 0, "kind": "release", "before": "gres:mig:loan:1",
         "after": "mig:2g.20gb:1", "why": "2g.20gb is idle on n1", "dry_run": True,
     }  # fmt: skip
     out = call(QUEUE, ROWS, "-P", "-n", "-j", "3", dry_run=True, actions=[action]).output
     assert "dry run: would release, gres:mig:loan:1 -> mig:2g.20gb:1 (2g.20gb is idle on n1)" in out
+    monkeypatch.setattr(asking, "_rights", lambda site, named: Rights(1002, private=frozenset()))
+    out = call(QUEUE, [], "-P", "-n", "-j", "3", dry_run=True, actions=[{**action, "ts": 101.0}]).output
+    assert "dry run" not in out and "no GPU has room" in out, "its reason may follow from the user's hints"
 
 
 def test_control_characters_of_users_are_not_printed(call: Call) -> None:

@@ -179,6 +179,39 @@ def test_private_jobs_and_nodes_stay_private(ask: Ask) -> None:
     assert nowhere.queue[0].why == ""
 
 
+def test_what_a_users_hints_imply_is_shown_to_no_other_user(
+    ask: Ask, site: PlayedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = "beside job 12 on its 2g.20gb: both end 321 s sooner on average than one after the other"
+    shared += " (slowed down 1.20 and 1.40 times)"
+    faster = "2g.20gb instead of 1g.10gb makes it 1.7 times faster"
+    replies: dict[str, Any] = {
+        "/v1/waiting": {"waiting": {}, "in_full": {"24": f"it is about to start {shared}"}},
+        "/v1/plans": {"plans": {}},
+    }
+    tied = "pipeline merger-with-acme: 2 unfinished jobs are predicted to take 1:25:00 at most"
+    reply = {"why": "reserved", "in_full": f"reserved; {tied}"}
+    monkeypatch.setattr(PlayedSite, "daemon", lambda _, path: json.dumps(replies.get(path, reply)).encode())
+    act = {"ts": NOW, "job_id": 12, "restart": 0, "before": "", "after": "", "dry_run": False}
+    with open_store(site.url) as store:
+        store.save_loans([], [{**act, "kind": "signal", "why": faster}, {**act, "kind": "share", "why": shared}])
+    bob, other = Rights(QUEUE[1].uid, private=frozenset()), Rights(4711, private=frozenset())
+    own, others = ask(bob), ask(other)
+    assert [row.why for row in own.queue] == ["reserved", f"reserved; {tied}"], "the first job of each group decides"
+    assert [row.why for row in others.queue] == ["reserved", "reserved"]
+    assert (own.loans[1].why, others.loans[1].why) == (
+        f"it is about to start {shared}", "it is about to start beside job 12 on its 2g.20gb"
+    )  # fmt: skip
+    assert {faster, shared} < {row.text for row in own.events}
+    assert {row.text for row in others.events} >= {"2g.20gb instead of 1g.10gb", ""}
+    for figure in ("merger", "1:25:00", "321", "1.40", "1.7"):
+        assert figure in own.write() and figure not in others.write()
+    del reply["in_full"]
+    reply["why"] = f"reserved; {tied}"
+    monkeypatch.setattr(site, "_kept", {})
+    assert ("merger" in ask(bob).write(), "merger" in ask(other).write()) == (True, False), "an earlier migbatchd"
+
+
 def test_page_is_answered_without_slurm_and_migbatchd(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise SlurmError("slurmctld is away")
