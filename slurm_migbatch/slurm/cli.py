@@ -19,12 +19,15 @@ from typing import Final
 from slurm_migbatch.slurm import reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
+from slurm_migbatch.slurm.dependencies import LongDependencies
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
     JobReader,
+    dependencies_command,
     gres_command,
     new_mark,
+    parse_dependencies,
     parse_gres,
     parse_jobs,
     parse_nodes,
@@ -86,6 +89,7 @@ class CliClient:
         }
         self._version: tuple[int, int] | None = None
         self._reader = JobReader()
+        self._long_dependencies = LongDependencies(self._dependencies)
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
         self._odd_reservations = Unread("reservation")
@@ -98,11 +102,14 @@ class CliClient:
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
-        """List jobs by one squeue call, and a few more if arrays are pending; see SlurmClient and `arrays.py`."""
+        """List jobs by one squeue call, and a few more if arrays are pending; see SlurmClient and `arrays.py`.
+
+        One more reads long dependencies of pipelines.
+        """
         rows = self._listed()
         if self.version() > _UNIQUE:
             rows = split_arrays(rows, self._run, self._shown, self._listed)
-        return self._in_reservations(rows)
+        return self._in_reservations(self._long_dependencies.of(rows))
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """List jobs on nodes by one squeue call; see SlurmClient."""
@@ -112,6 +119,11 @@ class CliClient:
         mark = new_mark()
         rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark), time.time()
         return [row.of_its_run(now) for row in rows]
+
+    def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Return which jobs these jobs wait for, by one squeue call."""
+        mark = new_mark()
+        return parse_dependencies(self._run(*dependencies_command(mark, jobs)), mark)
 
     def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
         """Return the rows with each job's reservation, if a node was reserved when nodes were last listed."""

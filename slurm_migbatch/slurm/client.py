@@ -89,6 +89,10 @@ CLOSED_STATES = frozenset(
 )
 
 
+OTHERS: Final = 0
+"""In `JobRow.after`: the job waits for other jobs too, whose ids were not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """One job as Slurm shows it. Times are unix seconds.
@@ -129,7 +133,8 @@ class JobRow:
     gid: int | None = None
     qos: str = ""
     wckey: str = ""
-    after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays the array's id
+    #: jobs that it still waits for (--dependency), ascending, of arrays the array's id; `OTHERS` first: not all of them
+    after: tuple[int, ...] = ()
 
     @property
     def partitions(self) -> tuple[str, ...]:

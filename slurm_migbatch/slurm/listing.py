@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
 
+from slurm_migbatch.slurm import dependencies
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.fields import fields_of, reason_of
@@ -29,7 +30,7 @@ from slurm_migbatch.slurm.states import checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
-#: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0: not truncated.
+#: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05
 SQUEUE_FIELDS = (
     "JobID",
     "ArrayJobID",
@@ -62,11 +63,11 @@ SQUEUE_FIELDS = (
     "Dependency",
 )
 
+#: widths of columns; others are not truncated
+_WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _THROTTLE = re.compile(r"%(\d+)\Z")
-#: afterok:12(unfulfilled), after:12+5, afterany:12_*:13_4, with , or ? between several
-_WAITED_FOR = re.compile(r"(?<=:)([0-9]{1,10})(?![0-9])")
 
 
 def new_mark() -> str:
@@ -96,13 +97,21 @@ def reservation_command(mark: str) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--all", "--array", _columns(_RESERVATION_FIELDS, mark))
 
 
+def dependencies_command(mark: str, jobs: Sequence[int]) -> tuple[str, ...]:
+    """Return the squeue command whose output `parse_dependencies` reads, for these jobs."""
+    only = f"--jobs={','.join(map(str, jobs))},{jobs[-1]}"  # a single id that no longer exists would be an error
+    columns = _columns(_DEPENDENCY_FIELDS, mark, {"Dependency": dependencies.LONGEST})
+    return ("squeue", "--noheader", "--all", only, columns)
+
+
 _GRES_FIELDS = ("JobID", "tres-per-node")
+_DEPENDENCY_FIELDS = ("JobID", "Dependency")
 _RESERVATION_FIELDS = ("JobID", "Reservation")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
-def _columns(fields: Sequence[str], mark: str) -> str:
-    return "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
+def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDTHS) -> str:
+    return "--Format=" + ",".join(f"{name}:{widths.get(name, 0)}{mark}" for name in fields)
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
@@ -146,6 +155,12 @@ def parse_reservations(output: str, mark: str) -> dict[int, str]:
     """Return the reservation of each job that requests one, from the output of `reservation_command`."""
     pairs = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
     return {job: name for job, name in pairs if name}
+
+
+def parse_dependencies(output: str, mark: str) -> dict[int, tuple[int, ...]]:
+    """Return which jobs each job waits for, from the output of `dependencies_command`; see `JobRow.after`."""
+    records = _records(output, mark, len(_DEPENDENCY_FIELDS))
+    return {_id(job): dependencies.jobs_waited_for(text, dependencies.LONGEST) for job, text in records}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
@@ -219,7 +234,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         _number(gid),
         _shared(qos),
         _shared(wckey),
-        jobs_waited_for(dependency) if ":" in dependency else (),
+        dependencies.jobs_waited_for(dependency, dependencies.NARROW) if ":" in dependency else (),
     )
 
 
@@ -243,11 +258,6 @@ def _node_alone(text: str) -> tuple[str, ...]:
 def _limit(text: str) -> int | None:
     """Return a time limit in seconds; None for none."""
     return None if text in _NOTHING or text in ("INVALID", "Partition_Limit") else _seconds(text)
-
-
-def jobs_waited_for(text: str) -> tuple[int, ...]:
-    """Return the ids of the jobs in a dependency as Slurm writes it, ascending."""
-    return tuple(sorted({int(job) for job in _WAITED_FOR.findall(text)}))
 
 
 def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:

@@ -28,12 +28,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
-from slurm_migbatch.slurm.listing import jobs_waited_for
+from slurm_migbatch.slurm.dependencies import MOST, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
@@ -298,7 +299,7 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
 def _after(dependencies: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Return the jobs in pyslurm's dependencies: by kind, lists of ids, or of texts if there is more than an id."""
     lists = (items for items in (dependencies or {}).values() if isinstance(items, list))
-    return jobs_waited_for("".join(f":{job}" for items in lists for job in items))
+    return jobs_waited_for("".join(f":{job}," for job in islice(chain.from_iterable(lists), MOST + 1)))
 
 
 def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:

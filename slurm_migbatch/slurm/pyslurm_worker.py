@@ -51,6 +51,10 @@ JOB = (
     "dependencies",
 )
 
+#: attributes with lists by kind that a user may make long, and how many elements of each list are sent
+_LISTS = ("dependencies",)
+_MOST = 65
+
 
 class WorkerMethods:
     """Requests by name."""
@@ -70,8 +74,7 @@ class WorkerMethods:
         rows = []
         for job in self._pyslurm.Jobs.load().values():
             if job.state not in ENDED:
-                row = [getattr(job, name) for name in JOB]
-                rows.append(row)
+                rows.append([_short(getattr(job, name)) if name in _LISTS else getattr(job, name) for name in JOB])
                 if job.user_id not in self._users:
                     self._users[job.user_id] = job.user_name or str(job.user_id)
         return {"jobs": rows, "tiers": self._tiers(), "users": {str(uid): name for uid, name in self._users.items()}}
@@ -86,6 +89,11 @@ class WorkerMethods:
 
     def _tiers(self) -> dict[str, int]:
         return {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
+
+
+def _short(lists: dict[str, Any] | None) -> dict[str, Any]:
+    items = (lists or {}).items()
+    return {kind: values[:_MOST] if isinstance(values, list) else values for kind, values in items}
 
 
 def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:

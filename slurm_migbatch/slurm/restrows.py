@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
-from slurm_migbatch.slurm.listing import jobs_waited_for
+from slurm_migbatch.slurm.dependencies import jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.states import ENDED, PRESENT, checked_reason

@@ -25,7 +25,7 @@ from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.cli import checked_job
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import OTHERS, JobRow
 from slurm_migbatch.workload.hints import Hints
 from tests.support.dispatch_site import NOW, P
 
@@ -312,6 +312,23 @@ def test_cyclic_dependencies_and_those_on_missing_jobs_are_tolerated() -> None:
     )
     cluster.plan_round()
     assert set(cluster.known[1001, "p"].jobs) == {1, 2, 3}
+
+
+def test_job_with_more_dependencies_than_are_read_waits_for_all_earlier_jobs_of_its_pipeline() -> None:
+    hints = "pipeline=p deadline=1h"
+    cluster = site(
+        row(1, "steep", hints=hints),
+        row(2, "flat", OTHERS, 71, 72, hints=hints),
+        row(3, "flat", hints=hints),
+        row(4, "flat", 77, hints=hints),
+    )
+    cluster.plan_round()
+    known = cluster.known[1001, "p"]
+    assert known.jobs.index(2) > known.jobs.index(1)
+    assert known.seconds == 2 * WHOLE_S + START_S, "after job 1, but not after 3, which was submitted later"
+    cluster.start(2)
+    cluster.plan_round()
+    assert cluster.known[1001, "p"].seconds < 2 * WHOLE_S
 
 
 def test_pipeline_with_more_jobs_than_allowed_is_skipped() -> None:

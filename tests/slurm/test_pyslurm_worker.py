@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.slurm import pyslurm as backend
-from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.client import OTHERS, JobRow, SlurmError
+from slurm_migbatch.slurm.dependencies import MOST
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
-from slurm_migbatch.slurm.pyslurm_worker import JOB
+from slurm_migbatch.slurm.pyslurm_worker import JOB, _short
 
 SOURCE = f"""
 import os, signal, time
@@ -64,6 +65,16 @@ def test_one_process_answers_many_requests(make: Make) -> None:
     first = pid(client)
     assert client.jobs() == []
     assert pid(client) == first
+
+
+def test_a_bounded_number_of_dependencies_is_sent_and_kept() -> None:
+    texts = [f"{job}(unfulfilled)" for job in range(1001, 13_001)]
+    depends = {"afterok": texts, "afterany": texts, "satisfy": "all"}
+    sent = _short(depends)
+    assert all(len(value) <= 65 for value in sent.values())
+    assert backend._after(sent) == backend._after(depends) == (OTHERS, *range(1001, 1001 + MOST))
+    assert backend._after(_short({"afterok": texts[:2], "after": [7]})) == (7, 1001, 1002)
+    assert backend._after(_short(None)) == ()
 
 
 def test_process_is_replaced_after_many_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.slurm import restrows
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import OTHERS, JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
@@ -98,6 +98,13 @@ def error(number: int, words: str) -> dict[str, Any]:
 
 
 Serve = Callable[..., tuple[SlurmrestdClient, RestServer]]
+
+
+def test_a_bounded_number_of_dependencies_is_kept(serve: Serve) -> None:
+    depends = ",".join(f"afterok:{job}(unfulfilled)" for job in range(1001, 13_001))
+    client, _ = serve({"jobs/": (200, {"jobs": [{**JOB, "dependency": depends}]})})
+    (row,) = client.jobs()
+    assert row.after == (OTHERS, *range(1001, 1065))
 
 
 def test_the_token_and_its_user_are_sent(serve: Serve) -> None:

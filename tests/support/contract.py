@@ -45,8 +45,8 @@ class World(Protocol):
     def timed(self, want: str, minutes: int) -> int:
         """Submit it with a time limit."""
 
-    def dependent(self, want: str, after: int) -> int:
-        """Submit it to start after another job has completed (afterok)."""
+    def dependent(self, want: str, *after: int, comment: str = "") -> int:
+        """Submit it to start after other jobs have completed (afterok)."""
 
     def release(self, job: int) -> None:
         """Release a job that was submitted with `hold`."""
@@ -198,6 +198,15 @@ class Changing:
             None,
         )
         assert never is not None and (never.reason, never.after) == ("DependencyNeverSatisfied", (first,))
+
+    def test_job_of_a_pipeline_shows_more_dependencies_than_fit_into_the_listing(self, world: World) -> None:
+        before = [world.submit("mig:1g.10gb:1") for _ in range(6)]
+        last = world.dependent("mig:1g.10gb:1", *before, comment="migbatch: pipeline=p")
+        other = world.dependent("mig:1g.10gb:1", *before)
+        assert until(world, last, "PENDING").after == tuple(before)
+        shown = until(world, other, "PENDING")
+        assert set(shown.after) & set(before) and not could_run(shown, shown.submit)
+        assert [r.after for r in world.client.jobs() if r.job_id == last] == [tuple(before)]
 
     def test_update_jobs_names_running_and_unknown_jobs_and_updates_the_others(self, world: World) -> None:
         running, waiting = world.submit("mig:1g.10gb:1"), world.submit("mig:3g.40gb:1")

@@ -41,8 +41,9 @@ class RealWorld:
     def timed(self, want: str, minutes: int) -> int:
         return self.sbatch("--gres=" + want, f"--time={minutes}")
 
-    def dependent(self, want: str, after: int) -> int:
-        return self.sbatch("--gres=" + want, f"--dependency=afterok:{after}")
+    def dependent(self, want: str, *after: int, comment: str = "") -> int:
+        jobs = ":".join(map(str, after))
+        return self.sbatch("--gres=" + want, f"--dependency=afterok:{jobs}", f"--comment={comment}")
 
     def release(self, job: int) -> None:
         self.cluster.run(["scontrol", "release", str(job)])

@@ -41,8 +41,8 @@ class SimulatedWorld:
     def timed(self, want: str, minutes: int) -> int:
         return self.submit(want, limit=60 * minutes)
 
-    def dependent(self, want: str, after: int) -> int:
-        return self.submit(want, after=(after,))
+    def dependent(self, want: str, *after: int, comment: str = "") -> int:
+        return self.submit(want, after=after, comment=comment)
 
     def release(self, job: int) -> None:
         self.client.release(job)

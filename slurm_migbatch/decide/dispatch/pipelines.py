@@ -37,7 +37,8 @@ from slurm_migbatch.decide.dispatch.retype import (
 )
 from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import OTHERS, JobRow
+from slurm_migbatch.slurm.dependencies import PIPELINE_HINT
 from slurm_migbatch.slurm.times import format_clock
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import forgets
@@ -62,7 +63,6 @@ MOST_SPLIT: Final = 16
 """Pipelines that are split in one round."""
 WORTH: Final = 0.03
 """Jobs are not re-typed for a lower cost that saves less than this share."""
-_HINT: Final = "pipeline="
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Job:
 
 def pipeline_of(row: JobRow) -> PipelineKey | None:
     """Return the pipeline of a pending or running job; None if it has none."""
-    if _HINT not in row.comment or not (row.pending or row.active):
+    if PIPELINE_HINT not in row.comment or not (row.pending or row.active):
         return None
     hints = hints_of(row.comment)
     return None if hints is None or hints.pipeline is None else (row.uid, hints.pipeline)
@@ -345,13 +345,14 @@ def _better(best: Split, current: Split) -> bool:
 def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]:
     """Return the jobs, each behind those it waits for, with the positions of these.
 
-    Jobs that are not in the pipeline, or have ended, count as ended. Slurm refuses cycles; if rows show one anyway, a
-    dependency that closes it is ignored.
+    Jobs that are not in the pipeline, or have ended, count as ended. A job with more dependencies than were read is
+    assumed to wait for all jobs of the pipeline that were submitted before it. Slurm refuses cycles; if rows show one
+    anyway, a dependency that closes it is ignored.
     """
-    waits = {
-        job: {before for row in rows if row.pending for before in row.after if before in by_job and before != job}
-        for job, rows in by_job.items()
-    }
+    waits = {job: _waits(job, rows) & by_job.keys() for job, rows in by_job.items()}
+    for job, rows in by_job.items():
+        if any(row.pending and OTHERS in row.after for row in rows):
+            waits[job] |= {before for before in by_job if before < job}
     places: dict[int, int] = {}
     ordered: dict[int, tuple[int, ...]] = {}
     remaining = sorted(waits)
@@ -363,6 +364,10 @@ def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]
             places[job] = len(places)
         remaining = [job for job in remaining if job not in places]
     return ordered
+
+
+def _waits(job: int, rows: Sequence[JobRow]) -> set[int]:
+    return {before for row in rows if row.pending for before in row.after} - {job}
 
 
 def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str:
