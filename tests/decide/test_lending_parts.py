@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.lending import elastic_jobs as module
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
@@ -26,6 +28,8 @@ from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.stage import LendingSettings, ends_of
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
+from slurm_migbatch.decide.recording.codec import Codec
+from slurm_migbatch.decide.recording.memory import encode, restore, take
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.planner import Planner
@@ -222,6 +226,84 @@ def test_rates_that_a_job_achieved_are_combined_with_expected_speeds() -> None:
     assert found[THREE] == pytest.approx(found[ONE]), "it does not gain"
     made.update({}, {})
     assert made.speeds(training) == usual
+
+
+class Asked:
+    """A predictor that knows every model, and the kinds of jobs that it was asked about."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.kinds: list[tuple[int | None, str]] = []
+
+    def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
+        self.kinds.append((hints.items, partition))
+        return {ONE: 0.2, ALL: 1.0}
+
+
+def different(job: int, items: int | None = None, partition: str = "train", model: str = "bert-large") -> JobView:
+    """A job of a kind of its own."""
+    hints = LoanHints(model=model, items=job if items is None else items)
+    return JobView(replace(elastic(job), partition=partition), hints)
+
+
+@pytest.mark.parametrize("model", ["bert-large", None], ids=["predicted", "usual"])
+def test_estimates_of_listed_jobs_are_kept_however_many_they_are(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    monkeypatch.setattr(module, "_MOST_KINDS", 10)
+    made, asked = elastic_jobs(), Asked()
+    made.use(asked)
+    queue = {job: different(job, model=model) for job in range(1, 41)}
+    seen = []
+    for _ in range(3):
+        made.update(queue, {})
+        seen.append([made.speeds(view) for view in queue.values()])
+    assert len(asked.kinds) == (40 if model else 0), "each kind once"
+    assert all(a is b for speeds in seen[1:] for a, b in zip(speeds, seen[0], strict=True)), (
+        "nothing is estimated again"
+    )
+    for first in range(41, 1041, 20):
+        passing = {job: different(job, model=model) for job in range(first, first + 20)}
+        made.update({**queue, **passing}, {})
+        assert [made.speeds(view) for view in queue.values()] == seen[0]
+        for view in passing.values():
+            made.speeds(view)
+        assert max(len(made._predicted), len(made._usual)) <= 2 * 60 + 20, "those of jobs that have left are dropped"
+    assert len(asked.kinds) == (1040 if model else 0)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(1, 6), st.tuples(st.integers(1, 9), st.sampled_from("ab"), st.booleans())),
+        max_size=12,
+    ),
+    st.integers(0, 12),
+)
+@example([{n: (n, "a", True) for n in (1, 2, 3)}, {1: (4, "a", False)}, {1: (1, "a", True)}], 1)
+def test_predictions_asked_for_depend_only_on_what_recordings_keep(
+    rounds: list[dict[int, tuple[int, str, bool]]], restored: int
+) -> None:
+    """A replay begins with the state in a recording and has only the answers that were needed then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_KINDS", 2)
+        views = {
+            (job, items, partition): different(job, items, partition)
+            for job in range(1, 7)
+            for items in range(1, 10)
+            for partition in "ab"
+        }
+        made, asked, again, answers = elastic_jobs(), Asked(), elastic_jobs(), Asked()
+        made.use(asked)
+        for number, jobs in enumerate(rounds):
+            if number == restored:
+                restore(encode(take(made), Codec(), ElasticJobs), again, Codec())
+                again.use(answers)
+                asked.kinds.clear()
+            for estimates in (made, again) if number >= restored else (made,):
+                estimates.update({job: views[job, items, name] for job, (items, name, _) in jobs.items()}, {})
+                for job, (items, name, needed) in jobs.items():
+                    if needed:
+                        estimates.speeds(views[job, items, name])
+            assert number < restored or answers.kinds == asked.kinds
 
 
 def test_costs_of_stopping_a_job_follow_from_its_run_and_its_reports() -> None:

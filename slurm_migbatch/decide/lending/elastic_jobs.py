@@ -28,6 +28,7 @@ Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 _FUTURE_S: Final = 60.0
 _MOST_S: Final = 86_400.0
 _MOST_KINDS: Final = 10_000
+"""Kinds of jobs, by hints and partition, whose speeds are kept after the last such job has left; or as many as jobs."""
 
 
 def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:
@@ -98,8 +99,24 @@ class ElasticJobs:
             del self._heard[job]
         for job in self._speeds.keys() - job_views.keys():
             del self._speeds[job]
-        if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
-            self._forget()
+        most_kinds = max(_MOST_KINDS, 2 * len(job_views))
+        if len(self._usual) > most_kinds or len(self._predicted) > most_kinds:
+            self._forget_unlisted(job_views)
+
+    def _forget_unlisted(self, job_views: Mapping[int, JobView]) -> None:
+        """Drop the speeds of all kinds except those of these jobs, which would only be predicted again in this round.
+
+        What remains depends on nothing that recordings lack, so a replay asks for the same predictions.
+        """
+        kinds = {(job_view.hints.unplaced, job_view.row.partition) for job_view in job_views.values()}
+        hints = {kind[0] for kind in kinds}
+        self._predicted = {kind: speeds for kind, speeds in self._predicted.items() if kind in kinds}
+        self._usual = {kind: speeds for kind, speeds in self._usual.items() if kind in hints}
+        self._speeds = {
+            job: cached
+            for job, cached in self._speeds.items()
+            if cached[0] is job_views[job].hints and cached[1] == job_views[job].row.partition
+        }
 
     def _forget(self) -> None:
         self._usual.clear()
