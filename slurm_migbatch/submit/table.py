@@ -245,8 +245,12 @@ class _Pool:
 
 def _text(codes: Array, digits: int) -> Array:
     """Encode each code as `digits` characters: return an array of bytes with one more dimension."""
-    powers = BASE ** np.arange(digits - 1, -1, -1, dtype=np.int64)
-    characters: Array = (codes[..., None] // powers % BASE + ZERO).astype(np.uint8)
+    characters: Array = np.empty((*codes.shape, digits), dtype=np.uint8)
+    higher = codes
+    for place in range(digits - 1, 0, -1):
+        higher, characters[..., place] = np.divmod(higher, BASE)
+    characters[..., 0] = higher % BASE
+    characters += ZERO
     return characters
 
 
