@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS
+from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.workload.refusal import show
 
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
     "gpu_name": ("gpu", 1.0),
@@ -65,7 +66,8 @@ same, and they may mean that nobody measured it.
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
-_GROUPED: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
 
 
@@ -87,12 +89,15 @@ def renamed(header: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def converted(row: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the cells of a row in the units of the common table; `names`: its names, by the header's."""
-    return {names[name]: _cell(name, names[name], text.strip()) for name, text in row.items()}
+def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str = ",") -> dict[str, str]:
+    """Return the cells of a row in the units of the common table.
+
+    `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
+    """
+    return {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
 
 
-def _cell(name: str, column: str, text: str) -> str:
+def _cell(name: str, column: str, text: str, separator: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
         return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
@@ -100,9 +105,27 @@ def _cell(name: str, column: str, text: str) -> str:
         return text
     if text.lower() in _NOT_RUN:
         return ""
-    number = text.replace(",", "") if _GROUPED.fullmatch(text) else text
+    number = _number(name, text, separator)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:
         return number
+
+
+def _number(name: str, text: str, separator: str) -> str:
+    """Return a number without commas.
+
+    Spreadsheets separate cells by `;` where the comma is the decimal one; by tabs they do it everywhere.
+    """
+    grouped = _GROUPED.fullmatch(text) is not None
+    certain = grouped and (text.count(",") > 1 or "." in text)
+    if certain or (grouped and separator == ","):
+        return text.replace(",", "")
+    if separator == "," or _DECIMAL_COMMA.fullmatch(text) is None:
+        return text
+    decimal = text.replace(",", ".")
+    if grouped and separator != ";":
+        grouping = text.replace(",", "")
+        raise MeasurementError(f"{show(name)} {text} may be {grouping} or {decimal}: write it without a comma")
+    return decimal

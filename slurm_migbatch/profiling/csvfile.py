@@ -118,6 +118,12 @@ def header(path: Path) -> tuple[str, ...]:
         return ()
 
 
+def separator(path: Path) -> str:
+    """Return the character between the cells of a file whose `header` can be read. Raises OSError."""
+    with open_text(path) as file:
+        return _separator(file.readline(_LONGEST))
+
+
 def unreadable(path: Path) -> str:
     """Return why a file's first line cannot be read; "" if it can. Raises OSError."""
     try:
@@ -184,7 +190,11 @@ def _lines(file: TextIO) -> Rows:
     """Return a reader of the file's lines, which begins with the header."""
     first = file.readline(_LONGEST)
     file.seek(0)
-    return csv.reader(file, delimiter=max(SEPARATORS, key=first.count))
+    return csv.reader(file, delimiter=_separator(first))
+
+
+def _separator(first: str) -> str:
+    return max(SEPARATORS, key=first.count)
 
 
 def _names(cells: list[str]) -> tuple[str, ...]:

@@ -197,10 +197,10 @@ def _neutral(
     if unusable := _unusable(header, renamed):
         problems.add(path, 1, unusable)
         return Reading([], [])
-    names = dict(zip(header, renamed, strict=True))
+    names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
 
     def make(row: dict[str, str]) -> Measurement:
-        return Measurement.from_text(aliases.converted(row, names))
+        return Measurement.from_text(aliases.converted(row, names, separator))
 
     rows: list[Measurement] = []
     contradicting: list[int] = []

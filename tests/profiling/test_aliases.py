@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.profiling import aliases
 from slurm_migbatch.profiling.csvfile import TableError
+from slurm_migbatch.profiling.measurement import MeasurementError
 from slurm_migbatch.profiling.table import read_folder, scan
 
 OUTSIDE = """GPU,Model,MIG Profile,Batch Size,Throughput (img/s),Latency (ms),Memory (GB)
@@ -57,8 +59,47 @@ def test_columns_of_the_common_table_are_not_replaced() -> None:
     assert aliases.renamed(header) == header
 
 
-@given(st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12))
-def test_no_text_breaks_the_reader(header: list[str], cell: str) -> None:
+@pytest.mark.parametrize(
+    ("separator", "text", "seconds"),
+    [
+        (";", "0,123", 0.123),
+        (";", "5,125", 5.125),
+        (";", "-1,5e-3", None),
+        (";", "1561,0", 1561.0),
+        (";", "1,234,567", 1234567.0),
+        (";", "1,234.5", 1234.5),
+        (";", "1.5e-2", 0.015),
+        (",", '"1,045.3"', 1045.3),
+        (",", '"5,125"', 5125.0),
+        (",", '"0,123"', None),
+        ("\t", "0,123", 0.123),
+        ("\t", "5,1", 5.1),
+        ("\t", "1,234,567", 1234567.0),
+        ("\t", "5,125", None),
+        ("|", "5,125", None),
+    ],
+)
+def test_comma_of_a_number_is_a_decimal_comma_where_cells_are_separated_by_another_character(
+    tmp_path: Path, separator: str, text: str, seconds: float | None
+) -> None:
+    path = table(tmp_path, separator.join(("gpu", "model", "batch", "latency_s")) + "\n")
+    path.write_text(path.read_text() + separator.join(("a100-80gb", "net", "1", text)) + "\n")
+    if seconds is None:
+        with pytest.raises(TableError, match=r"points\.csv:2: latency_s "):
+            scan([path])
+    else:
+        assert [row.latency_s for row in scan([path]).rows] == [seconds]
+
+
+def test_comma_that_may_be_either_is_refused_with_both_readings(tmp_path: Path) -> None:
+    path = table(tmp_path, "gpu\tmodel\tbatch\tlatency (ms)\na100-80gb\tnet\t1\t5,125\n")
+    with pytest.raises(TableError, match=r"latency \(ms\) 5,125 may be 5125 or 5\.125: write it without a comma"):
+        scan([path])
+
+
+@given(st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12), st.sampled_from(",;\t|"))
+def test_no_text_breaks_the_reader(header: list[str], cell: str, separator: str) -> None:
     names = aliases.renamed(header)
     assert len(names) == len(header)
-    aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)))
+    with contextlib.suppress(MeasurementError):
+        aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)), separator)
