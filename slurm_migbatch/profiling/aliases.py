@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.workload.refusal import show
 
@@ -66,6 +67,12 @@ same, and they may mean that nobody measured it.
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
+_SLICE: Final = re.compile(
+    r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
+    r"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])[)\]]?",
+    re.IGNORECASE,
+)
+"""A slice in the name of a GPU, with what separates it from the name."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
@@ -94,7 +101,39 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str =
 
     `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
     """
-    return {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
+    cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
+    stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
+    return _with_slice(cells, stated)
+
+
+def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
+    """Return the cells with the slice in the GPU's name as the profile; `stated`: the cell of the profile.
+
+    CUDA appends it to the name of the GPU inside a slice: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+    """
+    match = _SLICE.search(cells.get("gpu", ""))
+    if match is None:
+        return cells
+    gpu = (cells["gpu"][: match.start()] + cells["gpu"][match.end() :]).strip()
+    profile = _cell("profile", "profile", match[1], "")
+    if not gpu:
+        raise MeasurementError(
+            "gpu names only a slice, not the GPU: write the GPU there (NVIDIA H100 80GB HBM3), and "
+            f"{profile} in profile"
+        )
+    if stated and _same(cells["profile"], profile) is False:
+        raise MeasurementError(
+            f"gpu names the slice {profile}, and profile is {show(stated)}: correct one, or leave profile empty"
+        )
+    return {**cells, "gpu": gpu, "profile": cells.get("profile") or profile}
+
+
+def _same(stated: str, profile: str) -> bool | None:
+    """Return whether two names are those of one profile; None if one is no profile, which has an error of its own."""
+    try:
+        return bool(stated) and Profile.parse(stated) == Profile.parse(profile)
+    except ProfileError:
+        return None
 
 
 def _cell(name: str, column: str, text: str, separator: str) -> str:

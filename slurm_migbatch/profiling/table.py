@@ -13,11 +13,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from slurm_migbatch.profiling import aliases, csvfile
 from slurm_migbatch.profiling.csvfile import Problems
@@ -199,34 +199,46 @@ def _neutral(
         return Reading([], [])
     names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
 
-    def make(row: dict[str, str]) -> Measurement:
-        return Measurement.from_text(aliases.converted(row, names, separator))
+    gpu_column = header[renamed.index("gpu")]
 
-    rows: list[Measurement] = []
-    contradicting: list[int] = []
-    small: dict[str, list[int]] = {}
-    for number, row in csvfile.read(path, problems, make):
-        rows.append(row)
+    def make(row: dict[str, str]) -> tuple[Measurement, str]:
+        return Measurement.from_text(aliases.converted(row, names, separator)), row[gpu_column].strip()
+
+    lines: list[_Line] = []
+    for number, (row, gpu) in csvfile.read(path, problems, make):
+        lines.append(_Line(number, row, gpu))
         if why := impossible(row):
             problems.add(path, number, f"cannot be: {why}")
-        if _disagrees(row):
-            contradicting.append(number)
-        for name in _SINGLE:
-            if 0 < (getattr(row, name) or 0) < LEAST_COUNT:
-                small.setdefault(name, []).append(number)
-    notices = _of_columns(path, names)
-    if contradicting:
-        notices.append(
-            f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s "
-            "contradict each other: throughput is items per second of all processes, latency seconds per batch"
+    return Reading([line.row for line in lines], [*_of_columns(path, names), *_of_lines(path, lines)])
+
+
+class _Line(NamedTuple):
+    """A row of a table, with its number and its GPU's name there."""
+
+    number: int
+    row: Measurement
+    gpu: str
+
+
+def _of_lines(path: Path, lines: Sequence[_Line]) -> Iterator[str]:
+    """Yield notices of lines that were read in another way than they are written, or may be wrong."""
+
+    def where(found: Sequence[_Line]) -> str:
+        return f"{path}: in {len(found)} lines (first {found[0].number})"
+
+    if named := [line for line in lines if line.row.gpu != line.gpu]:
+        yield f"{where(named)} the slice is read from the GPU's name: {show(named[0].gpu)}"
+    if contradicting := [line for line in lines if _disagrees(line.row)]:
+        yield (
+            f"{where(contradicting)} throughput_per_s and latency_s contradict each other: throughput is items per "
+            "second of all processes, latency seconds per batch"
         )
-    notices += [
-        f"{path}: in {len(lines)} lines (first {lines[0]}) {name} is below {LEAST_COUNT:g} and not used: it counts "
-        f"{of}, not millions or billions of them"
-        for name, of in _SINGLE.items()
-        if (lines := small.get(name))
-    ]
-    return Reading(rows, notices)
+    for name, of in _SINGLE.items():
+        if small := [line for line in lines if 0 < (getattr(line.row, name) or 0) < LEAST_COUNT]:
+            yield (
+                f"{where(small)} {name} is below {LEAST_COUNT:g} and not used: it counts {of}, not millions or "
+                "billions of them"
+            )
 
 
 def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:

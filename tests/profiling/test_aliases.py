@@ -97,6 +97,48 @@ def test_comma_that_may_be_either_is_refused_with_both_readings(tmp_path: Path) 
         scan([path])
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3", "1g.10gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "NVIDIA H100 80GB HBM3", "1g.10gb+me"),
+        ("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", "NVIDIA-A100-SXM4-40GB", "3g.20gb"),
+        ("NVIDIA A100-SXM4-80GB (MIG 2g20gb)", "NVIDIA A100-SXM4-80GB", "2g.20gb"),
+        ("a100-80gb_4g.40gb", "a100-80gb", "4g.40gb"),
+        ("NVIDIA A10G 24GB", "NVIDIA A10G 24GB", ""),
+        ("NVIDIA GH200 480GB", "NVIDIA GH200 480GB", ""),
+    ],
+)
+def test_profile_in_the_name_of_the_gpu_is_read_from_there(tmp_path: Path, name: str, gpu: str, profile: str) -> None:
+    for header, cells in (("", ""), (",profile", ","), (",profile", f",{profile}"), (",mig slice", f",MIG {profile}")):
+        if profile or cells in ("", ","):
+            found = scan([table(tmp_path, f"gpu,model,batch,latency_s{header}\n{name},net,1,0.1{cells}\n")])
+            (row,) = found.rows
+            assert (row.gpu, row.profile) == (gpu, profile)
+            assert [notice for notice in found.notices if "in 1 lines (first 2) the slice is read" in notice] == (
+                [f"{tmp_path / 'points.csv'}: in 1 lines (first 2) the slice is read from the GPU's name: {name}"]
+                if profile
+                else []
+            )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb,2g.20gb", "gpu names the slice 1g.10gb, and profile is 2g.20gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb,full", "gpu names the slice 1g.10gb, and profile is full"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb,1g", "profile: '1g' is an incomplete profile"),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb,", "profile: '1c.3g.40gb' is a part of a GPU instance"),
+        ("MIG 1g.10gb,", r"gpu names only a slice, not the GPU: write the GPU there .* and 1g\.10gb in profile"),
+        ("1g.10gb,1g.10gb", "gpu names only a slice"),
+    ],
+)
+def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    gpu, _, profile = line.rpartition(",")
+    with pytest.raises(TableError, match=rf"points\.csv:2: {message}"):
+        scan([table(tmp_path, f"gpu,model,batch,latency_s,profile\n{gpu},net,1,0.1,{profile}\n")])
+
+
 @given(st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12), st.sampled_from(",;\t|"))
 def test_no_text_breaks_the_reader(header: list[str], cell: str, separator: str) -> None:
     names = aliases.renamed(header)
