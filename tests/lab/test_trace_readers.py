@@ -184,6 +184,19 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
 
 
+def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Write) -> None:
+    log = write("job_id,gpu_num,submit_time,duration\n1,1,1585699201,3600\n2,1,1585699261000,60\n")
+    with pytest.raises(TraceError, match=r":3: submit_time must be in seconds, not 1585699261000: .*divide it by 1000"):
+        joblog.read(log)
+    for column, old in (("time_submit", "60,1000,"), ("time_start", "1000,1100,"), ("time_end", "1100,1400,")):
+        new = old.replace(old.split(",")[-2], "1585699201000")
+        with pytest.raises(TraceError, match=f":2: {column} must be in seconds, not 1585699201000"):
+            jobtable.read(write(JOBTABLE.replace(old, new, 1)))
+    header = "name,time,application,num_replicas,batch_size,duration,num_task\n"
+    with pytest.raises(TraceError, match=":2: time must be in seconds"):
+        mixed.read(write(f"{header}a,1585699201000,net,1,1,10,0\n"))
+
+
 PHILLY_LOG: list[dict[str, Any]] = [
     {
         "status": "Pass",

@@ -23,6 +23,9 @@ _MOMENT: Final = re.compile(
 _SWF: Final = re.compile(r"\s*(-?[0-9.]+\s+){17}-?[0-9.]+\s*", re.ASCII)
 """A line of the Standard Workload Format: 18 numbers."""
 
+TOO_LATE_S: Final = 1e11
+"""No time in seconds since 1970 is as large, but those in milliseconds are, from 1973 on."""
+
 
 class TraceError(ValueError):
     """A trace cannot be read. The message is `path:line: what is wrong and what it should be`."""
@@ -74,6 +77,14 @@ class CsvLine:
         if value != int(value):
             raise self.wrong(f"{column} must be a whole number, not {value}")
         return int(value)
+
+    def seconds_of(self, column: str) -> float:
+        """Return a cell with a time in seconds, of any beginning."""
+        value = self.number_of(column, 0)
+        if value >= TOO_LATE_S:
+            wrong = f"{column} must be in seconds, not {show(self.text(column))}"
+            raise self.wrong(f"{wrong}: if these are milliseconds, divide it by 1000")
+        return value
 
     def moment(self, column: str) -> float:
         """Return a cell with a date and time as seconds since 1970; see the function `moment`."""

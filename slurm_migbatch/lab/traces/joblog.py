@@ -107,7 +107,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
         served = any(line.text(column) in infer for column in columns.groups)
         jobs.append(
             LoggedJob(
-                line.number_of(columns.submitted, 0) if columns.in_seconds else line.moment(columns.submitted),
+                line.seconds_of(columns.submitted) if columns.in_seconds else line.moment(columns.submitted),
                 line.number,
                 line.text(columns.name) if columns.name else f"job-{line.number}",
                 duration,

@@ -59,7 +59,7 @@ def read(
     unnamed: set[int] = set()
     jobs: list[LoggedJob] = []
     for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
-        started, ended = line.number_of("time_start", 0), line.number_of("time_end", 0)
+        started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
         work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
         if line.count_of("state") & _STATE_BASE <= _SUSPENDED or not started or work <= 0:
             left_out["that have not run or not ended"] += 1
@@ -72,7 +72,7 @@ def read(
         profile, gpus = held
         jobs.append(
             LoggedJob(
-                line.number_of("time_submit", 0),
+                line.seconds_of("time_submit"),
                 line.number,
                 line.text("id_job"),
                 work,

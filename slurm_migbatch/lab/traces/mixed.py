@@ -38,7 +38,7 @@ def read(path: Path, known: Mapping[str, ApplicationProfile] | None = None) -> T
             SimulatedJob(
                 line.number,
                 line.text("name"),
-                line.number_of("time", 0),
+                line.seconds_of("time"),
                 work,
                 "infer" if tasks > 0 else "train",
                 gpus=gpus,
