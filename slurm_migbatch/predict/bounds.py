@@ -4,19 +4,21 @@ Every bound favours the row, so only impossible rows are rejected: the data-shee
 narrowest type that the row may use, weights in the fewest bits, caches that hold as large a part of them as any GPU's
 does, and as many tokens in one pass as speculative decoding produces. The precision of a language model's row is the
 one it names, or else the one in the model's name, but at most 16 bits: whoever states none may have cast the model.
-Parameters that a row states count if they are fewer than the model's. Models and GPUs without public specifications
-have no bound.
+Parameters that a row states count if they are fewer than the model's. A row without an input size counts at its own
+operations per item, or else at the model's usual size, of a generative model at one token. Models and GPUs without
+public specifications have no bound.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import GpuSpec, shares_of
-from slurm_migbatch.predict.known import ModelKnowledge, from_facts
+from slurm_migbatch.predict.known import REFERENCE, ModelKnowledge, from_facts
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.memory import MIB, weights_mib
@@ -51,12 +53,13 @@ PARTLY: Final = frozenset({"llamacpp", "ollama"})
 @dataclass(frozen=True)
 class _Model:
     """Public specifications of a model: parameters, operations of a forward pass over an item of the row's size, and
-    architecture; None: unknown.
+    architecture; None: unknown. `usual_size`: the input size that is assumed because the row states none.
     """
 
     params: float | None
     operations: float | None
     architecture: Architecture | None = None
+    usual_size: int | None = None
 
 
 def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
@@ -90,19 +93,34 @@ def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:
     facts = knowledge.facts.get(knowledge.canonical(row.model))
     known = None if facts is None or row.kind == SERVE else from_facts(facts)
     if known is not None and stated >= PART * known.params:
-        operations = None if row.input_size is None else known.flops * known.work(row.input_size)
-        return _Model(known.params, operations)
+        usual = None if known.family == "decoder" else known.reference
+        operations, usual = _operations(row, lambda size: known.flops * known.work(size), usual)
+        return _Model(known.params, operations, usual_size=usual)
     resolved = names.resolve(row.model)
     whole = resolved is not None and stated >= PART * resolved.architecture.parameters
     if resolved is not None and whole and resolved.how == "public" and resolved.architecture.kind != "plain":
         architecture = resolved.architecture
-        tokens = row.output if row.kind == SERVE else row.input_size
-        return _Model(
-            float(architecture.parameters),
-            None if tokens is None else architecture.operations(float(tokens)),
-            architecture,
-        )
+        usual = REFERENCE["tok"] if architecture.kind == "encoder" else None
+        if row.kind == SERVE:
+            operations = None if row.output is None else architecture.operations(float(row.output))
+        else:
+            operations, usual = _operations(row, architecture.operations, usual)
+        return _Model(float(architecture.parameters), operations, architecture, usual)
     return _Model(row.params, row.flops_per_item)
+
+
+def _operations(
+    row: Measurement, of_size: Callable[[float], float], usual: int | None
+) -> tuple[float | None, int | None]:
+    """Return the operations of an item, and the input size if the usual one had to be assumed.
+
+    Without a usual size, an item may be one generated token.
+    """
+    if row.input_size is not None:
+        return of_size(float(row.input_size)), None
+    if row.flops_per_item is not None and row.flops_per_item >= LEAST_COUNT:
+        return row.flops_per_item, None
+    return of_size(float(usual or 1)), usual
 
 
 def _bits(row: Measurement) -> Precision | None:
@@ -151,9 +169,12 @@ def _computed(row: Measurement, model: _Model, bits: Precision | None, flops: fl
     rate = _fastest(row)
     if rate * needed <= peak:
         return ""
+    size, advice = model.usual_size, ""
+    if size is not None:
+        advice = f", at input_size {size}: specify the input_size if it differs"
     return (
         f"{rate:.4g} items/s of {row.model} would be {rate * needed / 1e12:.3g} TFLOPS, and {where} does at most "
-        f"{peak / 1e12:.3g} in any type"
+        f"{peak / 1e12:.3g} in any type{advice}"
     )
 
 

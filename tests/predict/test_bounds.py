@@ -89,12 +89,31 @@ def test_missing_facts_set_no_bound() -> None:
     for row in (
         replace(IMAGES, latency_s=20e-6, model="our-net", memory_mib=None),
         replace(IMAGES, latency_s=20e-6, gpu="cpu", profile="", memory_mib=1.0),
-        replace(IMAGES, latency_s=20e-6, input_size=None),
         replace(IMAGES, latency_s=None),
     ):
         assert impossible(row, KNOWLEDGE) == ""
     with_flops = replace(IMAGES, latency_s=20e-6, model="our-net", flops_per_item=8e9)
     assert "TFLOPS" in impossible(with_flops, KNOWLEDGE)
+
+
+def test_row_without_its_input_size_is_compared_at_its_own_operations_or_the_usual_size() -> None:
+    fast = replace(IMAGES, latency_s=20e-6, input_size=None)
+    assert "at input_size 224: specify the input_size if it differs" in impossible(fast, KNOWLEDGE)
+    assert impossible(replace(fast, input_size=32), KNOWLEDGE) == ""
+    assert impossible(replace(fast, flops_per_item=2e8), KNOWLEDGE) == ""
+    assert "specify" not in impossible(replace(fast, flops_per_item=8e9), KNOWLEDGE)
+    assert "at input_size 224" in impossible(replace(fast, flops_per_item=8.0), KNOWLEDGE)  # in 10^9, not used
+    for model in ("bert-large", "modernbert-large"):
+        texts = Measurement(gpu=H100, model=model, batch=8, throughput_per_s=50_000.0)
+        assert impossible(texts, KNOWLEDGE) == ""
+        assert "at input_size 128" in impossible(replace(texts, throughput_per_s=900_000.0), KNOWLEDGE)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-32b"])
+def test_generated_tokens_may_be_the_items_of_a_row_without_an_input_size(model: str) -> None:
+    row = Measurement(gpu=H100, model=model, batch=256, throughput_per_s=20_000.0, precision="fp8")
+    assert impossible(row, KNOWLEDGE) == ""
+    assert "TFLOPS" in impossible(replace(row, throughput_per_s=2e6), KNOWLEDGE)
 
 
 def test_laboratory_rows_are_possible() -> None:
