@@ -71,7 +71,7 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
     sm, memory = shares_of(row, gpu)
     where = row.profile or row.gpu
     model = _model(row, knowledge)
-    bits = _bits(row)
+    bits = precision_of(row)
     return (
         _sliced(row)
         or _held(row, model, bits, gpu, where)
@@ -123,7 +123,7 @@ def _operations(
     return of_size(float(usual or 1)), usual
 
 
-def _bits(row: Measurement) -> Precision | None:
+def precision_of(row: Measurement) -> Precision | None:
     """Return the precision that a row or its model's name states; None: any."""
     stated = "qlora" if row.trained.method == "qlora" else row.precision
     if not stated:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
 import numpy as np
 
+from slurm_migbatch.predict.bounds import PART, UNSTATED_BITS, precision_of
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
+from slurm_migbatch.predict.known import Known
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm import served, trained
+from slurm_migbatch.predict.llm.memory import MIB
 from slurm_migbatch.predict.llm.names import generates
 from slurm_migbatch.predict.llm.speed import SPAN
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
@@ -88,16 +91,42 @@ def _of_curves(
 ) -> Iterator[tuple[str, list[_Away]]]:
     known, gpu = predictor.knowledge.of(model, rows), GpuSpec.of_rows(rows)
     for figure in ("time", "memory"):
+        distances: list[_Away] = []
         with_figure = [row for row in rows if (row.seconds if figure == "time" else row.memory_mib) is not None]
-        if not with_figure:
-            continue
-        low, middle, high = np.log(
-            predictor.interval(figure, model, known, gpu, kind, Cells.of_rows(with_figure, gpu, known))
-        )
-        values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in with_figure])
-        logs = values - middle
-        tolerance = np.where(logs > 0, high - middle, middle - low)
-        yield figure, list(zip(with_figure, logs.tolist(), tolerance.tolist(), strict=True))
+        _, measured, _ = predictor.belief(figure, model, known, gpu, kind)
+        groups = _by_weights(with_figure, known, measured) if figure == "memory" else {known: with_figure}
+        for described, group in groups.items():
+            ends = predictor.interval(figure, model, described, gpu, kind, Cells.of_rows(group, gpu, known))
+            low, middle, high = np.log(ends)
+            values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in group])
+            logs = values - middle
+            tolerance = np.where(logs > 0, high - middle, middle - low)
+            distances += zip(group, logs.tolist(), tolerance.tolist(), strict=True)
+        if distances:
+            yield figure, distances
+
+
+def _by_weights(rows: Sequence[Measurement], known: Known, measured: int) -> dict[Known, list[Measurement]]:
+    """Return the rows by the model with its weights in their precision.
+
+    A measured curve is that of one precision: rows of another one are left out.
+    """
+    groups: dict[Known, list[Measurement]] = {}
+    for row in rows:
+        described = _in_precision(known, row)
+        if described == known or not measured:
+            groups.setdefault(described, []).append(row)
+    return groups
+
+
+def _in_precision(known: Known, row: Measurement) -> Known:
+    """Return the model with its weights in the precision that an inference row or the model's name states."""
+    kept = precision_of(row) if row.kind == "infer" else None
+    if kept is None or (kept.bits >= UNSTATED_BITS and not row.precision):
+        return known
+    weight_mib = known.params * kept.bits / 8 / MIB
+    same = PART <= weight_mib / known.weight_mib <= 1 / PART
+    return known if same else replace(known, weight_mib=weight_mib)
 
 
 def _of_servers(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:

@@ -86,3 +86,29 @@ def test_training_of_a_public_encoder_is_compared_with_what_a_request_gets(predi
     assert unusual(far, measured) == []
     (found,) = unusual(near, measured)
     assert found.figure == "time"
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("qwen3-32b", "awq"), ("qwen3-32b-awq", ""), ("gpt-oss-20b", ""), ("bert-large", "int8")]
+)
+def test_memory_is_compared_with_the_weights_in_the_precision_of_the_row(name: str, precision: str) -> None:
+    need = {"bert-large": 1500.0, "gpt-oss-20b": 14_000.0}.get(name, 20_000.0)
+    row = Measurement(
+        "NVIDIA H100 80GB HBM3", name, input_size=128, batch=1, latency_s=0.2, memory_mib=need, precision=precision
+    )
+    for rows in ([], [row for row in table() if row.model == "resnet50"]):
+        others = LearnedPredictor(learn(rows, ModelKnowledge()))
+        assert [found for found in unusual([row], others) if found.figure == "memory"] == []
+        (found,) = (
+            found for found in unusual([replace(row, memory_mib=20 * need)], others) if found.figure == "memory"
+        )
+        assert found.factor == pytest.approx(20.0, rel=0.5)
+
+
+def test_memory_in_another_precision_than_the_curve_is_not_compared() -> None:
+    row = Measurement("NVIDIA H100 80GB HBM3", "qwen3-32b", input_size=512, batch=1, latency_s=0.2, memory_mib=66_000.0)
+    points = [replace(row, batch=batch, latency_s=0.2 * batch) for batch in (1, 2, 4)]
+    measured = LearnedPredictor(learn(points, ModelKnowledge()))
+    quantised = replace(row, memory_mib=18_000.0, precision="awq")
+    assert unusual([quantised], measured) == []
+    assert [found.figure for found in unusual([replace(quantised, precision="")], measured)] == ["memory"]
