@@ -62,12 +62,17 @@ def asker(
 
 def _local(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
     from slurm_migbatch.query.answers import answer
+    from slurm_migbatch.store.errors import MissingDatabaseError
 
     def ask(question: Question) -> Reply:
         try:
             return answer(question, _rights(site, named=named), site)
         except Unanswerable as error:
             raise Failure(str(error), error.code) from None
+        except MissingDatabaseError as error:
+            if not named:
+                raise
+            raise Failure(f"no database at {error.path}: correct --db or MIGBATCH_DB") from None
 
     return ask
 

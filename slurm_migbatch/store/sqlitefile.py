@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
+from slurm_migbatch.store.errors import MissingDatabaseError, NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
 from slurm_migbatch.values import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def readable_mode(path: str | Path) -> str:
     """Return the URI parameters with which this user can read `path` now.
 
     Raises:
-        StoreError: it cannot be read; the message says why.
+        StoreError: it cannot be read; the message says why. MissingDatabaseError: there is none.
     """
     mode, connection = open_readable(path)
     connection.close()
@@ -46,9 +46,7 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
     try:
         os.stat(path)  # noqa: PTH116 see `values`
     except FileNotFoundError:
-        raise StoreError(
-            f"no database at {path}; migbatchd creates it at its first start, --db or MIGBATCH_DB selects another"
-        ) from None
+        raise MissingDatabaseError(path) from None
     except OSError as error:
         raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
     problem: sqlite3.Error | None = None

@@ -174,8 +174,10 @@ def test_wrong_usage_is_a_one_line_error_and_exit_2(migbatch, arguments, code, m
 def test_import_does_not_create_the_database(migbatch, table, tmp_path):
     """The daemon could not write to a file that root created."""
     (tmp_path / "db").unlink()
-    code, _, err = migbatch("import", table)
-    assert code == 1 and "migbatchd creates it at its first start" in err
+    for command in (("import", table), ("list",)):
+        code, _, err = migbatch(*command)
+        assert code == 1 and "migbatchd creates it at its first start, where [store] url of migbatch.toml says" in err
+        assert "MIGBATCH_CONFIG" in err and "--db" not in err and "MIGBATCH_DB" not in err
     assert not (tmp_path / "db").exists()
 
 

@@ -319,7 +319,7 @@ def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> 
         (["-o", "p"], 1, "is ambiguous: Partition, Profile, Placement"),
         (["-o", ","], 1, "no columns"),
         (["--units", "X"], 1, "Invalid unit type 'X'. Possible options are 'KMGTP'"),
-        (["--db", "sqlite:////nowhere/x.db"], 1, "no database at /nowhere/x.db"),
+        (["--db", "sqlite:////nowhere/x.db"], 1, "no database at /nowhere/x.db: correct --db or MIGBATCH_DB"),
         (["--db", "nonsense"], 1, "not a database URL"),
         (["-Q"], 1, "No such option"),
         (["-S"], 1, "requires an argument"),

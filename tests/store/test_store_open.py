@@ -148,7 +148,7 @@ def test_reader_sees_new_rows_of_a_running_writer(store: Store, url: str) -> Non
 
 @pytest.mark.sqlite
 def test_reader_does_not_create_a_missing_database(url: str) -> None:
-    with pytest.raises(StoreError, match=r"no database at .*migbatchd creates it"):
+    with pytest.raises(StoreError, match=r"no database at .*migbatchd creates it .*\[store\] url of migbatch\.toml"):
         open_store(url, readonly=True)
     assert not Path(url.removeprefix("sqlite:///")).exists()
 
