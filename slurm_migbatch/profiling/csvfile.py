@@ -32,6 +32,8 @@ LARGEST_COUNT: Final = 10**9
 
 _LONGEST: Final = 65536
 """Most characters of a header that are searched for the separator."""
+_GZIP: Final = b"\x1f\x8b"
+NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16), compressed with gzip only"
 _UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -98,10 +100,20 @@ def find(root: Path) -> list[Path]:
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Return the file as text, decompressed if its name ends in .gz."""
-    if path.suffix.lower() == ".gz":
+    """Return the file as text, decompressed if its name ends in .gz or it begins as gzip files do."""
+    with path.open("rb") as file:
+        packed = path.suffix.lower() == ".gz" or file.read(len(_GZIP)) == _GZIP
+    if packed:
         return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", errors=errors, newline="")
     return path.open(encoding="utf-8-sig", errors=errors, newline="")
+
+
+def is_foreign(first: str) -> bool:
+    """Return whether a file's first characters, read with errors="replace", are not those of UTF-8 text.
+
+    They are the byte order mark of UTF-16, or contain a zero byte, as UTF-16 without it and archives do.
+    """
+    return first.startswith("\ufffd\ufffd") or "\0" in first[:8]
 
 
 def header(path: Path) -> tuple[str, ...]:
@@ -128,9 +140,13 @@ def unreadable(path: Path) -> str:
     """Return why a file's first line cannot be read; "" if it can. Raises OSError."""
     try:
         with open_text(path) as file:
+            first = file.read(8)
+            file.seek(0)
+            if is_foreign(first):
+                return NOT_UTF8
             return "" if next(_lines(file), []) else "is empty"
     except UnicodeDecodeError:
-        return "is not UTF-8 text: save it as CSV in UTF-8, compressed with gzip only, as .csv.gz"
+        return NOT_UTF8
     except _UNREADABLE as error:
         return f"cannot be read: {error}"
 

@@ -129,14 +129,26 @@ def test_unreadable_files_are_named_in_the_error(write: Write, tmp_path: Path) -
         joblog.read(plain.rename(tmp_path / "named.csv.gz"))
     latin = tmp_path / "latin.csv"
     latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
-    with pytest.raises(TraceError, match="is not UTF-8 text"):
+    with pytest.raises(TraceError, match=r"latin\.csv: is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"):
         joblog.read(latin)
-    packed = tmp_path / "packed.csv"
-    packed.write_bytes(gzip.compress(PHILLY.encode()))
-    with pytest.raises(
-        TraceError, match=r"is not UTF-8 text \(byte 1\): save .* with gzip and a name that ends in \.gz"
-    ):
-        joblog.read(packed)
+
+
+def test_gzipped_file_is_read_whatever_its_name(tmp_path: Path) -> None:
+    for text, read in ((PHILLY, joblog.read), (SACCT, sacct.read), (json.dumps({"jobs": [json_job()]}), sacct.read)):
+        packed, plain = tmp_path / "packed.csv", tmp_path / "plain.csv"
+        packed.write_bytes(gzip.compress(text.encode()))
+        plain.write_text(text)
+        assert read(packed) == read(plain)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named_in_the_error(tmp_path: Path, encoding: str) -> None:
+    for text, read in ((PHILLY, joblog.read), (SACCT, sacct.read), (json.dumps({"jobs": [json_job()]}), sacct.read)):
+        for name, pack in (("plain.csv", bytes), ("packed.csv.gz", gzip.compress)):
+            path = tmp_path / name
+            path.write_bytes(pack(text.encode(encoding)))
+            with pytest.raises(TraceError, match=rf"{name}: is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"):
+                read(path)
 
 
 def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
@@ -687,6 +699,13 @@ def test_sacct_json_is_read(write: Write) -> None:
         "2 jobs that have not run or not ended are skipped",
         "1 jobs without a GPU are skipped",
     )
+
+
+def test_sacct_json_may_have_bytes_that_are_not_utf_8(write: Write) -> None:
+    path = write(json.dumps({"jobs": [json_job(name="caf#"), json_job(job_id=13)]}))
+    whole = sacct.read(path)
+    path.write_bytes(path.read_bytes().replace(b"caf#", b"caf\xe9"))
+    assert sacct.read(path) == whole
 
 
 @pytest.mark.parametrize(

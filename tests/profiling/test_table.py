@@ -225,18 +225,26 @@ def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "gpu,model".encode("utf-16"), "is not UTF-8 text"),
-        ("t.csv", gzip.compress(b"gpu,model,batch\n"), "is not UTF-8 text"),
+        ("t.csv", "gpu,model".encode("utf-16"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"),
+        ("t.csv", "gpu,model".encode("utf-16-le"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"),
+        ("t.csv", gzip.compress("gpu,model".encode("utf-16")), "is not UTF-8 text"),
         ("t.csv.gz", b"gpu,model,batch\n", "cannot be read: Not a gzipped file"),
         ("t.csv.gz", gzip.compress(b"gpu,model,batch\n" * 99)[:20], "cannot be read: Compressed file ended"),
         ("t.csv", b"", "is empty"),
     ],
-    ids=["utf-16", "a gzip by another name", "no gzip", "a gzip cut off", "nothing"],
+    ids=["utf-16", "utf-16 without its mark", "utf-16 in a gzip", "no gzip", "a gzip cut off", "nothing"],
 )
 def test_unreadable_file_is_reported_with_the_reason(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TableError, match=message):
         read_folder(tmp_path / name)
+
+
+def test_gzipped_table_is_read_whatever_its_name(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "gpu;model;batch;latency_s", "a100;net;1;0,1")
+    rows = read_folder(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_folder(path) == read_folder(tmp_path) == rows
 
 
 @pytest.mark.parametrize("cell", ["NaN", "N/A", "-"])

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from slurm_migbatch.profiling.csvfile import open_text
+from slurm_migbatch.profiling.csvfile import NOT_UTF8, is_foreign, open_text
 from slurm_migbatch.workload.refusal import show
 
 _MOMENT: Final = re.compile(
@@ -118,9 +118,16 @@ def _range(low: float, high: float) -> str:
 
 @contextmanager
 def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
-    """Open a text file, decompressed if its name ends in .gz. Raises TraceError if it cannot be read."""
+    """Open a text file, decompressed if it is gzipped. Raises TraceError if it cannot be read or is no text in UTF-8.
+
+    Without "replace", a later byte may raise UnicodeDecodeError.
+    """
     try:
         with open_text(path, errors) as file:
+            first = file.read(8)
+            file.seek(0)
+            if is_foreign(first):
+                raise TraceError(path, 0, NOT_UTF8)
             yield file
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -165,9 +172,8 @@ def lines(
                 if len(row) != width:
                     raise TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
                 yield CsvLine(path, rows.line_num, places, row)
-    except UnicodeDecodeError as error:
-        saved = "save it as CSV in UTF-8; compressed, with gzip and a name that ends in .gz"
-        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start}): {saved}") from None
+    except UnicodeDecodeError:
+        raise TraceError(path, 0, NOT_UTF8) from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 

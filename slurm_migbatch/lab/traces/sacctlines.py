@@ -130,7 +130,7 @@ class _JsonJob(CsvLine):
 
 def _json_jobs(path: Path, command: str) -> Iterator[CsvLine]:
     try:
-        with opened(path) as file:
+        with opened(path, "replace") as file:
             jobs = json.load(file)["jobs"]
         if not isinstance(jobs, list):
             raise TypeError
