@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -816,3 +817,17 @@ def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> N
 def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=re.escape(message)):
         jobtable.read(write(JOBTABLE.replace(old, new)))
+
+
+def test_job_table_and_log_may_be_separated_by_tabs(write: Write) -> None:
+    """`mysql -B` quotes nothing, so a quotation mark in a job's name means nothing either."""
+    tabs = write("\n".join("\t".join(cells) for cells in csv.reader(JOBTABLE.splitlines())) + '"\n', "table.tsv")
+    assert jobtable.read(tabs).jobs == jobtable.read(write(JOBTABLE)).jobs
+    assert joblog.read(write(PHILLY.replace(",", "\t"), "log.tsv")) == joblog.read(write(PHILLY))
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("|", r"\|")])
+def test_other_separator_is_named_in_the_error(write: Write, separator: str, name: str) -> None:
+    for text, read in ((PHILLY, joblog.read), (JOBTABLE.replace('"', ""), jobtable.read)):
+        with pytest.raises(TraceError, match=f":1: separates its columns by {name}: write .* with commas or tabs"):
+            read(write(text.replace(",", separator)))

@@ -27,6 +27,12 @@ TOO_LATE_S: Final = 1e11
 """No time in seconds since 1970 is as large, but those in milliseconds are, from 1973 on."""
 
 
+_OTHERS: Final = {";": "semicolons", "|": "|"}
+"""Separators of columns that are not read, in words."""
+_LONGEST: Final = 1 << 16
+"""Most characters of a header that are searched for tabs."""
+
+
 class TraceError(ValueError):
     """A trace cannot be read. The message is `path:line: what is wrong and what it should be`."""
 
@@ -147,8 +153,9 @@ def lines(
 
     Args:
         columns: required columns of the header; `a|b` requires one of them.
-        delimiter: separator of cells.
-        quoted: whether `"` is no ordinary character.
+        delimiter: separator of cells; where it is a comma, tabs are one too if the header has them and no comma, as
+            `mysql -B` prints tables.
+        quoted: whether `"` is no ordinary character; between tabs it is one.
         errors: "replace" replaces bytes that are not UTF-8.
         command: the command that prints such a file, for the error.
         mend: gets the header and a row that is not blank, and returns the row to read; None: there is none.
@@ -159,6 +166,8 @@ def lines(
     """
     try:
         with opened(path, errors) as file:
+            if delimiter == "," and _has_tabs(file):
+                delimiter, quoted = "\t", False
             rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
             header = next(rows, None)
             if header is None:
@@ -178,6 +187,12 @@ def lines(
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 
 
+def _has_tabs(file: TextIO) -> bool:
+    first = file.readline(_LONGEST)
+    file.seek(0)
+    return "\t" in first and "," not in first
+
+
 def _blank(cells: Sequence[str], width: int) -> bool:
     return len(cells) != width and not "".join(cells).strip()
 
@@ -189,12 +204,19 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: 
         raise TraceError(path, 1, f"is blank; the first line must name {_named(columns)}")
     if repeated := [known for name in columns for known in name.split("|") if names.count(known) > 1]:
         raise TraceError(path, 1, f"has the columns {', '.join(repeated)} more than once")
-    if missing := [name for name in columns if not any(known in names for known in name.split("|"))]:
+    if missing := _missing(names, columns):
         if other := _other_form(",".join(names)):
             raise TraceError(path, 0, other + (f"; write the file with {command}" if command else ""))
+        if found := next((other for other in _OTHERS if not _missing(names[0].split(other), columns)), ""):
+            text = f"separates its columns by {_OTHERS[found]}: write the file with commas or tabs"
+            raise TraceError(path, 1, text + (f", or with {command}" if command else ""))
         found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
         raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {found}")
     return {name: number for number, name in enumerate(names)}
+
+
+def _missing(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if not any(known in names for known in name.split("|"))]
 
 
 def _other_form(first: str) -> str:

@@ -1,4 +1,4 @@
-"""Read a CSV dump of slurmdbd's job table, such as the log of MIT's Supercloud.
+"""Read a dump of slurmdbd's job table as CSV, such as the log of MIT's Supercloud, or as `mysql -B` prints it.
 
     SELECT id_job, id_user, `partition`, state, timelimit, time_submit, time_start, time_end, time_suspended, tres_alloc
     FROM CLUSTER_job_table
