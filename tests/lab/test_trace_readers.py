@@ -580,6 +580,72 @@ def test_slices_get_the_profiles_of_the_gpu_whatever_autodetect_calls_them(
     assert first.profile == Profile.parse(profile)
 
 
+def sacct_of(write: Write, *tres: str, gpu: str = "a100-80gb") -> Trace:
+    """A trace of jobs of ten seconds that held these TRES."""
+    times = "2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:00:10"
+    rows = [f"{number}|n|u|gpu|{times}|00:00:10|1:00|COMPLETED||{held}" for number, held in enumerate(tres)]
+    return sacct.read(write("\n".join([SACCT.splitlines()[0], *rows, ""])), geometry=geometry(gpu) if gpu else None)
+
+
+@pytest.mark.parametrize(
+    "tres", ["gres/gpu:1g=2", "gres/gpu:mig_1g=2,gres/gpu=2", "gres/gpu:a100_1G=2", "gres/mig-1g=2"]
+)
+def test_slices_named_without_memory_get_the_profile_of_the_gpu_with_a_notice(write: Write, tres: str) -> None:
+    for gpu, profile in (("a100-80gb", "1g.10gb"), ("h200", "1g.18gb")):
+        trace = sacct_of(write, tres, gpu=gpu)
+        assert [(job.profile, job.gpus) for job in trace.jobs] == [(Profile.parse(profile), 2)]
+        assert trace.notices == (f"1 jobs on slices 1g, whose memory is not named, are replayed on {profile}",)
+    unknown = sacct_of(write, tres, "gres/gpu=1", gpu="")
+    assert [(job.profile, job.gpus) for job in unknown.jobs] == [(None, 2), (None, 1)]
+    assert unknown.notices == ("1 jobs on slices of unknown size are replayed on whole GPUs",)
+
+
+def test_job_with_slices_and_whole_gpus_is_replayed_on_whole_gpus_with_a_notice(write: Write) -> None:
+    trace = sacct_of(
+        write,
+        "gres/gpu:a100_3g.20gb=2,gres/gpu:a100=1,gres/gpu=3",
+        "gres/gpu:a100_3g.20gb=2,gres/gpu:a100=1",
+        "gres/gpu:a100_3g.20gb=2,gres/gpu=3",
+        "gres/mig:3g.40gb=2,gres/mig=2,gres/gpu=1",
+        "gres/gpu:a100_1g.10gb=1,gres/gpu:a100_3g.40gb=1,gres/gpu=2",
+        "gres/gpu:a100=4,gres/gpu:v100=2,gres/gpu=6",
+    )
+    assert [(job.profile, job.gpus) for job in trace.jobs] == [
+        *[(None, 3)] * 4, (Profile.parse("3g.40gb"), 2), (None, 6),
+    ]  # fmt: skip
+    assert trace.notices == ("4 jobs on slices and whole GPUs at once are replayed on whole GPUs",)
+
+
+def test_shares_and_slices_of_unknown_size_are_skipped_with_their_own_reasons(write: Write) -> None:
+    trace = sacct_of(
+        write,
+        "gres/mig-1g.10gb=2",
+        "gres/shard=4",
+        "gres/gpu=0,gres/mps=50",
+        "gres/mig=1",
+        "gres/gpu:5g=1",
+        "gres/gpu:a10g=1",
+        "gres/nic=1",
+    )
+    assert [(job.profile, job.gpus) for job in trace.jobs] == [(Profile.parse("1g.10gb"), 2), (None, 1)]
+    assert trace.notices == (
+        "2 jobs with shares of a GPU (gres/shard, gres/mps) are skipped",
+        "2 jobs on slices of unknown size are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+    table = jobtable.read(write(JOBTABLE), {1001: "gres/shard", 1002: "gres/gpu:1g"}, (), A100)
+    assert [(job.profile, job.gpus) for job in table.jobs] == [
+        (Profile.parse("1g.10gb"), 2),
+        (Profile.parse("1g.10gb"), 4),
+    ]
+    assert table.notices == (
+        "1 jobs with shares of a GPU (gres/shard, gres/mps) are skipped",
+        "2 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+        "2 jobs on slices 1g, whose memory is not named, are replayed on 1g.10gb",
+    )
+
+
 def test_sacct_reader_refuses_ambiguous_times(write: Write) -> None:
     """Slurm's own grammar reads a zone as a date, and a missing year as the current one."""
     head, line = SACCT.splitlines()[0], "|n|u|gpu|{0}|{0}|x|1:00|1:00|FAILED||gres/gpu=1"
@@ -801,7 +867,7 @@ def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> N
     first, second, third = jobtable.read(write(JOBTABLE), names).jobs
     assert (first.profile, first.gpus) == (None, 1)
     assert (second.profile, second.gpus) == (Profile.parse("1g.10gb"), 2)
-    assert (third.profile, third.gpus) == (Profile.parse("1g.10gb"), 4)
+    assert (third.profile, third.gpus) == (None, 8)
     (volta,) = jobtable.read(write(JOBTABLE), {1001: "gres/gpu:tesla"}).jobs[:1]
     assert volta.name == "11"
 

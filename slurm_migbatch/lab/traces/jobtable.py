@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.traces import sacct
 from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.held import Held, held_in
 from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.workload.refusal import show
 
@@ -56,6 +56,7 @@ def read(
         geometry: of the GPU whose profiles the slices have by other names; None: the names in `tres`.
     """
     left_out: Counter[str] = Counter()
+    remarks: Counter[str] = Counter()
     unnamed: set[int] = set()
     jobs: list[LoggedJob] = []
     for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
@@ -66,28 +67,29 @@ def read(
             continue
         counts = _counts(line)
         held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
-        if held is None:
-            left_out["without a GPU"] += 1
+        if not held.gpus:
+            left_out[held.remark] += 1
             continue
-        profile, gpus = held
+        if held.remark:
+            remarks[held.remark] += 1
         jobs.append(
             LoggedJob(
                 line.seconds_of("time_submit"),
                 line.number,
                 line.text("id_job"),
                 work,
-                gpus,
+                held.gpus,
                 line.text("id_user"),
                 "infer" if infer and line.text("partition") in infer else "train",
-                profile,
+                held.profile,
                 estimate=_limit(line),
             )
         )
     trace = trace_of("jobtable", jobs, left_out)
-    if not unnamed:
-        return trace
-    taken = f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names"
-    return replace(trace, notices=(*trace.notices, taken))
+    notices = [f"{count} jobs {remark}" for remark, count in remarks.items()]
+    if unnamed:
+        notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")
+    return replace(trace, notices=(*trace.notices, *notices))
 
 
 def _counts(line: CsvLine) -> dict[int, int]:
@@ -102,22 +104,20 @@ def _counts(line: CsvLine) -> dict[int, int]:
     return counts
 
 
-def _largest(counts: Mapping[int, int], unnamed: set[int]) -> tuple[None, int] | None:
+def _largest(counts: Mapping[int, int], unnamed: set[int]) -> Held:
     """Return the GPUs of a job if TRES have no names: the largest count of a TRES of the site.
 
     Several TRES may count the same GPUs, with and without their type. Add their numbers to `unnamed`.
     """
     of_site = {number: count for number, count in counts.items() if number >= FIRST_OF_SITE and count}
     unnamed.update(of_site)
-    return (None, max(of_site.values())) if of_site else None
+    return Held(None, max(of_site.values())) if of_site else Held(None, 0, "without a GPU")
 
 
-def _named(
-    line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str], geometry: Geometry | None
-) -> tuple[Profile | None, int] | None:
+def _named(line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str], geometry: Geometry | None) -> Held:
     held = ",".join(f"{tres[number]}={count}" for number, count in counts.items() if number in tres)
     try:
-        return sacct.held_in(held, geometry)
+        return held_in(held, geometry)
     except (GresError, ProfileError) as error:
         raise line.wrong(f"TRES cannot be parsed: {error}") from None
 

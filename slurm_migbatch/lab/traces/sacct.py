@@ -18,7 +18,9 @@ ones and are read in the reader's time zone, so an hour may be off after a clock
 (SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are recognized by the profile in their
 GRES type: `gres/mig:1g.10gb` with slurm_migbatch, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support,
 `gres/gpu:a100-1g.10gb` at some sites. AutoDetect's names differ from the driver's (`gres/gpu:a100_3g.39gb`): a slice
-has the simulated GPU's profile with as many compute slices and, within 3 %, as much memory.
+has the simulated GPU's profile with as many compute slices and, within 3 %, as much memory. Of types without memory
+(`gres/gpu:1g`) it has the least, with a notice. A job that held slices and whole GPUs is replayed on as many whole
+GPUs, with a notice; jobs with shares of a GPU (`gres/shard`) or slices of unknown size are skipped, with a notice.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from typing import Final
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine
-from slurm_migbatch.lab.traces.mignames import profile_on
+from slurm_migbatch.lab.traces.held import Held, held_in
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
@@ -60,7 +62,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
         geometry: of the GPU whose profiles the slices have by other names; None: the names of the export.
     """
     left_out: Counter[str] = Counter()
-    rows: list[tuple[float, CsvLine, str, Profile | None, int, float]] = []
+    rows: list[tuple[float, CsvLine, str, Held, float]] = []
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
     for line in sacctlines.read(path, columns, COMMAND, left_out):
@@ -78,18 +80,18 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
             left_out["jobs that have not run or not ended"] += 1
             continue
         held = _held(line, geometry)
-        if held is None:
-            left_out["jobs without a GPU"] += 1
+        if not held.gpus:
+            left_out[f"jobs {held.remark}"] += 1
             continue
         work = _seconds(line, "Elapsed", 1)
         if not work:
             left_out["jobs that ended within a second"] += 1
             continue
-        rows.append((_moment(line, "Submit"), line, run[0], *held, work))
+        rows.append((_moment(line, "Submit"), line, run[0], held, work))
     rows.sort(key=lambda row: (row[0], row[1].number))
     begin = rows[0][0] if rows else 0.0
     jobs = []
-    for number, (submit, line, job_id, profile, count, work) in enumerate(rows):
+    for number, (submit, line, job_id, held, work) in enumerate(rows):
         partition = line.text("Partition") if line.has("Partition") else ""
         jobs.append(
             SimulatedJob(
@@ -98,20 +100,22 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
                 submit - begin,
                 work,
                 "infer" if partition in infer else "train",
-                gpus=count,
-                profile=profile,
+                gpus=held.gpus,
+                profile=held.profile,
                 user=line.text("User"),
                 estimate=_seconds(line, "Timelimit", 60),
             )
         )
     notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    remarks = Counter(held.remark for *_, held, _ in rows if held.remark)
+    notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
     ran_in = {line.text("Partition") for _, line, *_ in rows} if infer else set()
     if absent := sorted(set(infer) - ran_in):
         notices.append(f"no job with a GPU ran in {', '.join(absent)}, which should do inference")
     return Trace("sacct", tuple(jobs), notices=tuple(notices))
 
 
-def _held(line: CsvLine, geometry: Geometry | None) -> tuple[Profile | None, int] | None:
+def _held(line: CsvLine, geometry: Geometry | None) -> Held:
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")
@@ -121,28 +125,6 @@ def _held(line: CsvLine, geometry: Geometry | None) -> tuple[Profile | None, int
         raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
     except ProfileError as error:
         raise line.wrong(f"AllocTRES: {error}") from None
-
-
-@lru_cache(maxsize=1 << 12)
-def held_in(tres_list: str, geometry: Geometry | None = None) -> tuple[Profile | None, int] | None:
-    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either.
-
-    The profile is that of the geometry, if it has one under another name.
-    """
-    entries = ",".join(entry for entry in re.split("[,;]", tres_list) if entry.startswith("gres/"))
-    slices: Counter[Profile] = Counter()
-    gpus: Counter[bool] = Counter()
-    for tres in gres.parse(entries):
-        profile = gres.profile_in(tres.type or "")
-        if profile is not None and tres.count:
-            slices[Profile.parse(profile)] += tres.count
-        elif tres.name == "gpu":
-            gpus[tres.type is not None] += tres.count
-    if slices:
-        largest = max(slices)
-        return largest if geometry is None else profile_on(geometry, largest), sum(slices.values())
-    count = max(gpus.values(), default=0)
-    return (None, count) if count else None
 
 
 def _moment(line: CsvLine, column: str) -> float:
