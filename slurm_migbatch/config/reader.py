@@ -65,14 +65,7 @@ def load(path: str | Path = DEFAULT_PATH) -> Config:
     Raises:
         ConfigError: it cannot be read, is not TOML, or has an unknown key or invalid value.
     """
-    try:
-        text = Path(path).read_bytes().decode()
-    except OSError as error:
-        advice = "write one with 'migbatch config render migbatch'"
-        raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror}); {advice}")]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
-    return loads(text, str(path))
+    return loads(text_in(path, "; write one with 'migbatch config render migbatch'"), str(path))
 
 
 def loads(text: str, path: str = "migbatch.toml") -> Config:
@@ -81,13 +74,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     Raises:
         ConfigError: see `load`.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(where[1]) if where else len(text.splitlines())
-        reason = str(error).split(" (at ")[0]
-        raise ConfigError(path, [Problem(line, f"is not valid TOML: {reason[:1].lower()}{reason[1:]}")]) from None
+    data = parse(text, path)
     lines = dict(lines_of(text))
     problems: list[Problem] = []
     parts: dict[str, Any] = {"path": path}
@@ -117,6 +104,35 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     if problems:
         raise ConfigError(path, problems)
     return config
+
+
+def text_in(path: str | Path, advice: str = "") -> str:
+    """Return the text of a TOML file, which may begin with a byte order mark.
+
+    Raises:
+        ConfigError: it cannot be read (then with the advice) or is not UTF-8 text.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror}){advice}")]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
+
+
+def parse(text: str, path: str) -> dict[str, Any]:
+    """Return the tables of a TOML text; `path` names it in messages. Raises ConfigError."""
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        reason = "its lists or tables are nested too deeply"
+        raise ConfigError(path, [Problem(0, f"is not valid TOML: {reason}")]) from None
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(where[1]) if where else len(text.splitlines())
+        reason = str(error).split(" (at ")[0]
+        raise ConfigError(path, [Problem(line, f"is not valid TOML: {reason[:1].lower()}{reason[1:]}")]) from None
+    return data
 
 
 def _together(

@@ -72,7 +72,7 @@ def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
     if len(raw) > MAX_BYTES:
         raise ConfError(f"{path} is larger than {MAX_BYTES} bytes, too large for a node.conf")
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         raise ConfError(f"{path} is not UTF-8 text") from None
     settings: dict[str, str] = {}

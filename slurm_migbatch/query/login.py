@@ -51,7 +51,7 @@ def find_servers(path: str = "") -> Servers:
     """Return the servers in login.conf (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
     path = path or os.environ.get("MIGBATCH_LOGIN_CONF") or LOGIN_CONF
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 keeps pathlib out of start-up
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 keeps pathlib out of start-up
             return read_conf(file, path)
     except FileNotFoundError:
         if path != LOGIN_CONF:

@@ -87,6 +87,21 @@ def test_syntax_error_names_its_line():
     assert problem.startswith("m.toml:3: is not valid TOML: ")
 
 
+@pytest.mark.parametrize("opening", ["[", "{a = "])
+def test_text_nested_too_deeply_is_refused(opening):
+    (problem,) = problems(f"[moves]\nx = {opening * 5000}")
+    assert problem == "m.toml: is not valid TOML: its lists or tables are nested too deeply"
+
+
+def test_byte_order_mark_is_ignored(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_bytes(b"\xef\xbb\xbf[moves]\nrest_s = 60\n")
+    assert load(path).moves.rest_s == 60
+    path.write_bytes(b"\xef\xbb\xbfpoll_s = 1\n")
+    with pytest.raises(ConfigError, match=r"m\.toml:1: unknown key 'poll_s'"):
+        load(path)
+
+
 def test_key_outside_a_section_is_refused():
     (problem,) = problems("poll_s = 1\n")
     assert problem.startswith("m.toml:1: unknown key 'poll_s'")

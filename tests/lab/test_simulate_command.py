@@ -129,6 +129,15 @@ def test_scenario_error_names_the_line_and_the_reason(
     assert f"{path}{message}" in str(caught.value)
 
 
+def test_scenario_may_begin_with_a_byte_order_mark_but_not_be_nested_too_deeply(write: Callable[..., Path]) -> None:
+    path = write(BASE)
+    plain = scenario.load(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert scenario.load(path) == plain
+    with pytest.raises(ConfigError, match=r"is not valid TOML: its lists or tables are nested too deeply"):
+        scenario.load(write(f"{BASE}x = {'[' * 5000}"))
+
+
 def test_trace_without_usable_jobs_reports_what_was_skipped(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text(
         "JobID|User|Submit|Start|Elapsed|State|AllocTRES\n"

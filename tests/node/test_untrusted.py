@@ -184,6 +184,11 @@ def test_a_configuration_that_others_can_write_is_refused(tmp_path, mode):
         read(write(tmp_path, "", mode), "n1")
 
 
+def test_byte_order_mark_of_the_configuration_is_ignored(tmp_path):
+    (tmp_path / "node.conf").write_bytes(b"\xef\xbb\xbfRunDir=/run/x\n")
+    assert read(str(tmp_path / "node.conf"), "n1") == {"RunDir": "/run/x"}
+
+
 def test_a_linked_or_huge_or_binary_configuration_is_refused(tmp_path):
     real = tmp_path / "real"
     real.write_text("")

@@ -372,7 +372,7 @@ def test_only_root_reads_a_database_on_a_server_directly(
     conf = tmp_path / "migbatch.toml"
     conf.write_text('[store]\nurl = "postgresql://migbatch@/migbatch"\n')
     login = tmp_path / "login.conf"
-    login.write_text("Servers=http://ctl:6831\nSlurmUser=root\n")
+    login.write_bytes(b"\xef\xbb\xbfServers=http://ctl:6831\nSlurmUser=root\n")  # with a byte order mark
     monkeypatch.setenv("MIGBATCH_LOGIN_CONF", str(login))
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert isinstance(_source(str(conf), None), QuerySite) is itself

@@ -8,21 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.config.keys import Check, between, key, one_of, required
-from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_name
+from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, parse, read_section, text_in, unknown_name
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.mig.geometry import Geometry
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 TRACES: Final = (
     "joblog",
@@ -214,17 +208,8 @@ def load(path: Path) -> Scenario:
 
 
 def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
-    try:
-        text = path.read_bytes().decode()
-        return tomllib.loads(text), dict(lines_of(text))
-    except OSError as error:
-        raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror})")]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
-    except tomllib.TOMLDecodeError as error:
-        match = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(match[1]) if match else len(text.splitlines())
-        raise ConfigError(str(path), [Problem(line, f"is not valid TOML: {str(error).split(' (at ')[0]}")]) from None
+    text = text_in(path)
+    return parse(text, str(path)), dict(lines_of(text))
 
 
 def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list[Problem]) -> tuple[str, Any]:
