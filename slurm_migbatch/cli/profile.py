@@ -83,7 +83,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         progress("reading and checking the tables", stages)
         facts = known_models(config)
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
-        table = scan(paths, lambda row: impossible(row, predictor.knowledge))
+        table = scan(paths, lambda row: impossible(row, predictor.knowledge), "nothing was imported")
         rows: Sequence[Measurement] = table.rows
         progress(f"comparing {plural(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
@@ -153,13 +153,18 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
 
     if file is not None and not is_csv(file):
         raise click.UsageError(f"the file name must end in {' or '.join(SUFFIXES)}")
+    if file is not None and not file.parent.is_dir():
+        raise Failure(f"no such directory: {file.parent}: create it, or choose another file")
     rows = _wanted(config, model, kind)
     if not rows:
         raise Failure("no such points: see `migbatch profile list`")
     if file is None:
         write(rows, sys.stdout)
         return
-    save(file, rows)
+    try:
+        save(file, rows)
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error.strerror}: choose another file") from None
     click.echo(f"{plural(len(rows), 'point')} written to {file}", err=True)
 
 

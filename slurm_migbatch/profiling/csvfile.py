@@ -33,12 +33,12 @@ LARGEST_COUNT: Final = 10**9
 _LONGEST: Final = 65536
 """Most characters of a header that are searched for the separator."""
 _GZIP: Final = b"\x1f\x8b"
-NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16), compressed with gzip only"
+NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16 or Latin-1), compressed with gzip only"
 _UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class TableError(ValueError):
-    """Tables that cannot be imported; the message names each bad line, one below the other."""
+    """Tables that cannot be read; the message names each bad line, one below the other."""
 
 
 class LineError(ValueError):
@@ -48,8 +48,9 @@ class LineError(ValueError):
 class Problems:
     """Bad lines of all files of one import, so that one run shows them together."""
 
-    def __init__(self) -> None:
-        self._found: list[str] = []
+    def __init__(self, outcome: str = "nothing was read") -> None:
+        """`outcome`: what follows from bad lines, the beginning of the error."""
+        self._outcome, self._found = outcome, list[str]()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -63,11 +64,11 @@ class Problems:
         if not self._found:
             return
         if len(self._found) == 1:
-            raise TableError(f"nothing was imported: {self._found[0]}")
+            raise TableError(f"{self._outcome}: {self._found[0]}")
         shown = self._found[:SHOWN_PROBLEMS]
         if len(self._found) > len(shown):
             shown.append(f"and {len(self._found) - len(shown)} more")
-        raise TableError("nothing was imported:\n  " + "\n  ".join(shown))
+        raise TableError(f"{self._outcome}:\n  " + "\n  ".join(shown))
 
 
 def is_csv(path: Path) -> bool:

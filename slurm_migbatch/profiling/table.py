@@ -85,19 +85,24 @@ def read_folder(path: Path) -> list[Measurement]:
     return list(scan([path]).rows)
 
 
-def scan(paths: Iterable[Path], impossible: Callable[[Measurement], str] = lambda row: "") -> MeasurementTable:
+def scan(
+    paths: Iterable[Path],
+    impossible: Callable[[Measurement], str] = lambda row: "",
+    outcome: str = "nothing was read",
+) -> MeasurementTable:
     """Return every point of several folders and files, as `read_folder` does, with notices of what was ignored.
 
     Args:
         paths: folders and files.
         impossible: returns why a row cannot have been measured, "" if it can. Such a row of a common table is a bad
             line: its error probably applies to the others too. Those of laboratories are dropped.
+        outcome: beginning of the error.
 
     Raises:
         TableError: naming the bad lines of all of them; nothing is read partially.
         OSError: something cannot be read.
     """
-    problems = Problems()
+    problems = Problems(outcome)
     rows: list[Measurement] = []
     notices: list[str] = []
     for path in paths:

@@ -135,6 +135,17 @@ def test_exported_points_are_unchanged_by_import(migbatch, table, tmp_path, url)
     assert migbatch("export", "--model", "ResNet50", "--kind", "infer")[1].count("\n") == 4
 
 
+def test_file_that_cannot_be_written_is_named_by_export(migbatch, table, tmp_path):
+    migbatch("import", table)
+    path = tmp_path / f"{'x' * 230}.csv"  # too long with what a temporary file's name adds
+    code, out, err = migbatch("export", path)
+    assert (code, out) == (1, "")
+    assert err == f"migbatch: error: cannot write {path}: File name too long: choose another file\n"
+    code, out, err = migbatch("export", "/nowhere/t.csv")
+    assert (code, out) == (1, "")
+    assert err == "migbatch: error: no such directory: /nowhere: create it, or choose another file\n"
+
+
 def test_export_of_nothing_writes_no_file(migbatch, tmp_path):
     code, _, err = migbatch("export", tmp_path / "o.csv")
     assert code == 1 and "no such points" in err

@@ -130,7 +130,7 @@ def test_unreadable_files_are_named_in_the_error(write: Write, tmp_path: Path) -
         joblog.read(plain.rename(tmp_path / "named.csv.gz"))
     latin = tmp_path / "latin.csv"
     latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
-    with pytest.raises(TraceError, match=r"latin\.csv: is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"):
+    with pytest.raises(TraceError, match=r"latin\.csv: is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"):
         joblog.read(latin)
 
 
@@ -148,7 +148,9 @@ def test_utf_16_is_named_in_the_error(tmp_path: Path, encoding: str) -> None:
         for name, pack in (("plain.csv", bytes), ("packed.csv.gz", gzip.compress)):
             path = tmp_path / name
             path.write_bytes(pack(text.encode(encoding)))
-            with pytest.raises(TraceError, match=rf"{name}: is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"):
+            with pytest.raises(
+                TraceError, match=rf"{name}: is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"
+            ):
                 read(path)
 
 

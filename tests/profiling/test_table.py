@@ -112,7 +112,7 @@ def test_further_invalid_lines_are_counted(tmp_path: Path) -> None:
 
 def test_one_invalid_line_gives_a_one_line_message(tmp_path: Path) -> None:
     table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net,x,1")
-    with pytest.raises(TableError, match=r"\Anothing was imported: .*t\.csv:2: batch .*\Z"):
+    with pytest.raises(TableError, match=r"\Anothing was read: .*t\.csv:2: batch .*\Z"):
         read_folder(tmp_path)
 
 
@@ -225,8 +225,8 @@ def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "gpu,model".encode("utf-16"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"),
-        ("t.csv", "gpu,model".encode("utf-16-le"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16\)"),
+        ("t.csv", "gpu,model".encode("utf-16"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"),
+        ("t.csv", "gpu,model".encode("utf-16-le"), r"is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"),
         ("t.csv", gzip.compress("gpu,model".encode("utf-16")), "is not UTF-8 text"),
         ("t.csv.gz", b"gpu,model,batch\n", "cannot be read: Not a gzipped file"),
         ("t.csv.gz", gzip.compress(b"gpu,model,batch\n" * 99)[:20], "cannot be read: Compressed file ended"),
