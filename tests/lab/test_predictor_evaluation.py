@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.eval import eval_
 from slurm_migbatch.lab.evaluate import baselines, profiling
 from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
+from slurm_migbatch.profiling.csvfile import TableError
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.small_laboratory import GPU, laboratory, save
 
@@ -104,6 +106,13 @@ def test_models_known_from_the_training_table_are_stated() -> None:
     assert (first["seen_elsewhere"]["models"], first["never_seen"]["models"]) == (1, 1)
 
 
+def test_bad_tables_are_not_said_to_be_for_an_import(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("gpu,model,batch,latency_s\na100,net,x,1\n")
+    for command in ("predictor", "profiling"):
+        with pytest.raises(TableError, match=r"\Anothing was read: .*t\.csv:2: batch must be a number"):
+            CliRunner().invoke(eval_, [command, "--data", str(tmp_path)], catch_exceptions=False)
+
+
 ODD: dict[str, Callable[[Rows], Rows]] = {
     "one row": lambda rows: rows[:1],
     "one model": lambda rows: [row for row in rows if row.model == "vgg16"],
@@ -178,11 +187,13 @@ def test_command_prints_a_readable_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing ran", "always two processes", "one row"])
-def test_command_prints_a_note_for_unusual_tables(name: str, tmp_path: Path) -> None:
+def test_unusual_tables_are_scored_with_a_note_or_refused_with_what_is_needed(name: str, tmp_path: Path) -> None:
     rows = ODD[name](laboratory(models=("vgg16", "resnet50"), batches=(1, 8)))
     data = save(rows, tmp_path / "data")
     assert "note:" in run("predictor", "--quick", "--data", str(data))
-    assert "note:" in run("profiling", "--data", str(data))
+    done = CliRunner().invoke(eval_, ["profiling", "--data", str(data)])
+    assert isinstance(done.exception, Failure)
+    assert "has no model to choose a slice for: rows of kind infer are needed, of one process" in str(done.exception)
 
 
 def test_a_folder_without_tables_is_an_error(tmp_path: Path) -> None:

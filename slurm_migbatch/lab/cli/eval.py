@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import measuring, print_bars, print_notes
 from slurm_migbatch.values.figures import plural
 
@@ -84,6 +85,11 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
 
     with steps() as progress:
         result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, progress=progress)}
+    if not result["services"]:
+        raise Failure(
+            f"{data} has no model to choose a slice for: rows of kind infer are needed, of one process (procs 1) and "
+            "for at least two points of a model, of which one keeps a limit"
+        )
     if as_json:
         click.echo(json.dumps(result))
         return
