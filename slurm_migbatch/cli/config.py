@@ -15,6 +15,8 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.values import atomicfile
 
+MOST_COMPUTE: Final = 7
+"""Compute slices of the largest profile of any GPU so far; a site's own are in its catalog."""
 _MONITORING: Final = {"prometheus": monitoring.RULES, "grafana": monitoring.DASHBOARD}
 
 
@@ -30,6 +32,32 @@ def check(config: Config) -> None:
     if not config.path:
         raise Failure("no configuration file; `migbatch config render migbatch` prints one to start from")
     click.echo(f"{config.path}: ok")
+    if warning := _useless_default(config):
+        click.echo(f"migbatch: warning: {warning}", err=True)
+
+
+def _useless_default(config: Config) -> str:
+    """Return why the default profile has no effect; "" if it has, or if nothing is known about it."""
+    from slurm_migbatch.config.reader import lines_of, text_in
+    from slurm_migbatch.mig.profile import Profile
+    from slurm_migbatch.workload.catalog import CatalogError, load
+
+    if not config.submit.default_profile:
+        return ""
+    wanted = Profile.parse(config.submit.default_profile)
+    try:
+        kinds = load(Path(config.submit.catalog)).kinds.values()
+        offered = {info.profile.gres_type: info.profile for kind in kinds for info in kind.geometry.profiles}
+    except (OSError, CatalogError):
+        offered = {}
+    if wanted.gres_type in offered or (not offered and wanted.compute <= MOST_COMPUTE):
+        return ""
+    line = dict(lines_of(text_in(config.path))).get(("submit", "default_profile"), 0)
+    what = f"submit.default_profile = {wanted}"
+    if not offered:
+        return f"{config.path}:{line}: no known GPU has {what}: write one that `nvidia-smi mig -lgip` lists"
+    known = ", ".join(str(profile) for profile in sorted(offered.values()))
+    return f"{config.path}:{line}: no GPU of this site has {what}: write one of {known}"
 
 
 @config.command()

@@ -16,6 +16,7 @@ from slurm_migbatch.cli.config import config
 from slurm_migbatch.cli.ending import Failure, describe, is_expected
 from slurm_migbatch.cli.main import COMMANDS, cli
 from slurm_migbatch.config import render as render_config
+from tests.support.gpu_kinds import SITE
 
 
 def migbatch(*arguments, **options):
@@ -200,6 +201,29 @@ def test_rendered_default_configuration_passes_the_check(tmp_path):
     path = tmp_path / "etc/migbatch/migbatch.toml"
     assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0  # which makes the directory
     assert migbatch("config", "check", "-c", str(path)).stdout == f"{path}: ok\n"
+
+
+@pytest.mark.parametrize(
+    ("profile", "catalog", "warning"),
+    [
+        ("99g.1gb", False, "no known GPU has submit.default_profile = 99g.1gb"),
+        (
+            "3g.39gb",
+            True,
+            "no GPU of this site has submit.default_profile = 3g.39gb: write one of 1g.5gb, 1g.10gb, ",
+        ),
+        ("3g.39gb", False, ""),
+        ("3g.40gb", True, ""),
+    ],
+)
+def test_default_profile_that_no_gpu_has_is_warned_about(tmp_path, profile, catalog, warning):
+    path = tmp_path / "m.toml"
+    path.write_text(f'[submit]\ncatalog = "{tmp_path}/catalog.json"\ndefault_profile = "{profile}"\n')
+    if catalog:
+        (tmp_path / "catalog.json").write_text(json.dumps(SITE.to_dict()))
+    done = migbatch("config", "check", "-c", str(path))
+    assert (done.returncode, done.stdout) == (0, f"{path}: ok\n")
+    assert done.stderr.startswith(f"migbatch: warning: {path}:3: {warning}") if warning else not done.stderr
 
 
 def test_existing_file_is_not_overwritten_without_force(tmp_path, monkeypatch):
