@@ -14,9 +14,6 @@ squeue is queried for columns that no user can write, and only about runs that a
 hook does not query it.
 """
 
-# Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH119, PTH120
-
 from __future__ import annotations
 
 import os
@@ -27,7 +24,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.node import unix_sockets
 from slurm_migbatch.node.config import NodeConfig
-from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.deadline import Deadline, TooLate
 from slurm_migbatch.node.journal import JournalRun
 
 SETTLED_S = 10.0
@@ -87,7 +84,7 @@ class Liveness:
         settled = [run for run in runs if run.state == "running" and not 0 <= now - run.since < SETTLED_S]
         if not settled:
             return []
-        alive = steps(self._config.node, self._config.spool_dir)
+        alive = steps(self._config.node, self._config.spool_dir, deadline)
         return [run for run in settled if run.job not in alive and self._is_over(run, deadline)]
 
     def _is_over(self, run: JournalRun, deadline: Deadline) -> bool:
@@ -137,29 +134,25 @@ def is_over(run: JournalRun, node: str, job: JobRecord | None) -> bool:
     return bool(job.nodes) and node not in job.nodes
 
 
-def steps(node: str, spool: str = "") -> set[int]:
+def steps(node: str, spool: str, deadline: Deadline) -> set[int]:
     """Return the jobs that have a slurmstepd on this node (its name in Slurm). Raises LivenessError.
 
     Only a socket of root counts: any user can create one with the same name elsewhere. `spool` is the directory
-    in which it must be, if several nodes of one name run on a machine.
+    in which it must be, if several nodes of one name run on a machine; else empty.
     """
-    form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
+    directory = re.escape(os.fsencode(spool)) + b"/" if spool else b"(?:.*/)?"
+    form = re.compile(directory + re.escape(os.fsencode(node)) + rb"_([0-9]{1,10})\.[0-9.]{1,24}", re.DOTALL)
     try:
         # two lists: the kernel may omit a socket of the one that it writes while a user closes others
-        sockets = {*unix_sockets.bound(), *unix_sockets.bound()}
+        sockets = {*unix_sockets.listening(form, deadline), *unix_sockets.listening(form, deadline)}
+        if any(found.uid is None for found in sockets):
+            of_root = unix_sockets.of_root(deadline)
+            sockets = {found for found in sockets if found.uid == 0 or found.inode in of_root}
     except OSError as error:
-        raise LivenessError(f"cannot list unix sockets (unix_diag): {error.strerror}") from None
-    jobs = set()
-    of_root: frozenset[int] | None = None
-    for path, uid, inode in sockets:
-        match = form.fullmatch(os.path.basename(path))
-        if match is None or (spool and os.path.dirname(path) != spool):
-            continue
-        if uid is None:
-            of_root = unix_sockets.of_root() if of_root is None else of_root
-        if uid == 0 or (of_root is not None and uid is None and inode in of_root):
-            jobs.add(int(match[1]))
-    return jobs
+        raise LivenessError(f"cannot list unix sockets (unix_diag): {error.strerror or error}") from None
+    except TooLate as error:
+        raise LivenessError(str(error)) from None
+    return {int(match[1]) for found in sockets if (match := form.fullmatch(found.path))}
 
 
 def sentences(runs: Sequence[JournalRun]) -> list[str]:

@@ -33,28 +33,40 @@ def at_once(monkeypatch):
 
 BIND = """
 import os, socket, sys, time
-os.seteuid(int(sys.argv[2]))
-link = socket.socket(socket.AF_UNIX)
+os.seteuid(int(sys.argv[1]))
+links = [socket.socket(socket.AF_UNIX) for _ in sys.argv[3:]]
 os.seteuid(0)
-link.bind(sys.argv[1])
-os.setresuid(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[3]))
+for link, path in zip(links, sys.argv[3:]):
+    link.bind(path)
+    link.listen(1)
+os.setresuid(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[2]))
 os.write(1, b"x")
 time.sleep(600)
 """
 
 
 @contextmanager
+def sockets_of(uid, *paths, effective=None):
+    """Listening sockets that a user's process has bound to paths; `effective`: the uid by which it acts."""
+    argv = [sys.executable, "-ISc", BIND, str(uid), str(uid if effective is None else effective), *map(str, paths)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as made:
+        try:
+            assert made.stdout.read(1) == b"x"
+            yield
+        finally:
+            made.kill()
+
+
+@contextmanager
 def socket_at(path, uid=0, effective=None):
-    """A socket that a user's process has bound to a path, as slurmstepd does; `effective`: the uid by which it acts."""
+    """A listening socket that a user's process has bound to a path, as slurmstepd does; see `sockets_of`."""
     with ExitStack() as open_here:
         if uid:
-            argv = [sys.executable, "-ISc", BIND, str(path), str(uid), str(uid if effective is None else effective)]
-            made = subprocess.Popen(argv, stdout=subprocess.PIPE)
-            open_here.callback(made.wait)
-            open_here.callback(made.kill)
-            assert open_here.enter_context(made.stdout).read(1) == b"x"
+            open_here.enter_context(sockets_of(uid, path, effective=effective))
         else:
-            open_here.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+            made = open_here.enter_context(socket.socket(socket.AF_UNIX))
+            made.bind(str(path))
+            made.listen(1)
         yield
     path.unlink(missing_ok=True)
 
@@ -203,53 +215,60 @@ def test_run_with_a_live_step_is_kept_whatever_slurmctld_says(node):
     node.check()
 
 
-LOOK = "from slurm_migbatch.node.liveness import steps\nsteps('n1')"
-WITHOUT_OWNER = "from slurm_migbatch.node import unix_sockets\nunix_sockets._UID = -1"
+LOOK = """
+from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.liveness import steps
+steps("n1", "", Deadline(60))
+"""
+WITHOUT_OWNER = "from slurm_migbatch.node import unix_sockets\nunix_sockets._SHOW_UID = 0"
+
+
+def steps(node, spool=""):
+    return liveness.steps(node, str(spool), Deadline(60))
 
 
 @pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
 def test_steps_are_found_in_the_kernels_list_of_sockets(tmp_path, name):
     with socket_at(tmp_path / name):
-        assert 1 in liveness.steps("n1", str(tmp_path))
-        assert liveness.steps("n2", str(tmp_path)) == set()
-        assert liveness.steps("n1", "/elsewhere") == set()
+        assert 1 in steps("n1", tmp_path)
+        assert steps("n2", tmp_path) == set()
+        assert steps("n1", "/elsewhere") == set()
         os.chown(tmp_path / name, BOB, -1)
-        assert liveness.steps("n1", str(tmp_path)) == {1}, "the creator of the socket counts"
+        assert steps("n1", tmp_path) == {1}, "the creator of the socket counts"
     with socket_at(tmp_path / name, uid=BOB):
         os.chown(tmp_path / name, 0, -1)
-        assert liveness.steps("n1", str(tmp_path)) == set()
+        assert steps("n1", tmp_path) == set()
 
 
 def test_all_of_several_thousand_step_sockets_are_found(tmp_path):
     with ExitStack() as open_sockets:
         for job in range(3000):
             open_sockets.enter_context(socket_at(tmp_path / f"n1_{job}.0"))
-        assert liveness.steps("n1", str(tmp_path)) == set(range(3000))
+        assert steps("n1", tmp_path) == set(range(3000))
 
 
 def test_step_that_is_missing_in_one_list_of_sockets_is_found(tmp_path, monkeypatch):
     """The kernel omits some while a user opens and closes many."""
     lists = iter([lambda found: found[:0], lambda found: found])
-    real = unix_sockets.bound
-    monkeypatch.setattr(unix_sockets, "bound", lambda: next(lists)(real()))
+    real = unix_sockets.listening
+    monkeypatch.setattr(unix_sockets, "listening", lambda *args: next(lists)(real(*args)))
     with socket_at(tmp_path / "n1_7.0"):
-        assert liveness.steps("n1", str(tmp_path)) == {7}
+        assert steps("n1", tmp_path) == {7}
 
 
 @pytest.mark.parametrize("owner_shown", [True, False], ids=["owner shown", "kernel before 5.3"])
 def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, owner_shown):
     path = tmp_path / "n1_7.0"
     if not owner_shown:
-        real = unix_sockets.bound
-        monkeypatch.setattr(unix_sockets, "bound", lambda: [entry._replace(uid=None) for entry in real()])
+        monkeypatch.setattr(unix_sockets, "_SHOW_UID", 0)
     with socket_at(path):
-        assert liveness.steps("n1", str(tmp_path)) == {7}
+        assert steps("n1", tmp_path) == {7}
     with socket_at(path, uid=BOB):
         os.chown(path, BOB if owner_shown else 0, -1)
-        assert liveness.steps("n1", str(tmp_path)) == set()
+        assert steps("n1", tmp_path) == set()
     with socket_at(path, uid=BOB, effective=0):  # a setuid program has inherited it
         os.chown(path, BOB if owner_shown else 0, -1)
-        assert liveness.steps("n1", str(tmp_path)) == set()
+        assert steps("n1", tmp_path) == set()
 
 
 @pytest.mark.parametrize("owner_shown", [True, False], ids=["owner shown", "kernel before 5.3"])
@@ -271,10 +290,94 @@ def test_search_for_steps_is_not_blocked_by_a_hung_mount(tmp_path, owner_shown):
     looking.wait()
 
 
+@pytest.fixture
+def parsed(monkeypatch):
+    """The paths that were read from the kernel's messages."""
+    paths = []
+    real = unix_sockets._attributes
+
+    def attributes(data):
+        found = dict(real(data))
+        paths.append(found.get(unix_sockets._NAME, b"").rstrip(b"\0").decode(errors="replace"))
+        return iter(found.items())
+
+    monkeypatch.setattr(unix_sockets, "_attributes", attributes)
+    return paths
+
+
+def test_thousands_of_sockets_that_a_user_names_like_steps_are_not_read(tmp_path, parsed):
+    """They cost root's hooks time, which the user could choose."""
+    by_bob = [tmp_path / f"n1_{job}.0" for job in range(3000, 6000)]
+    with sockets_of(BOB, *by_bob), socket_at(tmp_path / "n1_7.0"):
+        assert steps("n1", tmp_path) == steps("n1") == {7}
+    assert parsed.count(str(tmp_path / "n1_7.0")) == 4, "each of two lists of both calls has it"
+    assert set(parsed).isdisjoint(map(str, by_bob))
+
+
+def test_sockets_that_do_not_listen_are_not_read(tmp_path, parsed):
+    with ExitStack() as open_sockets:
+        for job in range(2000):
+            open_sockets.enter_context(socket.socket(socket.AF_UNIX)).bind(str(tmp_path / f"n1_{job}.0"))
+        assert steps("n1", tmp_path) == set()
+    assert not [path for path in parsed if path.startswith(str(tmp_path))]
+
+
+def test_abstract_name_that_looks_like_root_as_owner_is_no_step(tmp_path):
+    """Names of this kind may have any bytes."""
+    made = "import os, socket, sys, time\nos.setuid(int(sys.argv[1]))\nlink = socket.socket(socket.AF_UNIX)\n"
+    name = b"\0" + bytes(3) + unix_sockets._ROOT + os.fsencode(tmp_path) + b"/n1_7.0"
+    code = f"{made}link.bind({name!r})\nlink.listen(1)\nos.write(1, b'x')\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-ISc", code, str(BOB)], stdout=subprocess.PIPE) as bob:
+        try:
+            assert bob.stdout.read(1) == b"x"
+            assert steps("n1") == set()
+        finally:
+            bob.kill()
+
+
+class Expires(Deadline):
+    """Expires at the nth check."""
+
+    def __init__(self, checks):
+        super().__init__(60)
+        self.checks = checks
+
+    @property
+    def remaining(self):
+        self.checks -= 1
+        return float(self.checks > 0)
+
+
+@pytest.mark.parametrize("owner_shown", [True, False], ids=["owner shown", "kernel before 5.3"])
+def test_search_for_steps_ends_by_its_deadline(tmp_path, monkeypatch, owner_shown):
+    if not owner_shown:
+        monkeypatch.setattr(unix_sockets, "_SHOW_UID", 0)
+    with ExitStack() as open_sockets:
+        for job in range(2000):
+            open_sockets.enter_context(socket_at(tmp_path / f"n1_{job}.0"))
+        checks, given = 1, None
+        while given is None:
+            try:
+                given = liveness.steps("n1", str(tmp_path), Expires(checks))
+            except LivenessError as error:
+                assert "no time left" in str(error)
+                checks += 1
+        assert given == set(range(2000)) and checks > 5, "a partial list is never returned"
+
+
+def test_run_is_kept_when_there_is_no_time_to_search_for_its_steps(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    done, unknown = node.executor.reconcile(Deadline(0.0))
+    assert done == [] and "no time left" in unknown
+    assert [row.job for row in node.slices("held")] == [1]
+    node.check()
+
+
 def test_kernel_without_unix_diag_raises_liveness_error(monkeypatch):
     monkeypatch.setattr(unix_sockets, "_SOCK_DIAG", 1 << 5)
     with pytest.raises(LivenessError, match="unix_diag"):
-        liveness.steps("n1")
+        steps("n1")
 
 
 def test_run_that_has_just_started_is_not_checked(node, monkeypatch):
