@@ -109,7 +109,8 @@ class StoreWriter:
 
     def _run(self) -> None:
         while (item := self._next()) is not None and self._do(item):
-            pass
+            if self._store is not None:
+                self._store.bound_log(self._is_pressed)
         if self._store is not None:
             with contextlib.suppress(Exception):
                 self._store.close()
@@ -122,6 +123,10 @@ class StoreWriter:
             if self._latest:
                 return self._latest.pop(next(iter(self._latest)))
             return None
+
+    def _is_pressed(self) -> bool:
+        """Return whether nothing but writing may take time: the service stops, or refuses messages of nodes."""
+        return self._stopping or len(self) >= self._limit * 4 // 5
 
     def _do(self, item: _Item) -> bool:
         """Do one piece of work; return False if the service stops and the database is down, else True."""

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, bindparam, func, make_url, select, up
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.store import decisions, loans, progress, queries
+from slurm_migbatch.store import decisions, loans, progress, queries, wal
 from slurm_migbatch.store.backup import keep_before_upgrade
 from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
@@ -25,6 +25,8 @@ from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
 from slurm_migbatch.store.terms import TermState, check_term, give_term, take_term
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from slurm_migbatch.profiling.measurement import Measurement
     from slurm_migbatch.store.measurements import Added
     from slurm_migbatch.store.retention import PruneCursor, Removed
@@ -51,6 +53,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
             OlderDatabaseError are subclasses.
     """
     engine = make_engine(url, readonly=readonly)
+    file = sqlite_file(url)
     try:
         if readonly:
             with engine.connect() as connection, connection.begin():
@@ -61,8 +64,8 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
                     "it migrates the database"
                 )
         else:
-            file = sqlite_file(url) if backup else None  # the backup of a server is its administrator's task
-            keep = partial(keep_before_upgrade, file) if file is not None else None
+            # the backup of a server is its administrator's task
+            keep = partial(keep_before_upgrade, file) if backup and file is not None else None
             for name in migrate(engine, HISTORY, keep):
                 log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
@@ -73,7 +76,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
     except StoreError:
         engine.dispose()
         raise
-    return Store(engine, readonly=readonly, term=term)
+    return Store(engine, readonly=readonly, term=term, file=file)
 
 
 def _number(session: Session) -> None:
@@ -95,12 +98,13 @@ def _number(session: Session) -> None:
 class Store:
     """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
 
-    def __init__(self, engine: Engine, *, readonly: bool, term: int = 0) -> None:
-        """`term`: the only term in which this store may write; 0: any."""
+    def __init__(self, engine: Engine, *, readonly: bool, term: int = 0, file: Path | None = None) -> None:
+        """`term`: the only term in which this store may write; 0: any. `file`: of SQLite, None for a server."""
         self.engine = engine
         self.readonly = readonly
         self.term = term
         self._reading = one_state(engine)
+        self._log = wal.LogBound(file, wal.LIMIT_BYTES) if file is not None and not readonly else None
 
     def __enter__(self) -> Store:
         return self
@@ -111,6 +115,14 @@ class Store:
     def close(self) -> None:
         """Return the connections. On SQLite this also merges the write-ahead log into the file."""
         self.engine.dispose()
+
+    def bound_log(self, give_up: Callable[[], bool]) -> None:
+        """Truncate the write-ahead log of an SQLite file if it is too long; `store.wal` says for whom this waits.
+
+        Call it after writing, in the thread that writes. `give_up`: whether to wait no longer.
+        """
+        if self._log is not None:
+            self._log.keep(give_up)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -15,6 +15,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, file_uri, readable_mode
+from slurm_migbatch.store.wal import KEPT_BYTES
 
 #: seconds after which a server ends an idle write transaction: it prevents a takeover of the active migbatchd's term,
 #: and a process that is frozen or lost power in it would do so for hours
@@ -103,6 +104,7 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
             if not readonly:
                 # an acknowledged event is deleted on its node: the commit must be synced
                 connection.execute("PRAGMA synchronous=FULL")
+                connection.execute(f"PRAGMA journal_size_limit={KEPT_BYTES}")
         except BaseException:
             connection.close()
             raise

@@ -51,7 +51,7 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
         raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
     problem: sqlite3.Error | None = None
     for mode in ("mode=ro", "mode=ro&immutable=1"):
-        if "immutable" in mode and _log_size(path):
+        if "immutable" in mode and log_bytes(path):
             break
         try:
             connection = sqlite3.connect(file_uri(path, mode), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -74,7 +74,8 @@ def file_uri(path: str | Path, parameters: str) -> str:
     return f"file:{escaped}?{parameters}"
 
 
-def _log_size(path: str | Path) -> int:
+def log_bytes(path: str | Path) -> int:
+    """Return the size of the write-ahead log of an SQLite file; 0 if there is none."""
     try:
         return os.stat(f"{path}-wal").st_size  # noqa: PTH116
     except OSError:

@@ -17,6 +17,7 @@ class Record:
         self.rows = []
         self.away = 0
         self.closed = False
+        self.bounded = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -29,6 +30,9 @@ class Record:
             raise ValueError("malformed")
         self.rows.append(row)
         return len(self.rows)
+
+    def bound_log(self, give_up):
+        self.bounded.append(give_up())
 
     def close(self):
         self.closed = True
@@ -106,6 +110,16 @@ def test_full_queue_refuses_calls_and_drops_posts(writer, record, caplog):
     record.gate.set()
     assert writer.stop(120) == 0
     assert record.rows == [*range(8), "d0", "d1"]
+
+
+def test_readers_are_not_waited_for_while_the_queue_is_nearly_full(writer, record):
+    record.gate.clear()
+    for n in range(8):
+        last = writer.call(lambda s, n=n: s.add(n), "x")
+    writer.post(adding("one more"), "x")
+    record.gate.set()
+    last.result(120)
+    assert record.bounded[:7] == [True, *[False] * 6], "8 wait after the first"
 
 
 def test_newer_state_replaces_older_that_still_waits(writer, record):

@@ -120,6 +120,9 @@ class FakeStore:
         self._check()
         return dict(self.gpus)
 
+    def bound_log(self, give_up):
+        assert not self.closed, "used after close"
+
     def close(self):
         self.closed = True
 

@@ -1,0 +1,90 @@
+"""Bound the write-ahead log of an SQLite file, which readers that overlap would let grow with every commit.
+
+SQLite copies the log into the file after commits, except what is newer than the oldest snapshot in use, and begins the
+log again only in an instant in which nobody reads from it. If each reader begins before another ends, as when two users
+repeat `migacct`, there is no such instant.
+
+Readers need not be held back for one. A TRUNCATE checkpoint that is tried again and again succeeds within three times
+the longest age of a snapshot, however readers overlap, if nothing is written meanwhile (walCheckpoint and
+walTryBeginRead in SQLite's wal.c):
+
+1. A reader that begins takes the mark at the end of the log; while all four marks are in use, the newest of them. No
+   reader takes the others, so one of them becomes free, and the next reader moves it to the end. A reader that cannot
+   write the -shm file moves none; each try does it for them. Then nobody takes the newest of the old marks either.
+2. When the snapshots of the old marks have ended, the whole log is copied. Who begins to read now uses the file only.
+3. When those have ended who began before, the log is truncated.
+
+So only the writer waits: longer after each failure, and again when the log has grown by another LIMIT_BYTES. The log is
+bounded by the ages of snapshots; LONGEST_S is three times the default time limit of users' queries. What remains is a
+process that is stopped with a snapshot: it is reported, and the log shrinks after its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.store.sqlitefile import file_uri, log_bytes
+
+log = logging.getLogger(__name__)
+
+LIMIT_BYTES: Final = 64 << 20
+"""Size beyond which the writer waits for readers until the log is truncated."""
+KEPT_BYTES: Final = 16 << 20
+"""Size to which SQLite itself truncates the log when it begins it again (`journal_size_limit`)."""
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 64.0
+"""How long the writer waits for readers at first, and at most; twice as long after each failure."""
+_TRY_MS: Final = 100
+_MIB: Final = 1 << 20
+
+
+class LogBound:
+    """Truncates the log of one file when it is too long; for the thread that writes."""
+
+    def __init__(self, file: Path, limit: int) -> None:
+        self._file, self._limit = file, limit
+        self._failures = 0
+
+    def keep(self, give_up: Callable[[], bool]) -> None:
+        """Truncate the log if it is too long, waiting for readers until `give_up` returns true. Failures are logged."""
+        size = log_bytes(self._file)
+        if size <= self._limit:
+            self._failures = 0
+        elif size > self._limit * (self._failures + 1):
+            self._truncate(size, give_up)
+
+    def _truncate(self, size: int, give_up: Callable[[], bool]) -> None:
+        patience_s = min(FIRST_S * 2**self._failures, LONGEST_S)
+        try:
+            done = _truncated(self._file, time.monotonic() + patience_s, give_up)
+            why = f"there are readers (waited up to {patience_s:g} s)"
+        except sqlite3.Error as error:
+            done, why = False, str(error)
+        if done:
+            self._failures = 0
+            return
+        self._failures += 1
+        log.warning(
+            "the log of %s has %d MiB and cannot be truncated: %s; `fuser -v %s-shm` lists the processes that have it "
+            "open: end one that is stopped or reads for very long",
+            *(self._file, size // _MIB, why, self._file),
+        )
+
+
+def _truncated(file: Path, end: float, give_up: Callable[[], bool]) -> bool:
+    """Truncate the log until a time (monotonic seconds); return whether it was done. Raises sqlite3.Error."""
+    with closing(sqlite3.connect(file_uri(file, "mode=rw"), uri=True, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA busy_timeout={_TRY_MS}").fetchall()
+        while True:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchall()  # moves a mark to the end of the log
+            ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if not busy:
+                return True
+            if give_up() or time.monotonic() >= end:
+                return False
