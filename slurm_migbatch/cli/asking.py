@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain
 
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.values import TYPE_CHECKING
+from slurm_migbatch.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TextIO
 
     from slurm_migbatch.config import Config
     from slurm_migbatch.node.auth import MungeSigner
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from slurm_migbatch.slurm.rights import Rights
 
 _LINES_AT_ONCE = 2000
+_IN_MEMORY = 8 << 20
+"""Characters of an answer that are kept in memory; a longer one is in a temporary file."""
+_TEMPORARY = "/var/tmp"  # noqa: S108 - nameless; /tmp is often in memory
 
 
 def ask_and_print(
@@ -66,7 +71,8 @@ def _local(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
 
     def ask(question: Question) -> Reply:
         try:
-            return answer(question, _rights(site, named=named), site)
+            reply = answer(question, _rights(site, named=named), site)
+            return replace(reply, lines=_all_read(reply.lines))
         except Unanswerable as error:
             raise Failure(str(error), error.code) from None
         except MissingDatabaseError as error:
@@ -75,6 +81,45 @@ def _local(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
             raise Failure(f"no database at {error.path}: correct --db or MIGBATCH_DB") from None
 
     return ask
+
+
+def _all_read(lines: Iterable[str]) -> Iterable[str]:
+    """Read the whole answer, which ends the snapshot of the record. Who reads the output may take days for it, such as
+    `less`, and the record's log would grow meanwhile (`store.wal`).
+    """
+    kept: list[str] = []
+    size, rest = 0, iter(lines)
+    for line in rest:
+        kept.append(line)
+        size += len(line)
+        if size > _IN_MEMORY:
+            return _lines_of(_written(chain(kept, rest)))
+    return kept
+
+
+def _written(lines: Iterable[str]) -> TextIO:
+    import tempfile
+
+    directory = os.environ.get("TMPDIR", _TEMPORARY)
+    try:
+        file = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n", dir=directory)  # noqa: SIM115
+        try:
+            file.writelines(f"{line}\n" for line in lines)
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+    except OSError as error:
+        raise Failure(
+            f"cannot keep the answer in {directory} (TMPDIR selects another directory): {error.strerror}"
+        ) from None
+    return file
+
+
+def _lines_of(file: TextIO) -> Iterator[str]:
+    with file:
+        for line in file:
+            yield line.removesuffix("\n")
 
 
 def _remote(servers: Servers) -> Callable[[Question], Reply]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from slurm_migbatch.cli import migacct
+from slurm_migbatch.cli import asking, migacct
 from slurm_migbatch.cli.migacctclick import command
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.report.states import CODES
@@ -537,13 +540,13 @@ def test_database_failure_is_an_error_without_a_traceback(cli: Cli, tmp_path: Pa
     assert cli("--db", url) == (1, "", "migacct: error: reading the database failed: no such table: runs\n")
 
 
+WIDE = ("-a", "-S", "2020-01-01", "-o", ",".join(["jobid%3000"] * 20))
 START = "from slurm_migbatch.cli.migacct import main; main()"
 
 
 def test_closed_output_pipe_prints_no_error(database: str) -> None:
     """`migacct | head -1`, with more lines than the pipe holds."""
-    wide = ",".join(["jobid%3000"] * 20)
-    command = [sys.executable, "-c", START, "--db", database, "-a", "-S", "2020-01-01", "-o", wide]
+    command = [sys.executable, "-c", START, "--db", database, *WIDE]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -552,6 +555,41 @@ def test_closed_output_pipe_prints_no_error(database: str) -> None:
     assert process.stderr.read() == b""
     assert process.wait() in (0, 1)
     process.stderr.close()
+
+
+@pytest.mark.parametrize("in_memory", [10**9, 0], ids=["in memory", "in a file"])
+def test_answer_that_nobody_reads_keeps_no_snapshot_of_the_record(
+    database: str, tmp_path: Path, in_memory: int
+) -> None:
+    """As with `migacct | less`, with more lines than the pipe holds."""
+    file = tmp_path / "x.db"
+    shutil.copy(database.removeprefix("sqlite:///"), file)
+    bounds = f"asking._LINES_AT_ONCE, asking._IN_MEMORY = 1, {in_memory}"
+    program = f"from slurm_migbatch.cli import asking; {bounds}; {START}"
+    command = [sys.executable, "-c", program, "--db", f"sqlite:///{file}", *WIDE]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        closing(sqlite3.connect(file, isolation_level=None)) as writer,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.read(10)
+        writer.execute("UPDATE identity SET made = 1")
+        busy, *_ = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert process.poll() is None, "it is still printing"
+        process.kill()
+    assert not busy
+
+
+def test_long_answer_is_kept_in_a_temporary_file(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = cli(*WIDE)
+    monkeypatch.setattr(asking, "_IN_MEMORY", 10_000)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert cli(*WIDE) == lines
+    assert list(tmp_path.iterdir()) == [], "it has no name"
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/none")
+    code, out, errors = cli(*WIDE)
+    assert (code, out) == (1, "")
+    assert "cannot keep the answer" in errors and "No such file or directory" in errors
 
 
 def test_migacct_imports_no_slow_modules(database: str) -> None:
