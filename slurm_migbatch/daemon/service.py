@@ -51,7 +51,9 @@ from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.sqlitefile import log_bytes
 from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
@@ -322,6 +324,7 @@ class Service:
             lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
             "kind",
         )
+        gauge("migbatch_store_wal_bytes", "Size of the write-ahead log of a record in SQLite.", self._wal_bytes)
         gauge(
             "migbatch_healthy",
             "Whether a component works (1) or not (0).",
@@ -354,6 +357,10 @@ class Service:
             lambda: waits(self._queue(), time.time()),
             "what",
         )
+
+    def _wal_bytes(self) -> Mapping[Labels, float]:
+        file = sqlite_file(self.config.store.url)
+        return {} if file is None else {(): float(log_bytes(file))}
 
     def _job_states(self) -> Mapping[Labels, float]:
         states: Counter[str] = Counter()

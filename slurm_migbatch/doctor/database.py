@@ -1,4 +1,4 @@
-"""Check that migbatchd can write the record: an SQLite file, or the tables on a server."""
+"""Check that migbatchd can write the record: an SQLite file, or the tables on a server; and the file's log."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from sqlalchemy import Connection, delete, false, insert, inspect, make_url, sel
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from slurm_migbatch.doctor.programs import Reader, closed_to
-from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.sqlitefile import log_bytes
+from slurm_migbatch.store.wal import LARGE_BYTES
 
 _SUBJECT: Final = "database"
+_MIB: Final = 1 << 20
 _READ_ONLY: Final = frozenset({1290, 1792, 1836, "25006"})
 """Errors of MariaDB and states of PostgreSQL that mean read-only."""
 _WRITABLE_POSTGRESQL: Final = (
@@ -46,6 +49,15 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
             yield Finding(FAIL, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {target}")
             return
     yield Finding(OK, _SUBJECT, f"{path} is writable")
+
+
+def check_log(path: str) -> Iterator[Finding]:
+    """Check that the write-ahead log of an SQLite file is not large; migbatchd bounds it while readers end."""
+    size = log_bytes(path)
+    if size > LARGE_BYTES:
+        text = f"its log {path}-wal has {size // _MIB} MiB, because a process reads the database without end"
+        advice = f"fuser -v {path}-shm lists the processes that have it open: end one that is stopped or reads for long"
+        yield Finding(WARN, _SUBJECT, text, advice)
 
 
 def check_server(url: str) -> Iterator[Finding]:

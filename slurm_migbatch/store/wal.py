@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 64 << 20
 """Size beyond which the writer waits for readers until the log is truncated."""
+LARGE_BYTES: Final = 4 * LIMIT_BYTES
+"""Size that is reported to the administrator: readers that overlap ordinarily do not let it grow so far."""
 KEPT_BYTES: Final = 16 << 20
 """Size to which SQLite itself truncates the log when it begins it again (`journal_size_limit`)."""
 FIRST_S: Final = 1.0
@@ -70,7 +72,8 @@ class LogBound:
             self._failures = 0
             return
         self._failures += 1
-        log.warning(
+        log.log(
+            logging.WARNING if size > LARGE_BYTES else logging.INFO,
             "the log of %s has %d MiB and cannot be truncated: %s; `fuser -v %s-shm` lists the processes that have it "
             "open: end one that is stopped or reads for very long",
             *(self._file, size // _MIB, why, self._file),

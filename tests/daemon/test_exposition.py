@@ -1,11 +1,16 @@
 """What /metrics exposes: the names, types, labels and texts that dashboards and alerts of sites use."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.daemon_running import Running
 from tests.support.exposition import FAMILIES, LABELS, parsed, scrape
 from tests.support.waiting import eventually
 
@@ -27,6 +32,7 @@ TOLD = {
     "migbatch_node_requests_total",
     "migbatch_node_silence_seconds",
     "migbatch_store_queue",
+    "migbatch_store_wal_bytes",
     "migbatch_supply",
     "migbatch_supply_age_seconds",
 }
@@ -105,6 +111,19 @@ def test_slices_are_counted_in_one_state_each():
         ("1g.10gb", "zombie"): 1.0,
     }
     assert slices_by_state(view.facts()) == states
+
+
+def test_size_of_the_log_is_exposed(config, slurm, signer, store, tmp_path):
+    site = dataclasses.replace(config, store=dataclasses.replace(config.store, url=f"sqlite:///{tmp_path}/x.db"))
+    Path(f"{tmp_path}/x.db-wal").write_bytes(bytes(12345))
+    with Running(Service(site, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        assert "\nmigbatch_store_wal_bytes 12345.0\n" in scrape(running.port)[1]
+
+
+def test_log_of_a_server_has_no_series(config, slurm, signer, store):
+    site = dataclasses.replace(config, store=dataclasses.replace(config.store, url="mariadb://u:p@127.0.0.1:1/x"))
+    with Running(Service(site, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        assert "\nmigbatch_store_wal_bytes " not in scrape(running.port)[1]
 
 
 def test_counters_of_faults_start_at_zero(running):

@@ -44,6 +44,7 @@ from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN,
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
+from slurm_migbatch.store.wal import LARGE_BYTES
 
 NOBODY = Reader("nobody", 65534, frozenset({65534}))
 
@@ -224,6 +225,17 @@ def test_read_only_database_file_is_reported(open_tmp_path: Path) -> None:
     assert wrong(database.check_file(str(file), NOBODY)) == []
     with read_only(file.parent):
         assert "is read-only: Read-only file system" in only_problem(database.check_file(str(file), reader(0)))
+
+
+def test_large_log_of_the_database_is_reported(tmp_path: Path) -> None:
+    file, log = tmp_path / "migbatch.db", tmp_path / "migbatch.db-wal"
+    assert list(database.check_log(str(file))) == []
+    log.touch()
+    os.truncate(log, LARGE_BYTES)
+    assert list(database.check_log(str(file))) == []
+    os.truncate(log, LARGE_BYTES + 1)
+    (found,) = database.check_log(str(file))
+    assert found.level == WARN and f"{log} has 256 MiB" in found.text and f"fuser -v {file}-shm" in found.advice
 
 
 # --- nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sqlite3
 import subprocess
@@ -54,9 +55,10 @@ def file(open_tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Store]:
     """An empty record; the writer is patient, because readers of a busy test machine are slow."""
     monkeypatch.setattr(wal, "FIRST_S", wal.LONGEST_S)
+    caplog.set_level(logging.INFO, "slurm_migbatch.store.wal")
     url = prepared(f"sqlite:///{file}")
     file.chmod(0o644)
     with open_store(url) as opened:
@@ -153,6 +155,7 @@ def test_log_that_a_stopped_reader_needs_is_reported_and_tried_again_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(wal, "FIRST_S", 0.001)
+    monkeypatch.setattr(wal, "LARGE_BYTES", 2 * LIMIT)
     bound = LogBound(file, LIMIT)
     with stopped_reader(file):
         for failures in (1, 2, 3):
@@ -161,6 +164,7 @@ def test_log_that_a_stopped_reader_needs_is_reported_and_tried_again_later(
                 bound.keep(never)
             assert len(caplog.records) == failures, "once for each LIMIT by which it has grown"
         assert f"fuser -v {file}-shm" in caplog.text
+        assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
     with overlapping_readers(file):
         bound.keep(never)
         assert log_bytes(file) > 3 * LIMIT, "not before it has grown"

@@ -50,6 +50,7 @@ FAMILIES = (
     ("migbatch_store_queue", "gauge", "", "Records waiting for the database."),
     ("migbatch_store_removed_total", "counter", "table", "Records removed because of their age."),
     ("migbatch_store_dropped", "gauge", "kind", "Dropped records, by kind."),
+    ("migbatch_store_wal_bytes", "gauge", "", "Size of the write-ahead log of a record in SQLite."),
     ("migbatch_healthy", "gauge", "part", "Whether a component works (1) or not (0)."),
     ("migbatch_node_silence_seconds", "gauge", "node", "Seconds since the last message of a node."),
     ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
