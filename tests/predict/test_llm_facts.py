@@ -475,6 +475,61 @@ def test_unset_kind_of_feed_forward_counts_as_gated(unset: str | None) -> None:
     assert of_config({**config, "feed_forward_proj": unset}, "g") == of_config(config, "g")
 
 
+HYBRID = {
+    "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_local_experts": 72, "num_experts_per_tok": 10, "intermediate_size": 768,
+    "shared_intermediate_size": 1536, "layer_types": [*["mamba"] * 36, *["attention"] * 4], "vocab_size": 100352,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_layers_without_attention_keep_a_state_instead_of_a_cache() -> None:
+    found = of_config(HYBRID, "hybrid").architecture
+    dense = of_config({**HYBRID, "layer_types": ["attention"] * 40}, "dense").architecture
+    few = of_config({**HYBRID, "layer_types": None, "num_hidden_layers": 4}, "few").architecture
+    assert found.parameters == dense.parameters
+    grown = found.cache_values(100_000) - found.cache_values(50_000)
+    assert grown == few.cache_values(100_000) - few.cache_values(50_000) < dense.cache_values(50_000)
+    state = found.cache_values(50_000) - few.cache_values(50_000)
+    assert state == pytest.approx(36 * 2 * 264 * 4096, rel=0.01)
+
+
+def test_experts_that_all_tokens_use_are_counted() -> None:
+    without = of_config({**HYBRID, "shared_intermediate_size": 0}, "w").architecture
+    shared = of_config(HYBRID, "hybrid").architecture
+    assert shared.parameters - without.parameters == 40 * 3 * 4096 * 1536
+
+
+def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
+    config = {**CONFIGS["gemma-2-9b"], "num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6}
+    listed = [*["sliding_attention"] * 52, *["full_attention"] * 10]
+    assert of_config(config, "g").numbers == of_config({**config, "layer_types": listed}, "g").numbers
+    assert of_config(config, "g").numbers["wide_layers"] == 10
+
+
+@pytest.mark.parametrize(
+    ("tower", "millions"),
+    [
+        ({"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}, 411),
+        ({"depth": 32, "embed_dim": 1280, "hidden_size": 3584}, 629),
+        ({"hidden_size": 10**9, "num_hidden_layers": 27}, 0),
+        ({}, 0),
+        (None, 0),
+    ],
+)
+def test_vision_tower_beside_a_language_model_is_counted(tower: object, millions: int) -> None:
+    seen = of_config({"text_config": LLAMA, "vision_config": tower}, "seer")
+    assert (seen.architecture.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == millions
+    parsed = parse("migbatch: " + seen.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == seen.architecture
+
+
+def test_model_of_images_is_not_described_as_a_language_model() -> None:
+    vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    with pytest.raises(DescribeError, match="model of images"):
+        of_config({**vit, "image_size": 224, "patch_size": 16}, "vit")
+
+
 def test_model_directory_is_described_from_its_config_and_weight_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "torch_dtype": "bfloat16"}))
     assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]

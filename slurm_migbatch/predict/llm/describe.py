@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent, state_window
 from slurm_migbatch.predict.llm.precision import NAMES
 
 MOST_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
     "expert_ffn": ("moe_intermediate_size",),
-    "shared_ffn": ("shared_expert_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "dense_layers": ("first_k_dense_replace",),
     "kv_rank": ("kv_lora_rank",),
     "q_rank": ("q_lora_rank",),
@@ -64,6 +64,12 @@ TIED: Final = frozenset([
     "cohere",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state."""
+ATTENTION: Final = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers that keep keys and values."""
+_TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
+"""Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
+IMAGES: Final = ("image_size", "patch_size", "num_channels")
+"""Keys of a model that takes images; a language model beside it has a configuration of its own."""
 
 
 class ArchError(ValueError):
@@ -190,6 +196,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     for part in ("attn_config", "ffn_config"):  # of DBRX
         if isinstance(config.get(part), dict):
             text = {**config[part], **text}
+    if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
+        raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
     numbers |= _moe(text, numbers) | _windows(text, numbers)
     model_type = str(text.get("model_type", ""))
@@ -211,12 +219,28 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         _quantization(config.get("quantization_config")),
     )
     try:
-        build(described.numbers)
+        architecture = build(described.numbers)
     except ArchError as error:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    return described
+    tower = _tower(config.get("vision_config"))
+    if not tower:
+        return described
+    return replace(
+        described, numbers={**described.numbers, "params": min(architecture.parameters + tower, LIMITS["params"])}
+    )
+
+
+def _tower(config: Any) -> int:
+    """Return the parameters of the transformer that encodes images beside a language model; 0 if there is none."""
+    if not isinstance(config, dict):
+        return 0
+    layers, width = (_number(config, (first, *KEYS[key])) or 0 for first, key in _TOWER)
+    ffn = _number(config, KEYS["ffn"]) or 4 * width
+    if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
+        return 0
+    return layers * (4 * width**2 + 2 * width * ffn)
 
 
 def _with_files(found: Described, folder: Path) -> Described:
@@ -251,13 +275,22 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
 
 
 def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the window if some layers see all tokens (otherwise engines may not use it)."""
-    layer_types = text.get("layer_types")
-    window = _number(text, ("sliding_window",))
-    if not window or not isinstance(layer_types, list) or "sliding_attention" not in layer_types:
+    """Return the window if some layers see all tokens (otherwise engines may not use it), or what the state of layers
+    without attention takes, as a window.
+    """
+    layers, layer_types = numbers.get("layers", 0), text.get("layer_types")
+    window, pattern = _number(text, ("sliding_window",)), _number(text, ("sliding_window_pattern",))
+    if not isinstance(layer_types, list):
+        return {"window": window, "wide_layers": layers // pattern} if window and pattern and pattern > 1 else {}
+    kinds = layer_types[:layers]
+    if window and "sliding_attention" in kinds:
+        return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
+    attending = sum(kind in ATTENTION for kind in kinds)
+    heads = numbers.get("kv") or numbers.get("heads")
+    if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}
-    wide = sum(kind != "sliding_attention" for kind in layer_types[: numbers.get("layers", 0)])
-    return {"window": window, "wide_layers": wide}
+    head = numbers.get("head") or numbers["hidden"] // max(numbers.get("heads", 1), 1)
+    return {"window": state_window(numbers["hidden"], max(2 * heads * head, 1)), "wide_layers": attending}
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.llm import precision
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts
+from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, state_window
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.workload.modelfile import without_ending
@@ -82,8 +82,6 @@ and those for images.
 """
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
-STATE_WIDTHS: Final = 2 * 264
-"""Values of such a state in widths of the model, as those of Mamba-2: 264 numbers of 32 bits, twice the usual."""
 CLIP_MIB: Final = 16 * 1024
 CLIP_PX: Final = 832
 """Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
@@ -226,7 +224,7 @@ def resolve(name: str) -> Found | None:
 def _stateful(architecture: Architecture) -> Architecture:
     """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
     values = 2 * architecture.kv_heads * architecture.head
-    return replace(architecture, window=math.ceil(STATE_WIDTHS * architecture.width / values), wide_layers=0)
+    return replace(architecture, window=state_window(architecture.width, values), wide_layers=0)
 
 
 def native(model: Model) -> Precision:
