@@ -17,7 +17,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.values.figures import plural
 
 if TYPE_CHECKING:
-    from slurm_migbatch.daemon.refit import Material
+    from slurm_migbatch.daemon.refit import TrainingData
     from slurm_migbatch.predict.llm.architecture import Architecture
     from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 
@@ -99,7 +99,7 @@ def show(config: Config, version: int | None, as_json: bool) -> None:
     _print_model(found, config)
 
 
-def _impossible(material: Material) -> list[str]:
+def _impossible(material: TrainingData) -> list[str]:
     if not material.impossible:
         return []
     return [

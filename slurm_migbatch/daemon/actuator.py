@@ -20,8 +20,8 @@ from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
 KILLED_S = 3.0
-"""A job that was requeued more recently is not started immediately, see `CliClient.hasten`, unless on another node. Its
-submission time is that of its requeue.
+"""A job that was requeued more recently is not started immediately, see `CliClient.shorten_requeue_delay`, unless on
+another node. Its submission time is that of its requeue.
 """
 
 

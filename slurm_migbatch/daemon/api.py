@@ -25,7 +25,7 @@ from starlette.routing import Route
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused, as_json
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.reports import NodeReports
@@ -111,12 +111,12 @@ class NodeApi:
     _threads: CredentialThreads = field(default_factory=lambda: CredentialThreads("node-auth"))
     #: not the event loop's own pool, in which rounds and queries of Slurm would wait for a free thread
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
-    _seldom: Seldom = field(default_factory=lambda: Seldom(log))
+    _limited_log: RateLimitedLog = field(default_factory=lambda: RateLimitedLog(log))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        gate = Gate(self.signer, self.limits, self._threads, self._authorise, self._seldom, _ADVICE)
+        gate = Gate(self.signer, self.limits, self._threads, self._authorise, self._limited_log, _ADVICE)
         count = self.metrics.counter(
             "migbatch_node_requests_total", "Requests from nodes by path and status.", "path", "status"
         )
@@ -164,7 +164,7 @@ class NodeApi:
         # not in the event loop: a node may describe GPUs that take long to examine
         message = await self._read(messages.read_events, node, body)
         for refusal in message.refused:
-            self._seldom.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
+            self._limited_log.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
         self.node_plans.note_contact(node)

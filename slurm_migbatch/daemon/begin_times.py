@@ -1,8 +1,8 @@
 """Jobs whose start time has passed without Slurm having examined them.
 
-A requeued job is given a start time two seconds ahead (`SlurmClient.hasten`). Slurm's backfill scheduler runs only
-after changes of jobs, nodes or partitions, and its main scheduler otherwise once a minute (`sched_interval`): on a
-quiet cluster the job may start up to a minute late. Seen with Slurm 22.05 to 26.05.
+A requeued job is given a start time two seconds ahead (`SlurmClient.shorten_requeue_delay`). Slurm's backfill
+scheduler runs only after changes of jobs, nodes or partitions, and its main scheduler otherwise once a minute
+(`sched_interval`): on a quiet cluster the job may start up to a minute late. Seen with Slurm 22.05 to 26.05.
 """
 
 from __future__ import annotations

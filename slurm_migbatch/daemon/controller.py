@@ -201,7 +201,7 @@ class Controller:
         for action in decided.start_now:
             applied.calls += 1
             try:
-                self._slurm.hasten(name_of(jobs[action.job]) if action.job in jobs else action.job)
+                self._slurm.shorten_requeue_delay(name_of(jobs[action.job]) if action.job in jobs else action.job)
             except SlurmError as error:
                 applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
             else:

@@ -140,7 +140,7 @@ class HistoryClient(CliClient):
             if not rows:
                 raise SlurmError(f"job {job} was requeued but is not in the queue")
             self.update_jobs({job: update(rows[0])})
-            self.hasten(job)
+            self.shorten_requeue_delay(job)
         finally:
             # another migbatchd, active by then, would not know why the job is held
             self._run("scontrol", "release", job)

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.credentials import CredentialThreads
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.messages import MessageError
 from slurm_migbatch.node.auth import (
     DIGEST_HEADER,
@@ -95,7 +95,7 @@ class Gate:
         limits: ApiLimits,
         threads: CredentialThreads,
         authorise: Callable[[Caller], Awaitable[str]],
-        seldom: Seldom,
+        limited_log: RateLimitedLog,
         advice: tuple[str, str],
     ) -> None:
         """Create a gate.
@@ -106,10 +106,16 @@ class Gate:
             threads: where credentials are checked and created.
             authorise: returns the name under which the requests of a caller with a verified credential are counted;
                 raises Refused.
-            seldom: where refusals are logged.
+            limited_log: where refusals are logged.
             advice: log text of a refusal, and what to do about a caller who is not authenticated.
         """
-        self._signer, self._limits, self._threads, self._may, self._seldom = signer, limits, threads, authorise, seldom
+        self._signer, self._limits, self._threads, self._may, self._limited_log = (
+            signer,
+            limits,
+            threads,
+            authorise,
+            limited_log,
+        )
         self._advice = advice
         self._working: Counter[str] = Counter()
 
@@ -212,7 +218,7 @@ class Gate:
         address = request.client.host if request.client else "?"
         source = f"{headers.node} ({address})" if headers is not None and headers.proved else address
         advice = f"; {self._advice[1]}" if response.status_code in (401, 403) else ""
-        self._seldom.warning(
+        self._limited_log.warning(
             address,
             f"{self._advice[0]}: {request.scope['path']} from {source}: {response.status_code} "
             f"{bytes(response.body)[:300].decode(errors='replace')}{advice}",

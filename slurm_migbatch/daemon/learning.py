@@ -23,7 +23,7 @@ from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.refit import news
-from slurm_migbatch.daemon.tasks import within
+from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.predict.state import StateError
 from slurm_migbatch.store.recurring import Learnable, learnable
@@ -157,7 +157,7 @@ class Learning:
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
-            return await within(_answer(child, start), self._config.learning.limit_s)
+            return await with_timeout(_answer(child, start), self._config.learning.limit_s)
         except asyncio.TimeoutError:
             raise RefitFailed(
                 f"refit took longer than [learning] limit_s = {self._config.learning.limit_s:g}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from slurm_migbatch.mig.text import escaped
 
-SELDOM_S = 60.0
+LIMITED_LOG_S = 60.0
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 #: attributes of a record that are not the caller's `extra`
@@ -105,11 +105,11 @@ class FaultReporter:
         self.tries = 0
 
 
-class Seldom:
+class RateLimitedLog:
     """Warnings that clients can cause: one for each source and minute, so that no log is filled.
 
-    Each source may write one line in SELDOM_S seconds, all together `most`. The next written line gives the number of
-    suppressed ones.
+    Each source may write one line in LIMITED_LOG_S seconds, all together `most`. The next written line gives the number
+    of suppressed ones.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Seldom:
     def warning(self, source: str, text: str) -> bool:
         """Write `text`, unless `source` or all together have exceeded their rate; return whether it was written."""
         now = self._clock()
-        if now - self._begun >= SELDOM_S:
+        if now - self._begun >= LIMITED_LOG_S:
             self._sources.clear()
             self._begun = now
         if source in self._sources or len(self._sources) >= self._most:

@@ -17,7 +17,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
-from slurm_migbatch.daemon.tasks import cancel, keep
+from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.node.notify import notify
@@ -36,7 +36,7 @@ async def serve(config: Config, path: str) -> None:
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
     running = compose(config, keeper)
-    watching = asyncio.create_task(keep("the term", keeper.run))
+    watching = asyncio.create_task(run_forever("the term", keeper.run))
     try:
         while True:
             control.leave = running.submit.leave if isinstance(running, Service) else lambda: None

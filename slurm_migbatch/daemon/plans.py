@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_migbatch.daemon.tasks import within
+from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.decide.snapshot import PublishedPlan
 
@@ -152,7 +152,7 @@ class NodePlans:
             plan = self.current(node)
             if (plan is None or plan.version == have) and timeout > 0:
                 try:
-                    await within(event.wait(), timeout)
+                    await with_timeout(event.wait(), timeout)
                 except asyncio.TimeoutError:
                     return None
                 plan = self.current(node)

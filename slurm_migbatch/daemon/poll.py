@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.tasks import within
+from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
@@ -71,7 +71,7 @@ class Poller:
             if soon:
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._nudged.wait(), wait - distance)
+                await with_timeout(self._nudged.wait(), wait - distance)
 
     @uncollected()
     def _query(self) -> SlurmView:

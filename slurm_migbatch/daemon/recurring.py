@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.tasks import within
+from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.predict.recurring import WINDOW, PastRun
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
@@ -103,7 +103,7 @@ class RecurringWatch:
                 self._fault.succeeded()
             await asyncio.sleep(_SOON_S)
             try:
-                await within(self._nudged.wait(), wait)
+                await with_timeout(self._nudged.wait(), wait)
             except asyncio.TimeoutError:
                 continue
 

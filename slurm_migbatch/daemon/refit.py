@@ -67,7 +67,7 @@ _NICE: Final = 19
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """Training data.
 
     `observations`: of the newest runs that have any; `learnable`: the plausible ones; `table`: the imported points;
@@ -88,7 +88,7 @@ class Material:
         return max((observation.number for observation in self.observations), default=0)
 
 
-def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
+def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved) -> TrainingData:
     """Read the training data from the record. `present`: the model used to compare figures of different users."""
     knowledge = ModelKnowledge(facts)
     reach = store.read(recurring.learnable)
@@ -105,7 +105,7 @@ def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved)
     since = float(present.report.get("imported", 0.0))
     table = store.measurements()
     implausible = {row: why for row in table if (why := impossible(row, knowledge))}
-    return Material(
+    return TrainingData(
         reach,
         tuple(observations),
         learnable,
@@ -158,7 +158,7 @@ def _read_before(index: Index, reach: Learnable) -> int:
     return lesson if lesson <= reach.lesson else 0
 
 
-def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
+def due(index: Index, material: TrainingData, facts: Iterable[ModelFacts], min_new: int) -> str:
     """Return why a refit is due; "" if it is not."""
     seen = index.seen
     before = _read_before(index, material.reach)
@@ -172,7 +172,7 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
     return ""
 
 
-def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
+def watch(saved: Saved, material: TrainingData, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
     """Check the current model on the runs that it has not learned from: coverage of limits, ratios by model."""
     since = int(saved.report.get("lesson", 0))
     fresh = [observation for observation in material.learnable.used if observation.number > since]
@@ -190,7 +190,7 @@ def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confide
 def refit(
     directory: ModelDirectory,
     config: Config,
-    material: Material,
+    material: TrainingData,
     present: Saved,
     why: str,
     progress: Progress = lambda text, of: None,
@@ -259,7 +259,7 @@ class _Split:
     name: str
 
 
-def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
+def _hold_out(material: TrainingData, present: Saved, salt: str) -> _Split:
     used, table = material.learnable.used, material.table
     since = int(present.report.get("lesson", 0))
     fresh = [observation for observation in used if observation.number > since]

@@ -14,7 +14,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
-from slurm_migbatch.daemon.log import FaultReporter, Seldom
+from slurm_migbatch.daemon.log import FaultReporter, RateLimitedLog
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import CompleteView, Observer
 from slurm_migbatch.daemon.plans import NodePlans
@@ -76,7 +76,7 @@ class Rounds:
         self.loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
-        self._seldom = Seldom(log)
+        self._limited_log = RateLimitedLog(log)
         self.report: RoundReport | None = None
         self.faults = {name: FaultReporter(name, _RETRY, log) for name in ("supply", "dispatch", "lending")}
         self._metrics = _RoundMetrics(metrics, self)
@@ -137,7 +137,7 @@ class Rounds:
         """Process a node's stored events; `complete`: its whole state is known."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
-                self._seldom.warning(node, f"misfit of job {event['job']} on {node}: {event.get('reason')}")
+                self._limited_log.warning(node, f"misfit of job {event['job']} on {node}: {event.get('reason')}")
         if self.loaded.is_set():
             self.view.apply(node, events)
         else:
@@ -175,7 +175,7 @@ class Rounds:
         self._notes = frozenset(
             note
             for note in sorted(report.notes)
-            if note in self._notes or self._seldom.warning(_COUNT.sub("", note), note)
+            if note in self._notes or self._limited_log.warning(_COUNT.sub("", note), note)
         )
         for loan in report.ended:
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})

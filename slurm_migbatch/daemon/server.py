@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Connections:
 
     def __init__(self, bounds: ConnectionBounds, section: str = "node_api") -> None:
         self.bounds, self.section = bounds, section
-        self.seldom = Seldom(log)
+        self.limited_log = RateLimitedLog(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
         self._all: set[Link] = set()
         self._pending: dict[Link, None] = {}  # in order of arrival
@@ -79,7 +79,7 @@ class Connections:
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
             self._drop(next(iter(self._pending)), "there are too many unauthenticated connections")
         if len(self._all) >= self.most:
-            self.seldom.warning("", f"{len(self._all)} connections are open; see [{self.section}] max_connections")
+            self.limited_log.warning("", f"{len(self._all)} connections are open; see [{self.section}] max_connections")
             self.forget(link)
             return False
         self._all.add(link)
@@ -101,7 +101,7 @@ class Connections:
         self._all.discard(link)
 
     def _drop(self, link: Link, why: str) -> None:
-        self.seldom.warning(link.source, f"closing a connection from {link.source}: {why}")
+        self.limited_log.warning(link.source, f"closing a connection from {link.source}: {why}")
         self.forget(link)
         link.abort()
 
@@ -132,10 +132,10 @@ class _ConnectionLogFilter(logging.LoggerAdapter[logging.Logger]):
         error = kwargs.get("exc_info")
         if isinstance(error, asyncio.CancelledError):  # the server stops, and this request took too long for that
             return
-        if error and self._connections.seldom.warning("internal", f"internal error in a response: {error!r}"):
+        if error and self._connections.limited_log.warning("internal", f"internal error in a response: {error!r}"):
             log.error("internal error in a response", exc_info=error)
         elif level >= logging.WARNING and not error:
-            self._connections.seldom.warning("http", str(msg) % args if args else str(msg))
+            self._connections.limited_log.warning("http", str(msg) % args if args else str(msg))
 
 
 class Link(H11Protocol):
@@ -180,7 +180,7 @@ class Link(H11Protocol):
         try:
             super().data_received(data)
         except Exception as error:
-            self._connections.seldom.warning(self.source, f"closing a connection from {self.source}: {error}")
+            self._connections.limited_log.warning(self.source, f"closing a connection from {self.source}: {error}")
             self.abort()
             return
         if self.cycle is not before:
@@ -233,8 +233,8 @@ def _peer_uid(connection: Any) -> int | None:
 class _Listener:
     """One listening socket. Unlike asyncio's it stops when descriptors run out, and then rejects waiting clients."""
 
-    def __init__(self, listener: socket.socket, make: Callable[[], Link], seldom: Seldom) -> None:
-        self._listener, self._make, self._seldom = listener, make, seldom
+    def __init__(self, listener: socket.socket, make: Callable[[], Link], limited_log: RateLimitedLog) -> None:
+        self._listener, self._make, self._limited_log = listener, make, limited_log
         self._loop = asyncio.get_running_loop()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._made: set[asyncio.Task[None]] = set()
@@ -272,7 +272,9 @@ class _Listener:
             connection.close()
 
     def _wait_for_resources(self, error: OSError) -> None:
-        self._seldom.warning("accept", f"cannot accept connections: {error.strerror}; raise LimitNOFILE of migbatchd")
+        self._limited_log.warning(
+            "accept", f"cannot accept connections: {error.strerror}; raise LimitNOFILE of migbatchd"
+        )
         if error.errno in _EXHAUSTED and self._spare >= 0:
             # release one descriptor to reject waiting clients immediately instead of letting them time out
             os.close(self._spare)
@@ -397,5 +399,5 @@ class ApiServer:
                 self._config.load()
         connections = self.connections
         self._listeners[name] = _Listener(
-            listener, lambda: Link(connections, self._config, self._state), connections.seldom
+            listener, lambda: Link(connections, self._config, self._state), connections.limited_log
         )

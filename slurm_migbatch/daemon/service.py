@@ -44,7 +44,7 @@ from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
-from slurm_migbatch.daemon.tasks import cancel, keep
+from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.lending.reasons import without_estimates
@@ -163,7 +163,7 @@ class Service:
                 loops["recurring"] = self.recurring.run
             if math.isfinite(self.config.store.keep_s):
                 loops["retention"] = self.retention.run
-            tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
+            tasks = [asyncio.create_task(run_forever(name, loop), name=name) for name, loop in loops.items()]
             ready()
             await stop.wait()
         finally:
@@ -262,7 +262,7 @@ class Service:
     async def _seen(self, snapshot: SlurmView) -> bool:
         """Process a new view of Slurm; return whether to query it again immediately."""
         self.submit.facts.snapshot(snapshot)
-        if not self._activity.acts():
+        if not self._activity.may_change_slurm():
             return False
         self._check(snapshot)
         return await self.rounds.follow(snapshot)

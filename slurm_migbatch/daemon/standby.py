@@ -18,7 +18,7 @@ from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.gate import as_json
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
-from slurm_migbatch.daemon.tasks import cancel, keep
+from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import ActiveRole
 
 
@@ -62,7 +62,7 @@ class Standby:
             self.api.listen_unix(Path(self._config.daemon.api_socket))
             for listening in self._listening:
                 listening.begin()
-            tasks = [asyncio.create_task(keep("addresses", listening.follow)) for listening in self._listening]
+            tasks = [asyncio.create_task(run_forever("addresses", listening.follow)) for listening in self._listening]
             ready()
             await stop.wait()
         finally:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop forever; unexpected errors are logged with their traceback, and it starts again."""
     fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
     while True:
@@ -25,7 +25,7 @@ async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(fault.failed(error))
 
 
-async def within(work: Coroutine[Any, Any, T], timeout: float) -> T:
+async def with_timeout(work: Coroutine[Any, Any, T], timeout: float) -> T:
     """Return what `work` returns if it takes no longer than `timeout` seconds; raises asyncio.TimeoutError otherwise.
 
     `asyncio.wait_for` before Python 3.12 drops a cancellation that arrives when the work has just ended: a loop that

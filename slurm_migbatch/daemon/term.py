@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.tasks import within
+from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.settings import controllers
 from slurm_migbatch.store.db import Store
@@ -49,7 +49,7 @@ class AlwaysActive:
 
     why = ""
 
-    def acts(self) -> bool:
+    def may_change_slurm(self) -> bool:
         """Return True."""
         return True
 
@@ -96,13 +96,13 @@ class TermKeeper:
 
     # -- queries and reports ---------------------------------------------------------------------------------------
 
-    def acts(self) -> bool:
+    def may_change_slurm(self) -> bool:
         """Return whether this process may change Slurm now."""
         return self.active and (self._sole or (self.number > 0 and self._clock() < self._until))
 
     def check(self) -> None:
         """Raise SlurmError if this process may not change Slurm."""
-        if not self.acts():
+        if not self.may_change_slurm():
             raise SlurmError(f"no changes to Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}")
 
     def set_primary(self, primary: bool) -> None:
@@ -126,7 +126,7 @@ class TermKeeper:
                 log.info("this migbatchd is %s", "active" if self.active else f"standby: {self.why}")
                 self.on_change()
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._nudged.wait(), wait)
+                await with_timeout(self._nudged.wait(), wait)
 
     def refresh(self) -> float:
         """Query Slurm and the database, and become active or standby; return the seconds until the next check."""

@@ -34,7 +34,7 @@ from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.tasks import cancel
 from slurm_migbatch.node.auth import MungeSigner, Signer
@@ -155,7 +155,7 @@ class QueryService:
     def __init__(self, config: Config, start: bytes, signer: Signer) -> None:
         query = config.query
         self._trusted = {0, os.geteuid()}
-        self._seldom = Seldom(log)
+        self._limited_log = RateLimitedLog(log)
         self._threads = CredentialThreads("query-auth", checking=2)
         self._workers = Workers(start, query.workers, query.question_s, query.answer_mb << 20)
         self._asking: set[int] = set()
@@ -164,7 +164,7 @@ class QueryService:
         self.answers: Counter[int] = Counter()
         advice = ("a query was refused", "caused by the user or his host unless it persists")
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
-        gate = Gate(signer, limits, self._threads, self._authorise, self._seldom, advice)
+        gate = Gate(signer, limits, self._threads, self._authorise, self._limited_log, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
         bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         routes = [Route(PATH, handler, methods=["POST"]), Route(PATH, _greet, methods=["GET"])]

@@ -26,7 +26,7 @@ from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.query.answers import answer
 from slurm_migbatch.query.protocol import Answer
@@ -58,7 +58,7 @@ class Answerer:
         trusted = {0, os.geteuid(), *uid_of(config.cluster.slurm_user)}
         self._privacy = Privacy(self._site.slurm(), trusted)
         self._loop = asyncio.new_event_loop()
-        self._seldom = Seldom(log)
+        self._limited_log = RateLimitedLog(log)
 
     def close(self) -> None:
         """Stop answering."""
@@ -74,19 +74,19 @@ class Answerer:
             return Answer(1, error=str(error))
         except Unanswerable as error:
             if error.detail:
-                self._seldom.warning(f"{uid}", f"a query of uid {uid} failed: {error}: {error.detail}")
+                self._limited_log.warning(f"{uid}", f"a query of uid {uid} failed: {error}: {error.detail}")
             return Answer(error.code, error=str(error))
         except (StoreError, OperationalError) as error:
             cause = error.orig if isinstance(error, OperationalError) else error
-            self._seldom.warning("store", f"cannot read the record for user queries: {cause}")
+            self._limited_log.warning("store", f"cannot read the record for user queries: {cause}")
             return Answer(1, error="cannot read the record at the moment; see migbatchd's log")
         except SlurmError as error:
-            self._seldom.warning("slurm", f"no answer from Slurm for user queries: {error}")
+            self._limited_log.warning("slurm", f"no answer from Slurm for user queries: {error}")
             return Answer(1, error="no answer from Slurm at the moment")
         except MemoryError:
             return Answer(1, error="the query takes too much memory; request less data")
         except Exception as error:
-            if self._seldom.warning("internal", f"internal error in a response to uid {uid}: {error!r}"):
+            if self._limited_log.warning("internal", f"internal error in a response to uid {uid}: {error!r}"):
                 log.exception("internal error in a response")
             return Answer(1, error="internal error of the query service; see migbatchd's log")
 

@@ -118,7 +118,7 @@ class CliClient:
             return on_nodes(self.jobs(), nodes)
         mark = new_mark()
         rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark), time.time()
-        return [row.of_its_run(now) for row in rows]
+        return [row.with_ending_run_count(now) for row in rows]
 
     def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Return which jobs these jobs wait for, by one squeue call."""
@@ -138,7 +138,7 @@ class CliClient:
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
         read = parse_jobs if jobs else self._reader.read
         rows, now = read(self._run(*squeue_command(mark), *only), mark), time.time()
-        return self._known(merge_partitions([row.of_its_run(now) for row in rows]))
+        return self._known(merge_partitions([row.with_ending_run_count(now) for row in rows]))
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:
         """Show jobs by `scontrol show job`; one process for all."""
@@ -244,7 +244,7 @@ class CliClient:
             name: ",".join(lists) for name, texts in matches.items() if (lists := [t for t in texts if t != "(null)"])
         }
 
-    def hasten(self, job_id: int | str) -> None:
+    def shorten_requeue_delay(self, job_id: int | str) -> None:
         """Run `scontrol update StartTime=now+2`.
 
         Not `now`: slurmd treats a credential as revoked if it was created in the second in which slurmd was told to

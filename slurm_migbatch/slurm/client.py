@@ -161,7 +161,7 @@ class JobRow:
         """Whether it exists, pending or running, but nothing else is known of it."""
         return self.state == UNREAD
 
-    def of_its_run(self, now: float) -> JobRow:
+    def with_ending_run_count(self, now: float) -> JobRow:
         """Return the row with the restart count of the run that is still ending, if the job has been requeued.
 
         From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, that
@@ -271,7 +271,7 @@ class SlurmClient(Protocol):
         """
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """Requeue running batch jobs. Slurm then delays their start by minutes: `hasten`.
+        """Requeue running batch jobs. Slurm then delays their start by minutes: `shorten_requeue_delay`.
 
         Jobs that are pending, completing or ended are not requeued: without this check, Slurm would run a job again
         that has just completed. If Slurm refuses some (unknown, or not to be requeued), the rest is still done and
@@ -284,7 +284,7 @@ class SlurmClient(Protocol):
         Other text of a job's user may look like this field; then the job seems to exclude nodes.
         """
 
-    def hasten(self, job_id: int | str) -> None:
+    def shorten_requeue_delay(self, job_id: int | str) -> None:
         """Reduce the start delay of a requeued job that is pending again to the two seconds that slurmd needs."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:

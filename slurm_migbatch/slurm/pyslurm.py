@@ -209,7 +209,9 @@ class PyslurmClient(CliClient):
         try:
             listed = [dict(zip(JOB, values, strict=True)) for values in answer["jobs"]]
             gres = self._gres_of(listed)
-            rows = [_row_or_unread(job, answer["users"], gres[job["id"]], now).of_its_run(now) for job in listed]
+            rows = [
+                _row_or_unread(job, answer["users"], gres[job["id"]], now).with_ending_run_count(now) for job in listed
+            ]
         except (ValueError, TypeError, KeyError) as error:
             raise SlurmError(f"cannot parse the jobs of pyslurm: {error!r}") from error
         return self._in_reservations(self._known(in_order(rows, answer["tiers"])))

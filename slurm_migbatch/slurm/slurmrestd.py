@@ -80,7 +80,7 @@ class SlurmrestdClient(CliClient):
         tiers = restrows.tiers(self.api.ask("GET", "partitions/"), unread.__setitem__)
         self._odd_partitions.name(unread)
         answer, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
-        rows = [row.of_its_run(now) for row in restrows.jobs(answer, now, reserved=self._reserved)]
+        rows = [row.with_ending_run_count(now) for row in restrows.jobs(answer, now, reserved=self._reserved)]
         return in_order(self._known(rows), tiers)
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:

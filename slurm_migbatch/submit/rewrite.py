@@ -60,7 +60,7 @@ from slurm_migbatch.workload.loans import (
     GUEST,
     LOAN,
     LONGEST_MARK,
-    REMEMBERING,
+    PREFIX_OF_OLD_RELEASES,
     decision_name,
     is_marked,
     waiting_count,
@@ -250,7 +250,7 @@ class _Job:
         by naming a profile, changing its partition or removing role=train, it becomes an ordinary job, provided that
         Slurm drops the old GRES type of a pending job.
         """
-        keeps = (now.tres_per_node or "").startswith(REMEMBERING)
+        keeps = (now.tres_per_node or "").startswith(PREFIX_OF_OLD_RELEASES)
         if tres_given and keeps:
             raise Refusal("loan_kept")
         if not tres_given:
@@ -400,7 +400,7 @@ class _Job:
         changes = _changes(request, asking, granted, comment)
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
-            if prefix == REMEMBERING:
+            if prefix == PREFIX_OF_OLD_RELEASES:
                 message = f"{message}; {MESSAGES['retry_later']}" if message else f"migbatch: {MESSAGES['retry_later']}"
         bucket = choice.bucket if choice is not None else None
         if choice is not None and choice.batch is not None:

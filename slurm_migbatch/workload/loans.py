@@ -40,11 +40,11 @@ LOAN: Final = "loan"
 """The GRES type of an elastic training job that waits; also the prefix of its decision's name."""
 GUEST: Final = "guest"
 """The GRES type of a training job that shares the slice of another."""
-AWAY: Final = "not-"
+EXCLUDED_NODE_PREFIX: Final = "not-"
 """Prefix of GRES types that name, with a count of 0, a node on which a training job must not start."""
 LONGEST_MARK: Final = len("[mig:10g.1000gb.me.all:1#loan01234567]")
 """Maximum bytes of the marker of an elastic job, whatever slice it gets; its comment leaves room for it."""
-REMEMBERING: Final = "gres:"
+PREFIX_OF_OLD_RELEASES: Final = "gres:"
 """Prefix of GRES if Slurm keeps former types."""
 
 _MARK = re.compile(r"(?:\A|(?<= ))\[mig:([0-9a-z.-]{1,24}):1(?:#([0-9a-z]{1,16}))?\]\Z")
@@ -122,7 +122,7 @@ def _hints_of(comment: str, gres: str) -> LoanHints | None:
         if profile is None or count != 1 or not is_marked(comment):
             return None
     hints = _user_hints(comment)
-    bound = None if forgets(gres) else profile or next(filter(None, map(_profile, counts)), None)
+    bound = None if drops_old_gres_type(gres) else profile or next(filter(None, map(_profile, counts)), None)
     return LoanHints(
         slice=profile,
         guest=kind == GUEST,
@@ -139,14 +139,14 @@ def _hints_of(comment: str, gres: str) -> LoanHints | None:
     )
 
 
-def forgets(gres: str) -> bool:
+def drops_old_gres_type(gres: str) -> bool:
     """Return whether Slurm drops a pending job's old GRES type on a change, according to its GRES format."""
-    return not gres.startswith(REMEMBERING)
+    return not gres.startswith(PREFIX_OF_OLD_RELEASES)
 
 
 def waiting_count(gres: str) -> int:
     """Return the count of the GRES type `loan` that a waiting job requests, according to Slurm's GRES format."""
-    return 1 if forgets(gres) else 2
+    return 1 if drops_old_gres_type(gres) else 2
 
 
 @lru_cache(maxsize=1 << 14)
@@ -173,17 +173,19 @@ def emptied(gres: str) -> dict[str, str]:
     The job still waits, because it requests a count for the whole job, on one node: two nodes would offer one `loan`
     each.
     """
-    if forgets(gres):
+    if drops_old_gres_type(gres):
         return {}
     anywhere = {"ExcNodeList": ""} if away(gres) else {}
-    return {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2", "NumNodes": "1-1", **anywhere}
+    return {"TresPerNode": "", "TresPerJob": f"{PREFIX_OF_OLD_RELEASES}{GRES}:{LOAN}:2", "NumNodes": "1-1", **anywhere}
 
 
 def away(gres: str) -> frozenset[str]:
     """Return the nodes on which root has told Slurm not to start an elastic job."""
-    if AWAY not in gres:
+    if EXCLUDED_NODE_PREFIX not in gres:
         return frozenset()
-    return frozenset(kind.removeprefix(AWAY) for kind in _types(gres) if kind.startswith(AWAY))
+    return frozenset(
+        kind.removeprefix(EXCLUDED_NODE_PREFIX) for kind in _types(gres) if kind.startswith(EXCLUDED_NODE_PREFIX)
+    )
 
 
 def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> dict[str, str]:
@@ -205,12 +207,12 @@ def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> 
     marker = f"{MARKER_OPEN}{kind}:1#{decision_name((match[2] or '') if match else '')}]"
     mig_entries = [f"{GRES}:{kind}:{waiting_count(gres) if kind == LOAN else 1}"]
     fields = {}
-    if not forgets(gres):
+    if not drops_old_gres_type(gres):
         mig_entries += [f"{GRES}:{name}:0" for name in former if name != kind and _profile(name)]
     if nodes or away(gres):
-        mig_entries += [f"{GRES}:{AWAY}{node}:0" for node in sorted(nodes)]
+        mig_entries += [f"{GRES}:{EXCLUDED_NODE_PREFIX}{node}:0" for node in sorted(nodes)]
         fields["ExcNodeList"] = ",".join(sorted(nodes))
-    if not former or not forgets(gres):
+    if not former or not drops_old_gres_type(gres):
         fields["TresPerJob"] = ""  # undoes `emptied`
     return {
         **fields,

@@ -21,7 +21,7 @@ import pytest
 from slurm_migbatch.daemon.addresses import NodeAddresses, is_local, resolved
 from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.ended import HistoryClient, Standing
-from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import TokenSigner
@@ -396,12 +396,12 @@ def test_warnings_about_unknown_clients_are_limited(caplog: pytest.LogCaptureFix
     import logging
 
     now = [0.0]
-    seldom = Seldom(logging.getLogger("slurm_migbatch.test"), most=10, clock=lambda: now[0])
+    limited_log = RateLimitedLog(logging.getLogger("slurm_migbatch.test"), most=10, clock=lambda: now[0])
     for number in range(1000):
-        seldom.warning(f"10.0.0.{number % 250}", f"refused {number} in other words")
+        limited_log.warning(f"10.0.0.{number % 250}", f"refused {number} in other words")
     assert len(caplog.records) == 10
     now[0] = 61.0
-    seldom.warning("10.0.0.1", "once more")
+    limited_log.warning("10.0.0.1", "once more")
     assert caplog.records[-1].getMessage() == "once more (990 similar warnings suppressed)"
 
 

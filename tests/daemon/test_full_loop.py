@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from slurm_migbatch.daemon.controller import RoundReport
-from slurm_migbatch.daemon.log import SELDOM_S
+from slurm_migbatch.daemon.log import LIMITED_LOG_S
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -240,7 +240,7 @@ def test_unchanged_note_is_logged_once(config, slurm, store, signer, caplog):
     many = tuple(f"n{number} is odd" for number in range(50))
     for _ in range(3):
         rounds._log_report(RoundReport(notes=many))
-    rounds._seldom._begun -= SELDOM_S
+    rounds._limited_log._begun -= LIMITED_LOG_S
     rounds._log_report(RoundReport(notes=many))
     written = [record.getMessage().partition(" (")[0] for record in caplog.records if "is odd" in record.getMessage()]
     assert sorted(written) == sorted(many), "not all of them in one minute"

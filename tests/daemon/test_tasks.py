@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slurm_migbatch.daemon.tasks import cancel, within
+from slurm_migbatch.daemon.tasks import cancel, with_timeout
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -16,7 +16,7 @@ def test_loop_that_is_cancelled_while_its_event_arrives_ends(turns: int) -> None
 
         async def loop() -> None:
             while True:
-                await within(event.wait(), 100.0)
+                await with_timeout(event.wait(), 100.0)
                 event.clear()
 
         task = asyncio.create_task(loop())
@@ -48,10 +48,10 @@ def test_work_is_cancelled_at_its_limit_and_its_result_or_error_returned_before(
             raise ValueError("wrong")
 
         with pytest.raises(asyncio.TimeoutError):
-            await within(long(), 0.01)
+            await with_timeout(long(), 0.01)
         assert ended.is_set()
-        assert await within(asyncio.sleep(0, "done"), 100.0) == "done"
+        assert await with_timeout(asyncio.sleep(0, "done"), 100.0) == "done"
         with pytest.raises(ValueError, match="wrong"):
-            await within(failing(), 100.0)
+            await with_timeout(failing(), 100.0)
 
     asyncio.run(main())

@@ -55,7 +55,7 @@ def test_migbatchd_on_the_host_of_the_primary_slurmctld_is_active(keep):
     ctl1, ctl2 = keep("ctl1.example.org"), keep("ctl2")
     for keeper in (ctl2, ctl1, ctl2):
         keeper.refresh()
-    assert (ctl1.acts(), ctl2.acts()) == (True, False)
+    assert (ctl1.may_change_slurm(), ctl2.may_change_slurm()) == (True, False)
     assert ctl2.why == "slurmctld's primary is ctl1"
     with pytest.raises(SlurmError, match="no changes to Slurm by migbatchd on ctl2: slurmctld's primary is ctl1"):
         ctl2.check()
@@ -69,7 +69,7 @@ def test_migbatchd_beside_a_backup_slurmctld_is_not_active(keep, slurm):
     assert not ctl2.active and "does not answer" in ctl2.why
     slurm.primary = "ctl2"
     ctl2.refresh()
-    assert ctl2.acts()
+    assert ctl2.may_change_slurm()
 
 
 def test_term_is_not_taken_from_a_migbatchd_that_still_has_it(keep, slurm):
@@ -77,27 +77,27 @@ def test_term_is_not_taken_from_a_migbatchd_that_still_has_it(keep, slurm):
     ctl1.refresh()
     slurm.up, slurm.primary = {"ctl2"}, "ctl2"
     ctl2.refresh()
-    assert ctl1.acts() and not ctl2.active and ctl2.why == "migbatchd on ctl1 is active"
+    assert ctl1.may_change_slurm() and not ctl2.active and ctl2.why == "migbatchd on ctl1 is active"
     ctl1.refresh()
-    assert not ctl1.acts(), "before anything else"
+    assert not ctl1.may_change_slurm(), "before anything else"
     ctl2.refresh()
     assert not ctl2.active, "the first instance may still be writing"
     ctl1.resign()
     ctl2.refresh()
-    assert ctl2.acts() and ctl2.number == 2
+    assert ctl2.may_change_slurm() and ctl2.number == 2
 
 
 def test_primary_off_program_ends_the_term_at_once(keep):
     ctl1 = keep("ctl1")
     ctl1.refresh()
     ctl1.set_primary(False)
-    assert not ctl1.acts() and not ctl1.active
+    assert not ctl1.may_change_slurm() and not ctl1.active
     ctl1.resign()
     ctl1.refresh()
     assert not ctl1.active, "scontrol ping does not know it yet"
     ctl1.set_primary(True)
     ctl1.refresh()
-    assert ctl1.acts()
+    assert ctl1.may_change_slurm()
 
 
 def test_term_that_could_not_be_renewed_expires(keep, clock, monkeypatch):
@@ -110,12 +110,12 @@ def test_term_that_could_not_be_renewed_expires(keep, clock, monkeypatch):
     monkeypatch.setattr(ctl1._store, "take_term", away)
     clock[0] += TERM_S - 0.1
     ctl1.refresh()
-    assert ctl1.acts()
+    assert ctl1.may_change_slurm()
     clock[0] += 0.2
-    assert not ctl1.acts() and ctl1.active, "it continues to answer, and changes nothing"
+    assert not ctl1.may_change_slurm() and ctl1.active, "it continues to answer, and changes nothing"
     monkeypatch.undo()
     ctl1.refresh()
-    assert ctl1.acts() and ctl1.number == 1
+    assert ctl1.may_change_slurm() and ctl1.number == 1
 
 
 def test_migbatchd_that_was_away_too_long_is_no_longer_active(keep):
@@ -134,7 +134,7 @@ def test_a_ping_that_takes_too_long_changes_nothing(keep, slurm):
     ctl1.refresh()
     slurm.silent = True
     ctl1.refresh()
-    assert ctl1.acts()
+    assert ctl1.may_change_slurm()
 
 
 def test_one_slurmctld_needs_no_term(keep, slurm):
@@ -142,15 +142,15 @@ def test_one_slurmctld_needs_no_term(keep, slurm):
     keeper = keep("anything")
     assert not keeper.active
     keeper.refresh()
-    assert keeper.acts() and not keeper.number
+    assert keeper.may_change_slurm() and not keeper.number
     keeper.set_primary(False)
-    assert keeper.acts()
+    assert keeper.may_change_slurm()
 
 
 @pytest.mark.parametrize(("host", "acts"), [("ctl1", True), ("ctl2", False), ("ctl3", False)])
 def test_with_sqlite_only_the_first_slurmctld_host_is_active(keep, caplog, host, acts):
     keeper = keep(host, shared=False)
-    assert keeper.active and not keeper.acts()
+    assert keeper.active and not keeper.may_change_slurm()
     keeper.refresh()
-    assert (keeper.active, keeper.acts()) == (acts, acts)
+    assert (keeper.active, keeper.may_change_slurm()) == (acts, acts)
     assert "SQLite supports one host" in caplog.text or "is not a SlurmctldHost" in caplog.text

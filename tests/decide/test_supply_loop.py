@@ -298,7 +298,7 @@ def test_requeued_misfit_is_started_early_once_it_is_pending_again() -> None:
     job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121, restarts=1)
     world.loop.observer.ingested("n1", [{"kind": "misfit", "job": job, "restart": 0}])
     world.steps(5)
-    assert world.slurm.calls["hasten"] == 1
+    assert world.slurm.calls["shorten_requeue_delay"] == 1
     assert job in world.running()
 
 
@@ -310,7 +310,7 @@ def test_only_the_requeued_task_of_an_array_is_started_early() -> None:
     array = world.slurm.submit("mig:7g.80gb:1", array="0-1", reason="BeginTime", eligible=later)
     world.slurm.change(array, array_task="1", tasks=1, restarts=1)
     asked = []
-    world.slurm.hasten = asked.append  # type: ignore[method-assign]
+    world.slurm.shorten_requeue_delay = asked.append  # type: ignore[method-assign]
     world.loop.observer.ingested("n1", [{"kind": "misfit", "job": array, "restart": 0}])
     world.steps(5)
     assert asked == [f"{array}_1"]

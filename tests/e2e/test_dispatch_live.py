@@ -20,7 +20,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.buckets import preferred
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 from tests.support.end_to_end import PATIENCE_S, account, accounts, gate, sbatch, until
 
 HINTS = "migbatch: model=mobilenet-v2 batch=1"
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, bed: Cluster, hints: str) -> None:
         self.bed, self.hints = bed, hints
-        self.forgets = True  # whether this Slurm lets a pending job change its type
+        self.drops_old_type = True  # whether this Slurm lets a pending job change its type
         self.rates = self._rates()
         self.table = bed.home("mbalice") / "rates"
         self.table.write_text("".join(f"{name} {rate}\n" for name, rate in self.rates.items()))
@@ -44,7 +44,7 @@ class Site:
         job, message = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={self.hints} items=1", wrap="true")
         assert job, message
         gres, comment = self.bed.run(["squeue", "-h", "-j", str(job), "-o", "%b %k"]).stdout.strip().split(" ", 1)
-        self.forgets = forgets(gres)
+        self.drops_old_type = drops_old_gres_type(gres)
         name = comment.rpartition("#")[2].removesuffix("]")
         found: dict[str, Any] = {}
 
@@ -125,7 +125,7 @@ def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: C
     middle = cluster.submit(cluster.items(20), hints="deadline=30s min=2g.20gb")
     bound = cluster.submit(cluster.items(20), hints="deadline=30s max=2g.20gb")
     named = cluster.submit(cluster.items(20), hints="deadline=30s", gres="mig:1g.10gb")
-    if cluster.forgets:
+    if cluster.drops_old_type:
         for job, before in ((small, "1g.10gb"), (middle, "2g.20gb")):
             assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
             row = account(bed, job, decided=True)
@@ -133,7 +133,7 @@ def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: C
             assert f"no room for {before}, and 3g.40gb is idle on n1" in row["retyped"]["why"]
             assert row["elapsed_s"] <= 30
     # a job that may have no other profile, and one whose user named a profile, wait
-    waiting = [bound, named] if cluster.forgets else [small, middle, bound, named]
+    waiting = [bound, named] if cluster.drops_old_type else [small, middle, bound, named]
     assert {bed.job_state(job) for job in waiting} == {"PENDING"}
     path.touch()
     for job in waiting:
@@ -152,7 +152,7 @@ def test_pipeline_gets_larger_slices_if_its_deadline_needs_them(site: Callable[.
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     with open_store(bed.product.record, readonly=True) as store:
         split = [action for action in store.actions([first, second]) if "left to its pipeline" in action["why"]]
-    assert bool(split) == cluster.forgets
+    assert bool(split) == cluster.drops_old_type
     assert all(action["kind"] == "retype" and action["outcome"] is None for action in split)
     if not split:
         assert {account(bed, job)["profile"] for job in (first, second)} == {"1g.10gb"}
@@ -169,7 +169,7 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
 
     wide = cluster.submit(items, f"--array=1-{tasks}")  # no deadline, no limit
     spread = cluster.tasks(wide, tasks)
-    if cluster.forgets:
+    if cluster.drops_old_type:
         dear = [row for row in spread if row["profile"] == "3g.40gb"]
         assert dear and all(row["retyped"]["to"] == "3g.40gb" for row in dear)
         assert slice_seconds(narrow) < slice_seconds(spread)
@@ -259,9 +259,9 @@ def test_job_blocked_by_a_user_limit_gets_its_own_profile_back(site: Callable[..
         with open_store(bed.product.record, readonly=True) as store:
             return [(row["before"], row["after"]) for row in store.actions([job]) if row["kind"] == "retype"]
 
-    if cluster.forgets:
+    if cluster.drops_old_type:
         until("the limit found out", lambda: moves() == [("1g.10gb", "3g.40gb"), ("3g.40gb", "1g.10gb")])
     path.touch()
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     assert account(bed, job)["profile"] == "1g.10gb"
-    assert len(moves()) == (2 if cluster.forgets else 0)
+    assert len(moves()) == (2 if cluster.drops_old_type else 0)

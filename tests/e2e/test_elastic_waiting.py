@@ -14,7 +14,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.workload.loans import LOAN, LoanHints, emptied, forgets, loan_hints, retyped
+from slurm_migbatch.workload.loans import LOAN, LoanHints, drops_old_gres_type, emptied, loan_hints, retyped
 from tests.support.end_to_end import SHOW, backfilled, first_step, offer, refused, sbatch, shown, sights, until
 
 TRAIN = ("-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train max=4g.40gb signal=usr1")
@@ -102,7 +102,7 @@ def test_training_job_starts_on_release_and_waits_again_after_a_requeue(bed: Clu
     assert len(sights(bed.output(job))["task 0"]) == 1
     loan = hints(client, job)
     assert loan is not None and loan.slice == Profile(2, 20)
-    lasting = forgets(row(client, job).gres)
+    lasting = drops_old_gres_type(row(client, job).gres)
     assert loan.max == (Profile(4, 40) if lasting else Profile(2, 20))
 
     client.requeue_all([job])
@@ -154,7 +154,7 @@ def test_user_may_make_only_valid_changes_to_a_waiting_training_job(bed: Cluster
     ):
         assert change(*words), words
     message = change("Gres=mig:3g.40gb:1")
-    if forgets(row(client, job).gres):
+    if drops_old_gres_type(row(client, job).gres):
         assert message == ""
         bed.wait_job(job, "RUNNING")
         assert hints(client, job) is None  # the user's own from here on, never reclaimed

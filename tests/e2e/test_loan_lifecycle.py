@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
 
@@ -161,7 +161,7 @@ def test_two_training_jobs_divide_a_gpu_and_the_last_one_gets_all_of_it(
     until("the loan of the whole GPU", lambda: running(bed) == {first: "7g.80gb"})
     until("some steps", lambda: begun(bed, first) == [0])
     second = train(bed, "signal=usr1 min=1g.10gb")
-    if not forgets(bed.run(["squeue", "-h", "-j", str(second), "-o", "%b"]).stdout.strip()):
+    if not drops_old_gres_type(bed.run(["squeue", "-h", "-j", str(second), "-o", "%b"]).stdout.strip()):
         more_rounds(bed, "lending", 20)
         assert running(bed) == {first: "7g.80gb"}
         return
@@ -236,7 +236,7 @@ def test_requeued_loan_starts_on_a_node_where_slurmd_runs_its_prolog(
     until("its return", lambda: len(begun(bed, job)) == 2 and job in running(bed))
     after = placed(bed)
     assert after["restarts"] == 1, "no run started again immediately"
-    if not forgets(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
+    if not drops_old_gres_type(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
         excluded = bed.run(["squeue", "-h", "-j", str(job), "-o", "%x"]).stdout.strip()
         assert {before["node"], after["node"]} == {"n1", "n2"} and excluded == before["node"]
     cancel(bed)

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 from tests.support.end_to_end import PATIENCE_S, held, leases, more_rounds, on_offer, sbatch, settled, until, untroubled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
@@ -89,7 +89,7 @@ def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
     host = train(bed, 600, 6000)
     bed.wait("the host's slice", lambda: holders(bed) == [host], PATIENCE_S)
     guest = train(bed, 10, guest_steps)
-    if not forgets(bed.run(["squeue", "-h", "-j", str(guest), "-o", "%b"]).stdout.strip()):
+    if not drops_old_gres_type(bed.run(["squeue", "-h", "-j", str(guest), "-o", "%b"]).stdout.strip()):
         more_rounds(bed, "lending", 10)
         assert holders(bed) == [host] and bed.job_state(guest) == "PENDING" and not actions(bed, guest)
         return None

@@ -55,7 +55,7 @@ def test_job_is_held_updated_requeued_hastened_and_cancelled(cluster: Cluster, c
     for restarts in (1, 2, 3):
         client.requeue_all([job])
         assert until(client, job, "PENDING").restarts == restarts
-        client.hasten(job)  # Slurm itself would delay it for two minutes
+        client.shorten_requeue_delay(job)  # Slurm itself would delay it for two minutes
         assert until(client, job, "RUNNING").restarts == restarts
     client.cancel(job)
     cluster.wait_job(job)
@@ -72,7 +72,7 @@ def test_job_whose_start_time_was_overlooked_starts_on_request(
     for _ in range(5):
         job = cluster.submit("--begin=now+1hour", wrap="sleep 600")
         time.sleep(3.0)  # until nothing changes any more
-        client.hasten(job)
+        client.shorten_requeue_delay(job)
         given = time.time()
         while (found := row(client, job)) is not None and found.pending and time.time() < given + 5.0:
             time.sleep(0.5)
@@ -109,7 +109,7 @@ def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
         assert all((r.restarts, r.submit, r.start, r.end) == (runs, submitted, None, None) for r in ending), ending
         runs += 1
         assert found.restarts == runs and found.submit > submitted
-        client.hasten(job)
+        client.shorten_requeue_delay(job)
     assert ending
     runs = until(client, job, "RUNNING").restarts
     client.cancel(job)

@@ -636,9 +636,9 @@ def test_text_of_a_single_job_is_passed_as_one_argument(tools: Path) -> None:
 )
 def test_completing_row_has_the_restart_count_of_the_ending_run(end: float | None, restarts: int) -> None:
     row = JobRow(7, state="COMPLETING", restarts=2, start=1_000.0, end=end)
-    assert row.of_its_run(1_000.0).restarts == restarts
+    assert row.with_ending_run_count(1_000.0).restarts == restarts
     for other in (replace(row, state="RUNNING"), replace(row, state="PENDING"), replace(row, restarts=0)):
-        assert other.of_its_run(1_000.0) is other
+        assert other.with_ending_run_count(1_000.0) is other
 
 
 @pytest.mark.parametrize(("text", "names"), [("", ()), ("a", ("a",)), ("b,a", ("b", "a")), ("a,,b,", ("a", "b"))])

@@ -409,7 +409,7 @@ class Order:
         until(world, job, "RUNNING")
         world.client.requeue_all([job])
         until(world, job, "PENDING")
-        world.client.hasten(job)
+        world.client.shorten_requeue_delay(job)
         assert until(world, job, "RUNNING").restarts == 1
 
     def test_offers_shrink_and_grow_in_one_call(self, world: World) -> None:

@@ -16,8 +16,8 @@ from slurm_migbatch.workload.loans import (
     away,
     decided,
     decision_name,
+    drops_old_gres_type,
     emptied,
-    forgets,
     is_marked,
     loan_hints,
     retyped,
@@ -62,7 +62,11 @@ def test_guest_job_has_the_guest_marker() -> None:
 
 
 def test_one_update_is_enough_where_slurm_forgets_the_old_gres() -> None:
-    assert emptied("gres/mig:loan:1") == {} and forgets("gres/mig:loan:1") and waiting_count("gres/mig:auto") == 1
+    assert (
+        emptied("gres/mig:loan:1") == {}
+        and drops_old_gres_type("gres/mig:loan:1")
+        and waiting_count("gres/mig:auto") == 1
+    )
 
 
 def test_job_keeps_its_first_profile_where_slurm_does_not_forget_gres() -> None:

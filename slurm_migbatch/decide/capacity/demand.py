@@ -19,7 +19,7 @@ from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload.excluded import OPEN, excluded
-from slurm_migbatch.workload.loans import AWAY, away
+from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, away
 
 #: The type that only fills up the constant sum.
 FILLER = "none"
@@ -320,7 +320,7 @@ class _Site:
 
     def pool(self, row: JobRow, avoid: Collection[str]) -> frozenset[str]:
         """Return the nodes on which Slurm could start a job, without those to be avoided."""
-        apart: frozenset[str] = away(row.gres) if AWAY in row.gres else _NONE
+        apart: frozenset[str] = away(row.gres) if EXCLUDED_NODE_PREFIX in row.gres else _NONE
         if OPEN in row.comment:
             apart = apart.union(excluded(row.comment))
         if avoid:

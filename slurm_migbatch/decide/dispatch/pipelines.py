@@ -41,7 +41,7 @@ from slurm_migbatch.slurm.client import OTHERS, JobRow
 from slurm_migbatch.slurm.dependencies import PIPELINE_HINT
 from slurm_migbatch.slurm.times import format_clock
 from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 
 PipelineKey = tuple[int, str]
 """A user id and the name of his pipeline."""
@@ -299,7 +299,7 @@ class _Round:
         chosen_nodes = row.requested_nodes or row.features or row.reservation
         if row.num_nodes != 1 or row.het_job is not None or chosen_nodes or not can_be_named(row):
             return None
-        if grant is None or not forgets(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
+        if grant is None or not drops_old_gres_type(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
             return None
         pending = Pending(row, grant, frozenset(), row.tasks)
         promise = self._promises(pending)

@@ -35,7 +35,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import SLURM_LIMIT, JobRow
 from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.loans import LOAN, forgets
+from slurm_migbatch.workload.loans import LOAN, drops_old_gres_type
 
 PATIENCE: Final = 2.0
 """A job without a deadline should be done within so many times its duration on the granted slice."""
@@ -194,7 +194,7 @@ def without_place(
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
-        if row is None or grant is None or grant.parts[0] != demand.parts[0] or not forgets(row.gres):
+        if row is None or grant is None or grant.parts[0] != demand.parts[0] or not drops_old_gres_type(row.gres):
             continue
         yield Pending(row, grant, demand.pool, copies)
 

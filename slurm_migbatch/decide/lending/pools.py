@@ -11,7 +11,7 @@ from slurm_migbatch.decide.capacity.demand import begin_not_shown, waits_for_beg
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, State
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 
 _ANY: Final = "gres:mig:1g.10gb:1"
 
@@ -62,7 +62,7 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
 
 def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
     """Return the nodes for which a job may be released now; None if there are none."""
-    if forgets(row.gres) or not row.restarts:
+    if drops_old_gres_type(row.gres) or not row.restarts:
         return LoanPool(nodes)
     confusing_nodes = ledger.taken_for_last(row.job_id)
     known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
@@ -83,7 +83,7 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
     regions = {}
     for demand in inputs.books.growing.of(rows, inputs):
         row = job_views[demand.job].row
-        others = demand.pool if forgets(row.gres) else demand.pool.difference(row.nodes)
+        others = demand.pool if drops_old_gres_type(row.gres) else demand.pool.difference(row.nodes)
         regions[demand.job] = others or (demand.pool if not row.restarts else others)
     return regions
 

@@ -22,7 +22,7 @@ from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapaci
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 
 LACKING: Final[Mapping[str, str]] = {
     "profile": "no GPU that it can use has a profile between its min and max with enough memory",
@@ -153,7 +153,7 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
     """
     for job, loan in view.loans.items():
         job_view = view.job_views.get(job)
-        if job_view is None or not loan.restart or forgets(job_view.row.gres):
+        if job_view is None or not loan.restart or drops_old_gres_type(job_view.row.gres):
             continue
         since = loan.started or loan.decided
         if view.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):

@@ -32,7 +32,7 @@ from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.values import ElasticJob
 from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.loans import forgets
+from slurm_migbatch.workload.loans import drops_old_gres_type
 
 REST_S: Final = 600.0
 """How long a pair that was given up is not tried again."""
@@ -212,7 +212,7 @@ class SliceSharing:
     def _may_share(self, view: LendingView, decided: Round, elastic_job: ElasticJob) -> bool:
         job = job_id(elastic_job.job)
         row = view.job_views[job].row
-        single = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
+        single = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and drops_old_gres_type(row.gres)
         has_target = elastic_job.target is not None or job in decided.targets
         return single and not has_target and decided.lacking.get(job) in _LACKING
 

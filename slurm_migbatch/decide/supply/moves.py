@@ -29,7 +29,7 @@ from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove,
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.loans import forgets, is_marked
+from slurm_migbatch.workload.loans import drops_old_gres_type, is_marked
 
 SOON_S: Final = 5.0
 """The slice of a training job that is being moved, or of a loan that is requeued, counts as free after this time."""
@@ -130,7 +130,7 @@ class MoveMemory:
             if row is not None and row.active and not _is_next(row, move):
                 continue
             del self.moves[job]
-            if row is not None and row.pending and forgets(row.gres) and waits_for_begin(row, snapshot.now):
+            if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
                 start_now.append(StartNow(job))
         self.fixed &= queue.rows.keys()
         return tuple(start_now)

@@ -158,13 +158,13 @@ class SimulatedSlurm(Slurmctld):
         name = str(job_id) if row.array_job is None else f"{row.array_job}_{row.array_task}"
         try:
             self.update_jobs({name: update(row)})
-            self.hasten(name)
+            self.shorten_requeue_delay(name)
         finally:
             self.release(name)
 
-    def hasten(self, job_id: int | str) -> None:
+    def shorten_requeue_delay(self, job_id: int | str) -> None:
         """See SlurmClient."""
-        self.calls["hasten"] += 1
+        self.calls["shorten_requeue_delay"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
