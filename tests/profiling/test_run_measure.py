@@ -161,7 +161,7 @@ def test_running_out_of_memory_is_a_result(targets, name, text):
 )
 def test_other_failure_quotes_the_program_output(targets, name, texts):
     message = failure(Python(targets, name))
-    assert [text for text in texts if text not in message] == []
+    assert [text for text in texts if text not in message] == [], message
     assert "slurm_migbatch/profiling" not in message
 
 
@@ -295,7 +295,7 @@ def test_command_that_runs_out_of_memory_is_a_result(command, batch, text):
 )
 def test_output_of_a_failed_command_is_quoted(command, batch, texts):
     message = failure(command, cell=MeasurementCell(batch, 500))
-    assert [text for text in texts if text not in message] == []
+    assert [text for text in texts if text not in message] == [], message
 
 
 def test_missing_command_is_reported(tmp_path):
