@@ -29,6 +29,14 @@ class Interval:
         """Return the interval that covers both, with the larger median."""
         return Interval(min(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high))
 
+    def widened(self, factor: float) -> Interval:
+        """Return the interval with its width, in logarithms, times `factor`; this very one for a factor of 1."""
+        if factor == 1.0:
+            return self
+        return Interval(
+            self.mid * (self.low / self.mid) ** factor, self.mid, self.mid * (self.high / self.mid) ** factor
+        )
+
     def to_list(self) -> list[float]:
         """Return `[low, mid, high]`, JSON-able."""
         return [self.low, self.mid, self.high]

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,10 @@ ENOUGH_POINTS: Final = 2
 """Measured points of a training from which on its curve is more accurate than its computation."""
 _MOST_GROWN: Final = 64
 """Grids of memory that are kept, of a model, a kind of work and a kind of GPU each."""
+LEAST_WIDTH: Final = 0.01
+"""Least half width of the interval of a computed figure, in standard deviations; at a confidence of 0.5 it would be 0.
+"""
+_NORMAL: Final = NormalDist()
 _MOST: Final = 6.0
 """Half of the widest interval, in logarithms."""
 
@@ -70,6 +75,8 @@ class LearnedPredictor:
         self._served = ServedMeasurements(self.learned.served)
         self._trained = TrainedMeasurements(self.learned.trained)
         self._level = max(2.0 * confidence - 1.0, 0.0)
+        #: width of the intervals of computed figures relative to that at the default confidence
+        self.widening = max(_NORMAL.inv_cdf(confidence), LEAST_WIDTH) / _NORMAL.inv_cdf(CONFIDENCE)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
         self._grids = {name: self._grid(name, known) for name, known in self._known.items()}
@@ -138,7 +145,7 @@ class LearnedPredictor:
             need = need_of(workload, kind.full.memory_mib)
             for machine in machines:
                 correction = self._trained.correction(workload, gpu, machine, _share(machine, kind))
-                ends.append(step_interval(workload, need, machine, correction))
+                ends.append(step_interval(workload, need, machine, correction).widened(self.widening))
         seconds = np.array([(end.low, end.mid, end.high) for end in ends]).T
         shaped: Array = seconds.reshape(3, len(block), len(infos))
         return shaped
@@ -157,7 +164,9 @@ class LearnedPredictor:
             return ends.reshape(3, len(block), len(infos))
         # of a training job it depends on no slice
         needs = [need_of(workload, kind.full.memory_mib) for workload in self._trainings(public, block)]
-        mib = np.array([(need.used - need.doubt, need.used, need.used + need.doubt) for need in needs]).T
+        doubt = self.widening * np.array([need.doubt for need in needs])
+        used = np.array([need.used for need in needs])
+        mib = np.stack([used - doubt, used, used + doubt])
         return np.repeat(mib[:, :, None], len(infos), axis=2)
 
     def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:

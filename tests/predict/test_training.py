@@ -20,6 +20,8 @@ from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm.choice import figures_by_profile
+from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.state import Learned, StateError
@@ -27,6 +29,8 @@ from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
+from slurm_migbatch.workload.catalog import Partition
+from slurm_migbatch.workload.hints import parse
 from tests.support.examples import examples
 from tests.support.gpu_kinds import H100, P
 from tests.support.laboratory import A100, MODELS, known, measure, table, truth
@@ -74,6 +78,31 @@ def test_higher_confidence_widens_the_interval(learned: Learned) -> None:
     cell = Bucket("resnet50", "infer", 32, 224, "px")
     low, high = (LearnedPredictor(learned, confidence=c).figures(cell, H100)[P("2g.20gb")] for c in (0.7, 0.95))
     assert low.latency_s.high < high.latency_s.high
+
+
+@pytest.mark.parametrize(
+    "cell", [Bucket("bert-large", "train", 32, 512, "tok"), Bucket("gpt2", "train", 4, 512, "tok")]
+)
+def test_confidence_applies_to_computed_training_too(cell: Bucket) -> None:
+    figures = [LearnedPredictor(confidence=c).figures(cell, H100)[P("2g.20gb")] for c in (0.5, 0.7, 0.9, 0.99)]
+    for intervals in ([f.latency_s for f in figures], [f.memory_mib for f in figures]):
+        assert len({interval.mid for interval in intervals}) == 1
+        widths = [interval.high - interval.low for interval in intervals]
+        assert 0 < widths[0] < widths[1] < widths[2] < widths[3]
+
+
+def test_confidence_applies_to_served_language_models_too() -> None:
+    serving = workload_of(parse("migbatch: model=llama-3.1-8b engine=vllm"))
+    assert serving is not None
+    partition = Partition("gpu", (H100,))
+    low, usual, high = (
+        figures_by_profile(serving, partition, None, LearnedPredictor(confidence=c))["3g.40gb"]
+        for c in (0.7, 0.9, 0.95)
+    )
+    assert usual == figures_by_profile(serving, partition, None, LearnedPredictor())["3g.40gb"]
+    assert low.tpot_s.high < usual.tpot_s.high < high.tpot_s.high
+    assert low.tokens_s.low > usual.tokens_s.low > high.tokens_s.low
+    assert low.slice_mib == usual.slice_mib == high.slice_mib
 
 
 def test_prior_for_another_gpu_starts_from_measurements_of_this_one(rows: list[Measurement]) -> None:

@@ -100,7 +100,7 @@ def figures_by_profile(
             need = need_of(workload, info.memory_mib)
             figures = figures_of(
                 workload, need, machine, (rate or 0) / 1000, predictor.correction(workload, kind, info)
-            )
+            ).widened(predictor.widening)
             known = by_type.get(info.profile.gres_type)
             by_type[info.profile.gres_type] = figures if known is None else known.worst(figures)
     return by_type

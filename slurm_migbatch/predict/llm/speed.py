@@ -179,6 +179,11 @@ class TokenFigures(Figures):
         """Memory that a slice must have, in whole MiB: exact, because it is not in the compiled table."""
         return self.slice_mib
 
+    def widened(self, factor: float) -> TokenFigures:
+        """Return the figures with intervals of time wider by `factor`; memory, which is computed exactly, stays."""
+        times = ("latency_s", "throughput_per_s", "ttft_s", "tpot_s", "tokens_s")
+        return self if factor == 1.0 else replace(self, **{name: getattr(self, name).widened(factor) for name in times})
+
     def worst(self, other: Figures) -> TokenFigures:
         """Return the figures that hold on both kinds of GPUs."""
         assert isinstance(other, TokenFigures)
