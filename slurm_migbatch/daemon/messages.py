@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from slurm_migbatch.mig.geometry import MOST_SLICES, Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
@@ -340,7 +340,7 @@ def _implausible(geometry: Geometry) -> str:
     """
     for info in geometry.profiles:
         stated_mib = 1024 * info.profile.memory_gb
-        if not LEAST_OF_NAME * stated_mib <= info.memory_mib <= MOST_OF_NAME * stated_mib:
+        if stated_mib and not LEAST_OF_NAME * stated_mib <= info.memory_mib <= MOST_OF_NAME * stated_mib:
             return f"{info.profile} of {geometry.name} has {info.memory_mib} MiB"
     facts = facts_of(geometry.name)
     if facts is not None and geometry.full.memory_mib < LEAST_SHARE * facts.mib:
@@ -348,8 +348,9 @@ def _implausible(geometry: Geometry) -> str:
     return ""
 
 
-LEAST_OF_NAME, MOST_OF_NAME = 0.75, 1.1
-"""Share of the memory in a profile's name that it may have; drivers have 0.88 to 1.0."""
+LEAST_OF_NAME: Final = 0.75
+MOST_OF_NAME: Final = 1.1
+"""Share of the memory in a profile's name that it may have; drivers have 0.88 to 1.0. Integrated GPUs name none."""
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
 _PLACE: Mapping[str, _Field] = {
     "gpu": _text_to(128),

@@ -254,7 +254,7 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
         ({"max_instances": 64}, slice(0, 1), ""),
         ({"profile": "7g.80gb+gfx"}, slice(3, 4), ""),
         ({"memory_mib": 1}, slice(0, 1), "1g.10gb of NVIDIA H100 80GB HBM3 has 1 MiB"),
-        ({"memory_mib": 1 << 30}, slice(3, 4), f"7g.80gb of NVIDIA H100 80GB HBM3 has {1 << 30} MiB"),
+        ({"memory_mib": 1 << 18}, slice(3, 4), f"7g.80gb of NVIDIA H100 80GB HBM3 has {1 << 18} MiB"),
         ({"memory_mib": 9 * 1024}, slice(0, 1), ""),
     ],
 )
@@ -280,6 +280,12 @@ def test_a_geometry_without_the_whole_gpu_is_refused() -> None:
     event = read_event(inventory(gpu(0, geometry={**GEOMETRY, "profiles": GEOMETRY["profiles"][:1]})))
     assert event.kind == messages.REFUSED
     assert "1g.10gb is the largest profile of NVIDIA H100 80GB HBM3" in event.fields["what"]
+
+
+def test_an_integrated_gpu_names_no_memory() -> None:
+    profiles = [{**GEOMETRY["profiles"][0], "profile": "1g.0gb"}, {**GEOMETRY["profiles"][3], "profile": "7g.0gb"}]
+    event = read_event(inventory(gpu(0, geometry={**GEOMETRY, "name": "NVIDIA Thor", "profiles": profiles})))
+    assert event.kind == "inventory", event.fields
 
 
 def test_kinds_of_one_gpu_are_in_the_order_of_their_numbers() -> None:

@@ -307,10 +307,10 @@ def parsed(monkeypatch):
 
 def test_thousands_of_sockets_that_a_user_names_like_steps_are_not_read(tmp_path, parsed):
     """They cost root's hooks time, which the user could choose."""
-    by_bob = [tmp_path / f"n1_{job}.0" for job in range(3000, 6000)]
-    with sockets_of(BOB, *by_bob), socket_at(tmp_path / "n1_7.0"):
-        assert steps("n1", tmp_path) == steps("n1") == {7}
-    assert parsed.count(str(tmp_path / "n1_7.0")) == 4, "each of two lists of both calls has it"
+    by_bob = [tmp_path / f"bobs_{job}.0" for job in range(3000, 6000)]
+    with sockets_of(BOB, *by_bob), socket_at(tmp_path / "bobs_7.0"):
+        assert steps("bobs", tmp_path) == steps("bobs") == {7}
+    assert parsed.count(str(tmp_path / "bobs_7.0")) == 4, "each of two lists of both calls has it"
     assert set(parsed).isdisjoint(map(str, by_bob))
 
 
@@ -323,14 +323,14 @@ def test_sockets_that_do_not_listen_are_not_read(tmp_path, parsed):
 
 
 def test_abstract_name_that_looks_like_root_as_owner_is_no_step(tmp_path):
-    """Names of this kind may have any bytes."""
+    """Names of this kind may have any bytes; no cluster of another test has a node `bobs`."""
     made = "import os, socket, sys, time\nos.setuid(int(sys.argv[1]))\nlink = socket.socket(socket.AF_UNIX)\n"
-    name = b"\0" + bytes(3) + unix_sockets._ROOT + os.fsencode(tmp_path) + b"/n1_7.0"
+    name = b"\0" + bytes(3) + unix_sockets._ROOT + os.fsencode(tmp_path) + b"/bobs_7.0"
     code = f"{made}link.bind({name!r})\nlink.listen(1)\nos.write(1, b'x')\ntime.sleep(600)"
     with subprocess.Popen([sys.executable, "-ISc", code, str(BOB)], stdout=subprocess.PIPE) as bob:
         try:
             assert bob.stdout.read(1) == b"x"
-            assert steps("n1") == set()
+            assert steps("bobs") == set()
         finally:
             bob.kill()
 
