@@ -15,10 +15,11 @@ class TooLate(RuntimeError):
 
 
 class Deadline:
-    """A time by which a hook must have ended; every wait counts against it."""
+    """A time by which a hook must have ended; every wait counts against it. `set_at`: unix seconds when it was set."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.set_at = time.time()
         self._start = time.monotonic()
 
     @property

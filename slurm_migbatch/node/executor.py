@@ -268,7 +268,7 @@ class Executor:
         if not notes:
             # The next run's Prolog may have done this Epilog's work while it waited for the lock: see `ending.py`.
             now = time.time()
-            runs = [run for run in runs if not now - deadline.elapsed < run.since <= now]
+            runs = [run for run in runs if not deadline.set_at < run.since <= now]
         interrupted = [run for run in runs if run.state == "starting"]
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
@@ -333,7 +333,7 @@ class Executor:
         run = self._journal_run(env)
         if run is None or run.state != "misfit" or run.owner == owner_id:
             return False
-        return run.since >= time.time() - deadline.elapsed
+        return run.since >= deadline.set_at
 
     def _explain_misfit(self, env: HookEnv) -> str:
         """Explain what is in use, for a run that failed for another reason; empty if that cannot be read."""

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
-from slurm_migbatch.node import client, ending, exits, journal, liveness, owner, progress, tmpfs
+from slurm_migbatch.node import client, ending, executor, exits, journal, liveness, owner, progress, tmpfs
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Survey
@@ -245,6 +245,24 @@ def test_epilog_that_waited_until_the_next_run_had_begun_does_not_end_it(node):
     node.check()
     ending.make(node.executor.paths.run, 1, 1)
     assert node.epilog(1, restart=1)[0] == exits.OK
+    assert not node.slices("held")
+    node.check()
+
+
+def test_epilog_that_the_host_delays_anywhere_still_ends_a_run_of_just_before(node, monkeypatch):
+    """Its start is compared with that of the run, which may be milliseconds earlier."""
+    node.prolog(1, "[mig:2g.20gb:1]")
+    real = time.time
+
+    def delayed():
+        now = real()
+        time.sleep(0.3)
+        return now
+
+    monkeypatch.setattr(executor.time, "time", delayed)
+    code, line = node.epilog(1)
+    monkeypatch.undo()
+    assert code == exits.OK and "released" in line
     assert not node.slices("held")
     node.check()
 
