@@ -10,7 +10,7 @@ import pytest
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
-from slurm_migbatch.node import client, ending, executor, exits, journal, liveness, owner, progress, tmpfs
+from slurm_migbatch.node import client, ending, exits, journal, liveness, owner, progress, tmpfs
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Survey
@@ -259,7 +259,7 @@ def test_epilog_that_the_host_delays_anywhere_still_ends_a_run_of_just_before(no
         time.sleep(0.3)
         return now
 
-    monkeypatch.setattr(executor.time, "time", delayed)
+    monkeypatch.setattr(time, "time", delayed)
     code, line = node.epilog(1)
     monkeypatch.undo()
     assert code == exits.OK and "released" in line
