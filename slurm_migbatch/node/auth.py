@@ -39,6 +39,7 @@ KEY_WORD = "migbatch-node-key"
 """First word of a token file that holds one node's key: `migbatch-node-key NODE HEX`."""
 
 _HEAD = re.compile(r"([0-9]{1,12}):([0-9a-f]{1,64}):(.+)")
+_MUNGE_FORM = re.compile(rb"MUNGE:[A-Za-z0-9+/]+={0,2}:")
 _MUNGE_OPT_ZIP_TYPE = 2
 _MUNGE_OPT_ADDR4 = 5
 _MUNGE_OPT_SOCKET = 8
@@ -151,6 +152,8 @@ class MungeSigner:
     def verify(self, credential: str, payload: bytes, _node: str) -> PeerIdentity:
         """Let munged check the credential; it refuses to decode the same one twice."""
         raw = _bounded(credential)
+        if _MUNGE_FORM.fullmatch(raw) is None:  # munged skips blanks: they would hide the compression from us
+            raise AuthError("the credential is malformed")
         if _is_compressed(raw):
             raise AuthError("munge: the credential is compressed")
         digest = hashlib.sha256(payload).hexdigest().encode()

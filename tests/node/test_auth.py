@@ -74,6 +74,10 @@ def test_compressed_munge_credential_is_not_decoded(munge_socket, monkeypatch, c
     monkeypatch.setattr(signer._lib, "munge_decode", None)
     with pytest.raises(AuthError, match="the credential is compressed"):
         signer.verify(made, b"x", "n1")
+    # munged skips blanks, so they must not hide the byte that says so
+    for hidden in (made.replace(":", ": ", 1), f"{made[:8]} {made[8:]}", f" {made}"):
+        with pytest.raises(AuthError, match="malformed"):
+            signer.verify(hidden, b"x", "n1")
 
 
 def test_munge_signer_raises_auth_error_without_munged(tmp_path):
