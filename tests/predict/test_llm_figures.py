@@ -53,6 +53,12 @@ def test_usual_request_is_shortened_to_the_longest_sequence(
     assert found.assumed == assumed
 
 
+@pytest.mark.parametrize("hints", ["", "max_model_len=512", "engine=vllm"])
+def test_model_that_generates_nothing_takes_its_longest_input(hints: str) -> None:
+    found = workload(f"model=bge-large-en-v1.5 max_num_seqs=8 {hints}").serving
+    assert found is not None and (found.length, found.input) == (512, 512)
+
+
 def test_shorter_sequences_do_not_make_tokens_slower() -> None:
     short, long = (figures(f"model=mistral-7b max_model_len={length}")["1g.20gb"] for length in ("1k", "8k"))
     assert short.tpot_s.mid <= 1.1 * long.tpot_s.mid

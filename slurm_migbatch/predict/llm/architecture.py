@@ -124,6 +124,11 @@ class Architecture:
     outputs: int = 0
     scores: bool = False
 
+    @property
+    def generates(self) -> bool:
+        """Whether it generates tokens."""
+        return self.kind in ("decoder", "both")
+
     @cached_property
     def attention(self) -> int:
         """Parameters of the attention of one layer."""

@@ -163,13 +163,9 @@ def _by_group() -> Mapping[str, Sequence[str]]:
     return names
 
 
-def _is_generative(model: Model) -> bool:
-    return model.architecture.kind in ("decoder", "both")
-
-
 def _families() -> frozenset[str]:
     """Return the letters with which the names of generative models begin, as far as those say so alone."""
-    first = (_words(name)[0] for model in ALL if _is_generative(model) for name in (model.name, *model.aliases))
+    first = (_words(name)[0] for model in ALL if model.architecture.generates for name in (model.name, *model.aliases))
     letters = {match[0] for word in first if (match := _LETTERS.match(word))}
     return frozenset({word for word in letters if len(word) >= SHORTEST} - AMBIGUOUS | UNSIZED)
 
@@ -187,7 +183,7 @@ def known(name: str) -> Model | None:
 def generates(name: str) -> bool:
     """Return whether a name is that of a public generative model, whose memory can be computed."""
     model = known(name)
-    return model is not None and _is_generative(model)
+    return model is not None and model.architecture.generates
 
 
 @lru_cache(maxsize=4096)

@@ -146,7 +146,7 @@ def workload_served(row: Measurement) -> Workload | None:
         workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
     except Refusal:
         return None
-    generates = workload is not None and workload.architecture.kind in ("decoder", "both")
+    generates = workload is not None and workload.architecture.generates
     return workload if generates else None
 
 
@@ -203,7 +203,7 @@ class ServedMeasurements:
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a workload on a share of a GPU."""
         serving = workload.serving
-        if gpu not in self._by_gpu or serving is None or workload.architecture.kind not in ("decoder", "both"):
+        if gpu not in self._by_gpu or serving is None or not workload.architecture.generates:
             return ASIS
         model, precision = workload.model.name, workload.precision.name
         spread = arithmetic_spread(workload, machine)

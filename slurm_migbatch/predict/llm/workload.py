@@ -287,8 +287,10 @@ def _serving(hints: Hints, found: Found) -> Workload:
         reserve = architecture.context if engine == "vllm" else 0
         assumed.append(f"max_model_len={max(length, reserve)}")
     length = length or 1
-    inputs, outputs = _request(hints.input, llm_hints.output, length)
-    if architecture.kind in ("decoder", "both") and length <= inputs + outputs and length < USUAL_INPUT + USUAL_OUTPUT:
+    # a model that generates nothing takes its longest input, if none is stated
+    usual = hints.input if architecture.generates else hints.input or USUAL_INPUT
+    inputs, outputs = _request(usual, llm_hints.output, length)
+    if architecture.generates and length <= inputs + outputs and length < USUAL_INPUT + USUAL_OUTPUT:
         stated = {"input": hints.input, "output": llm_hints.output}
         used = {"input": inputs, "output": outputs}
         assumed.extend(f"{key}={used[key]}" for key, value in stated.items() if value is None)
