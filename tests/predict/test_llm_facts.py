@@ -494,6 +494,12 @@ def test_layers_without_attention_keep_a_state_instead_of_a_cache() -> None:
     assert state == pytest.approx(36 * 2 * 264 * 4096, rel=0.01)
 
 
+@pytest.mark.parametrize("kind", [["attention"], {}, None, 1, "rwkv"])
+def test_layer_of_an_unknown_kind_counts_as_one_without_attention(kind: object) -> None:
+    found = of_config({**HYBRID, "layer_types": [*[kind] * 36, *["attention"] * 4]}, "h")
+    assert found.numbers == of_config(HYBRID, "h").numbers
+
+
 def test_experts_that_all_tokens_use_are_counted() -> None:
     without = of_config({**HYBRID, "shared_intermediate_size": 0}, "w").architecture
     shared = of_config(HYBRID, "hybrid").architecture

@@ -285,7 +285,7 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, i
     kinds = layer_types[:layers]
     if window and "sliding_attention" in kinds:
         return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
-    attending = sum(kind in ATTENTION for kind in kinds)
+    attending = sum(isinstance(kind, str) and kind in ATTENTION for kind in kinds)
     heads = numbers.get("kv") or numbers.get("heads")
     if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}
