@@ -109,14 +109,8 @@ class Gate:
             limited_log: where refusals are logged.
             advice: log text of a refusal, and what to do about a caller who is not authenticated.
         """
-        self._signer, self._limits, self._threads, self._may, self._limited_log = (
-            signer,
-            limits,
-            threads,
-            authorise,
-            limited_log,
-        )
-        self._advice = advice
+        self._signer, self._limits, self._threads = signer, limits, threads
+        self._may, self._limited_log, self._advice = authorise, limited_log, advice
         self._working: Counter[str] = Counter()
 
     def guard(

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from slurm_migbatch.mig.geometry import MOST_SLICES, Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
@@ -24,6 +24,8 @@ from slurm_migbatch.node.findings import Finding
 from slurm_migbatch.workload.gpufacts import LEAST_SHARE, facts_of
 
 MAX_EVENTS = 500
+#: shares of the memory in a profile's name that it may have; drivers have 0.88 to 1.0, integrated GPUs name none
+LEAST_OF_NAME, MOST_OF_NAME = 0.75, 1.1
 #: bytes of a request for a plan, which has three short fields and is parsed in the event loop
 MAX_PLAN_BYTES = 4096
 #: integers that all JSON readers represent exactly
@@ -348,9 +350,6 @@ def _implausible(geometry: Geometry) -> str:
     return ""
 
 
-LEAST_OF_NAME: Final = 0.75
-MOST_OF_NAME: Final = 1.1
-"""Share of the memory in a profile's name that it may have; drivers have 0.88 to 1.0. Integrated GPUs name none."""
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
 _PLACE: Mapping[str, _Field] = {
     "gpu": _text_to(128),
