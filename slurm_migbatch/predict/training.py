@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate, unmeasured
+from slurm_migbatch.predict.calibration import FEW, MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -36,8 +36,10 @@ CONSTANT: Final = 0.005
 """Standard deviation of logarithms below which times of many batches and slices are not measurements: no timer is that
 steady, even if the host limits the speed everywhere.
 """
-LEFT_OUT: Final = 40
-"""Models that calibration holds out in turn; an even choice if there are more."""
+FOLDS: Final = 40
+"""Calibration holds models out in at most so many groups: each model by itself while there are no more models."""
+LEFT_OUT: Final = 200
+"""Models that calibration scores; an even choice if there are more."""
 
 
 def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: int = 1, created: float = 0.0) -> Learned:
@@ -106,19 +108,26 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
 
 
 def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
-    """Return the scores of models that are held out in turn, after each number of points chosen by the rule."""
+    """Return the scores of models that are held out in turn, after each number of points chosen by the rule.
+
+    None with too few models for a calibration.
+    """
     surface = SURFACES[figure]
-    models = sorted({unit.model for unit, _ in units})
-    if len(models) > LEFT_OUT:
-        models = [models[i] for i in np.linspace(0, len(models) - 1, LEFT_OUT).astype(int)]
+    models = [unit.model for unit, _ in units]
+    names = sorted(set(models))
+    if len(names) < FEW:
+        return []
+    from sklearn.model_selection import GroupKFold  # slow to import, and not needed to answer requests
+
+    scored = {names[i] for i in np.linspace(0, len(names) - 1, min(LEFT_OUT, len(names))).astype(int)}
     scores: list[Score] = []
-    for model in models:
-        population = pool(surface, kind, [unit for unit, _ in units if unit.model != model])
-        for _, sample in (pair for pair in units if pair[0].model == model):
+    for others, held_out in GroupKFold(min(FOLDS, len(names))).split(models, groups=models):
+        population = pool(surface, kind, [units[i][0] for i in others])
+        for sample in (units[i][1] for i in held_out if models[i] in scored):
             prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
             for points, done, belief, cells, logs in steps(figure, sample, prior):
-                scores.extend(_scores(model, surface, points, done, belief, cells, logs))
-    return scores
+                scores.extend(_scores(sample.model, surface, points, done, belief, cells, logs))
+    return sorted(scores, key=lambda score: score.model)
 
 
 def steps(

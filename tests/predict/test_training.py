@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.predict import training
 from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
@@ -24,6 +25,7 @@ from slurm_migbatch.predict.llm.choice import figures_by_profile
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.samples import samples_of
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
@@ -249,6 +251,24 @@ def test_calibration_holds_for_left_out_models(models: int, seed: int) -> None:
     held = np.mean([[score.value <= factors[LEVELS.index(0.8)] for score in scores("new")] for _ in range(200)])
     assert 0.8 - 1.5 / np.sqrt(models) <= held
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+@pytest.mark.parametrize("folds", [4, 100])
+def test_calibration_scores_every_model_without_its_own_measurements(
+    rows: list[Measurement], folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more models than folds too: several are then held out together."""
+    monkeypatch.setattr(training, "FOLDS", folds)
+    units = training.units_of("time", [s for s in samples_of(rows, KNOWLEDGE) if s.kind == "infer"])
+    models = {unit.model for unit, _ in units}
+    assert len(models) > 4
+    first, sample = units[0]
+    slower = replace(first, theta=first.theta + 0.5), sample
+    scores, with_other = (training.scores_of("time", "infer", [unit, *units[1:]]) for unit in (units[0], slower))
+    assert {score.model for score in scores if score.points == 0} == models
+    own, others = (lambda score: score.model == first.model), (lambda score: score.model != first.model)
+    assert list(filter(own, scores)) == list(filter(own, with_other))
+    assert list(filter(others, scores)) != list(filter(others, with_other))
 
 
 def test_first_memory_of_a_public_image_model_in_training_is_surer_than_that_of_others() -> None:
