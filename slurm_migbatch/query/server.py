@@ -21,6 +21,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from functools import partial
 from typing import Final
 
 from starlette.applications import Starlette
@@ -53,6 +54,8 @@ _QUESTIONS: Final = 200
 #: connections of browsers
 _BROWSERS: Final = ConnectionBounds(64, 32, 32, 5.0)
 _BODY_S: Final = 5.0
+#: accounts that are looked up at a time, of one address one
+_LOOKUPS: Final = 8
 _NICE: Final = 10
 _PAUSE_S: Final = 1.0
 _STATISTICS_S: Final = 1.0
@@ -157,6 +160,7 @@ class QueryService:
         self._trusted = {0, os.geteuid()}
         self._limited_log = RateLimitedLog(log)
         self._threads = CredentialThreads("query-auth", checking=2)
+        self._accounts = CredentialThreads("query-account", checking=_LOOKUPS)
         self._workers = Workers(start, query.workers, query.question_s, query.answer_mb << 20)
         self._asking: set[int] = set()
         self._held: Counter[int] = Counter()
@@ -182,10 +186,14 @@ class QueryService:
             await self.page.stop()
         self._workers.close()
         self._threads.close()
+        self._accounts.close()
 
     async def _authorise(self, caller: Caller) -> str:
-        """Return the name to count a user by; refuse uids without an account: a user namespace has thousands."""
-        if not await asyncio.to_thread(_has_account, caller.uid):
+        """Return the name to count a user by; refuse uids without an account: a user namespace has thousands.
+
+        A directory service may take long over each of them: one of an address is looked up at a time.
+        """
+        if not await self._accounts.check(caller.link, partial(_has_account, caller.uid)):
             raise Refused(403, f"uid {caller.uid} has no account on the controller host")
         return f"uid {caller.uid}"
 
