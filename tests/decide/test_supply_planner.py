@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import combinations, islice, product
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Mode, Node, Reservation
 from slurm_migbatch.decide.supply import planner as planner_module
 from slurm_migbatch.decide.supply.admission import When
-from slurm_migbatch.decide.supply.fleet import GpuClaims
+from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.geometry import Geometry
@@ -97,6 +97,29 @@ def test_failed_reservation_is_not_retried_for_jobs_of_the_same_kind(monkeypatch
     assert [r.job for r in found.reservations] == [1], "one GPU is reserved once"
     assert tried == [1, 2, 3, 500], "the pool is full: nothing of these kinds is tried again"
     assert found.waiting == (*range(1, 201), 500)
+
+
+def test_room_is_tried_for_few_of_many_jobs_that_each_exclude_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    mark = Fleet.mark
+
+    def counted(self: Fleet) -> int:
+        tried.append(1)
+        return mark(self)
+
+    monkeypatch.setattr(Fleet, "mark", counted)
+    names = [f"n{i}" for i in range(100)]  # more than can be reserved
+    first = demand(1, "4g.40gb", " ".join(names), copies=100)
+    attempts = {}
+    for count in (200, 600):
+        tried.clear()
+        pools = [" ".join(sorted({*names} - {*pair})) for pair in islice(combinations(names, 2), count)]
+        wants = [demand(2 + i, "7g.80gb", pool) for i, pool in enumerate(pools)]
+        found = plan([node(name, gpu("a")) for name in names], [first, *wants])
+        assert len(found.waiting) == count
+        attempts[count] = len(tried)
+    assert attempts[200] > 0
+    assert attempts[600] == attempts[200], "a user's jobs can name any number of node sets"
 
 
 def test_offer_is_kept_if_no_job_gains_by_a_change() -> None:

@@ -56,6 +56,8 @@ from slurm_migbatch.mig.profile import Profile
 #: Limits on the GPUs to examine, and on the depth, when making room for one kind of demand.
 _REPAIR_TRIES = 200
 _REPAIR_DEPTH = 3
+#: Limit on the kinds of demands for which a plan tries that in vain: each job can name different nodes.
+_REPAIR_FAILURES = 100
 #: Part of a pool's GPUs that may have reservations at once; the second if training jobs may be moved for them.
 _RESERVED = 1 / 8
 _RESERVED_IF_MOVABLE = 1 / 4
@@ -161,6 +163,7 @@ class _PlanRound:
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
+        self._repair_failures = 0
 
     def run(
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool = False
@@ -256,8 +259,7 @@ class _PlanRound:
             profile = key.slices[0]
             place = self.fleet.find(demand.pool, profile)
             if place is None:
-                self._tries = 0
-                if demand.loan or not self._move_claims(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
+                if demand.loan or not self._make_room(demand.pool, profile):
                     self._hopeless.add(key)
                     return False
                 place = self.fleet.find(demand.pool, profile)
@@ -343,6 +345,15 @@ class _PlanRound:
         return [name for _, name in sorted(ranked)]
 
     # -- moving claims ---------------------------------------------------------------------------------------------
+
+    def _make_room(self, pool: frozenset[str], profile: Profile) -> bool:
+        """Move claims so that `profile` fits somewhere in the pool."""
+        if self._repair_failures == _REPAIR_FAILURES:
+            return False
+        self._tries = 0
+        made = self._move_claims(pool, profile, frozenset(), _REPAIR_DEPTH)
+        self._repair_failures += not made
+        return made
 
     def _move_claims(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
         """Move claims of single slices from one GPU so that `profile` fits on it; all or nothing.
