@@ -31,7 +31,9 @@ _LOGIN = "/etc/migbatch/login.conf"
 @click.option(
     "--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="node: directory of the hooks."
 )
-@click.option("--node", "name", default="", metavar="NAME", help="node: node name in Slurm (default: host).")
+@click.option(
+    "--node", "name", default="", metavar="NAME", help="node: node name in Slurm (default: this host's in slurm.conf)."
+)
 @click.option("--login-conf", default="", metavar="FILE", help=f"login: [env MIGBATCH_LOGIN_CONF; {_LOGIN}]")
 @click.option("--slurm-conf", default="", metavar="FILE", help="node, login: [env SLURM_CONF; else where Slurm looks]")
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object, for monitoring.")

@@ -20,6 +20,7 @@ from slurm_migbatch.daemon.catalog import geometry_of
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.doctor.health import this_one
 from slurm_migbatch.doctor.lua import BESIDE
+from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
@@ -33,6 +34,7 @@ from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.site import Site
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.nodelist import fold
 from slurm_migbatch.slurm.users import name_of, uid_of
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.submit import shim
@@ -149,6 +151,10 @@ def reported_site(config: Config) -> Site:
     except SlurmError as error:
         raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
     gpus = cut_by_mig(inventory, known)
+    if not gpus and (strangers := set(inventory) - known):
+        raise NothingReported(
+            f"{fold(strangers)} reported, but Slurm has no such node: {ANOTHER_NAME}, or add its line to slurm.conf"
+        )
     if not gpus:
         raise NothingReported(
             "no node in Slurm has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "

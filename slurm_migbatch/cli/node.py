@@ -26,7 +26,9 @@ DEFAULT_ETC = "/etc/migbatch"
 etc_option = click.option(
     "--etc", default=DEFAULT_ETC, show_default=True, metavar="DIR", help="Directory with node.conf."
 )
-node_option = click.option("--node", "name", default="", metavar="NAME", help="Node name in Slurm (default: host).")
+node_option = click.option(
+    "--node", "name", default="", metavar="NAME", help="Node name in Slurm (default: this host's in slurm.conf)."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -205,12 +207,10 @@ def _root() -> None:
 
 
 def _config(etc: str, name: str) -> NodeConfig:
-    from slurm_migbatch.node import conf
-    from slurm_migbatch.node.config import load
+    from slurm_migbatch.node.own_name import load_own
 
     _root()
-    environ = {b"SLURMD_NODENAME": name.encode()} if name else dict(os.environb)
-    return load(etc, conf.node_name(environ))
+    return load_own(etc, name)
 
 
 @contextmanager

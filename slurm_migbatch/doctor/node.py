@@ -18,10 +18,11 @@ from slurm_migbatch.node import conf as node_conf
 from slurm_migbatch.node import failure, jobmaps, unwritable
 from slurm_migbatch.node.caps import helper_is_setuid
 from slurm_migbatch.node.conf import ConfError, insecure
-from slurm_migbatch.node.config import NodeConfig, load
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.disk_reserve import RESERVE
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.own_name import load_own
 from slurm_migbatch.node.scontrol import ScontrolError, query
 from slurm_migbatch.node.status import agent_answers
 from slurm_migbatch.slurm.fields import fields_of, reason_of
@@ -33,7 +34,7 @@ _AS_ROOT: Final = "run migbatch doctor as root"
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """Paths on a node. Empty: `slurm_conf` by node.conf or by Slurm's rules, `name` (in Slurm) the host's."""
+    """Paths on a node. Empty: `slurm_conf` by node.conf or by Slurm's rules, `name` (in Slurm) the host's there."""
 
     etc: str = "/etc/migbatch"
     hooks: str = "/etc/migbatch/hooks"
@@ -44,8 +45,7 @@ class NodePlaces:
 def examine(places: NodePlaces) -> Iterator[Finding]:
     """Yield all findings of this node, for an administrator on it; migbatchd receives them too."""
     try:
-        environ = {b"SLURMD_NODENAME": places.name.encode()} if places.name else dict(os.environb)
-        config = load(places.etc, node_conf.node_name(environ))
+        config = load_own(places.etc, places.name)
     except ConfError as error:
         yield Finding(FAIL, "node.conf", str(error), "migbatch install --role node --apply writes one to start from")
         return

@@ -20,6 +20,10 @@ PATIENCE_S = 60.0
 #: seconds without a message from a node's agent, which sends one every 20 s
 SILENCE_S = 60.0
 INSTALL = "migbatch install --role controller --apply --edit"
+ANOTHER_NAME = (
+    "if a node is called otherwise there (NodeHostname=) and `scontrol show aliases` on it does not show its name, "
+    "append `--node NAME` to both commands of its migbatch-node.service (systemctl edit)"
+)
 
 
 def mig_nodes(rows: Sequence[NodeRow], config: Config) -> frozenset[str]:
@@ -94,7 +98,8 @@ def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> I
     if foreign:
         text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, but this cluster has no such node"
         advice = "if another cluster's migbatchd uses this database, give each its own ([store] url); "
-        yield Finding(FAIL, "record", text, f"{advice}if the node was removed from slurm.conf, stop its agent")
+        advice += f"if the node was removed from slurm.conf, stop its agent; {ANOTHER_NAME}"
+        yield Finding(FAIL, "record", text, advice)
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:

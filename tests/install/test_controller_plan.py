@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,14 @@ import pytest
 from slurm_migbatch.cli import common, installcontroller
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
-from slurm_migbatch.cli.installcontroller import Choices
+from slurm_migbatch.cli.installcontroller import Choices, NothingReported
+from slurm_migbatch.config import Config
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.slurm_files import NODES, SITE
 
 
@@ -132,3 +134,13 @@ def test_generated_script_is_not_taken_for_the_sites_when_the_record_is_lost(pla
     found = {Path(change.path).name: change.conflict for change in changes}
     assert "migbatch_submit.lua" not in found
     assert ("move it away" in found.get("job_submit.lua", "")) is (text != mine)
+
+
+def test_nodes_that_report_under_another_name_are_named(monkeypatch):
+    monkeypatch.setattr(
+        installcontroller, "open_record", lambda config: nullcontext(SimpleNamespace(inventory=lambda: {"dgx01": []}))
+    )
+    slurm = SimpleNamespace(version=lambda: (24, 11), nodes=lambda: [NodeRow("gpu1", frozenset({"IDLE"}))])
+    monkeypatch.setattr(installcontroller, "slurm_client", lambda config: slurm)
+    with pytest.raises(NothingReported, match=r"dgx01 reported, but Slurm has no such node: .*NodeHostname="):
+        installcontroller.reported_site(Config())
