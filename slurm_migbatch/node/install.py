@@ -28,6 +28,7 @@ _HOOK = '''#!{python} -ISB
 
 import posix
 import sys
+import time
 
 PATHS = {paths}
 ETC = "{etc}"
@@ -46,15 +47,32 @@ def trust(path):
         path, below = path.rpartition("/")[0] or "/", True
 
 
-try:
+def load():
+    """Return the function that does the work."""
     for place in (*PATHS, PATHS[0] + "/slurm_migbatch/node", PATHS[0] + "/slurm_migbatch/mig", ETC):
         trust(place)
     sys.path[:0] = PATHS
     from slurm_migbatch.node.{module} import main
-except (OSError, ImportError) as error:
-    posix.write(2, f"migbatch: not installed properly: {{error}}; run `migbatch node install`\\n".encode())
-    posix._exit(11)
-main({arguments})
+    return main
+
+
+def load_during_upgrade():
+    """Wait up to 10 s for the package: while it is replaced, files are missing, incomplete or of two releases."""
+    until = time.monotonic() + 10.0
+    while True:
+        try:
+            return load()
+        except Exception as error:
+            if time.monotonic() >= until:
+                posix.write(2, f"migbatch: not installed properly: {{error}}; run `migbatch node install`\\n".encode())
+                posix._exit(11)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "slurm_migbatch"]:
+            del sys.modules[name]
+        sys.path_importer_cache.clear()
+        time.sleep(0.2)
+
+
+load_during_upgrade()({arguments})
 '''
 
 HOOKS = {

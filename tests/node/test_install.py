@@ -6,6 +6,7 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pynvml
@@ -348,3 +349,34 @@ def test_node_package_imports_only_the_standard_library_and_pynvml():
     assert foreign <= {"slurm_migbatch", "pynvml"}
     packages = {name.split(".")[1] for name in loaded if name.startswith("slurm_migbatch.")}
     assert packages == {"node", "mig"}
+
+
+@pytest.mark.parametrize("how", ["missing", "incomplete"])
+def test_hook_waits_while_its_package_is_upgraded(node, environment, how):
+    """pip removes the old files first, and writes the new ones in place; a hook that fails drains the node."""
+    (client,) = environment.glob("lib/python3.*/site-packages/slurm_migbatch/node/client.py")
+    code = "import sys; from pathlib import Path; from slurm_migbatch.node.install import install\n"
+    code += "list(install(Path(sys.argv[1]), Path(sys.argv[2]), sys.executable))"
+    node.hooks = node.root / "hooks"
+    arguments = [environment / "bin/python3", "-c", code, str(node.hooks), str(node.etc)]
+    subprocess.run(arguments, check=True, cwd="/", env={})
+    node.forget_executor()
+    text = client.read_text()
+    if how == "missing":
+        client.parent.rename(client.parent.with_name("away"))
+    else:
+        client.write_text(text[: text.index("def main") + 10])
+    prolog = subprocess.Popen(
+        [str(node.hooks / "prolog")],
+        env=node.environ("prolog", 1, "[mig:1g.10gb:1]", uid=0),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.5)
+    if how == "missing":
+        client.parent.with_name("away").rename(client.parent)
+    else:
+        client.write_text(text)
+    out, err = prolog.communicate(timeout=60)
+    assert (prolog.returncode, err) == (exits.OK, "") and "job 1 run 0" in out
