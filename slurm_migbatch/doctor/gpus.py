@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.config import NodeConfig
-from slurm_migbatch.node.findings import FAIL, OK, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
 
 if TYPE_CHECKING:
@@ -159,6 +159,16 @@ def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> I
                 f"{holder.name} ({holder.pid}) has {holder.device} open, probably via hwloc's OpenCL: slices stay busy"
             )
             yield Finding(FAIL, holder.name, text, _CURES[holder.name])
+
+
+def check_named(gpus: Sequence[CheckedGpu], names: Sequence[str]) -> Iterator[Finding]:
+    """Check that each of node.conf's Gpus= exists: a GPU that was replaced has another UUID, and is then not used."""
+    present = {word for gpu in gpus for word in (gpu.uuid, gpu.device.rpartition("/nvidia")[2])}
+    if absent := [name for name in names if name not in present]:
+        text = f"Gpus= in node.conf names {', '.join(absent)}, which the driver does not list"
+        yield Finding(
+            WARN, "GPUs", text, "correct it (nvidia-smi -L lists UUIDs), then: systemctl restart migbatch-node"
+        )
 
 
 def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]:

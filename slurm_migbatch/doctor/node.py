@@ -114,6 +114,8 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         *gpus.holders([gpu.device for gpu in checked if gpu.cut and gpu.device not in idle], gpus.SLURM),
     ]
     yield from gpus.check_gpus(checked, held)
+    if any(gpu.managed for gpu in checked) and all(gpu.device for gpu in checked) and not unidentified:
+        yield from gpus.check_named(checked, config.gpus)
 
 
 def _slurm(places: NodePlaces, config: NodeConfig, conf: Conf, whole: list[str]) -> Iterator[Finding]:

@@ -284,6 +284,19 @@ def test_gpus_excluded_by_node_conf_are_reported(tmp_path: Path, library: Path) 
         assert "Gpus= in node.conf" in only_problem(gpu_findings(node))
 
 
+def test_entry_of_gpus_that_names_no_gpu_is_reported(tmp_path: Path, library: Path) -> None:
+    """After a GPU was replaced, the new one has another UUID and would silently stay unused."""
+    with a_node(tmp_path / "n1", library, ["h100-80gb", "h100-80gb"]) as node:
+        first = node.machine.dump()["gpus"][0]["uuid"]
+        for names, absent in ((f"{first},GPU-replaced", "GPU-replaced"), (f"{first},1", "")):
+            node.configure(Gpus=names)
+            driver = Gpus(node.config)
+            found = examine_quietly(NodePlaces(str(node.etc)), node.config, driver)
+            driver.reset()
+            texts = [finding.text for finding in found if finding.subject == "GPUs"]
+            assert texts == ([f"Gpus= in node.conf names {absent}, which the driver does not list"] if absent else [])
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
