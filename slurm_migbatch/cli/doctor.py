@@ -13,6 +13,7 @@ import click
 
 from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
+from slurm_migbatch.doctor.programs import unreadable_file
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 
@@ -69,7 +70,12 @@ def doctor(
         if given and "controller" not in given:
             raise click.UsageError("--nodes and --leaving are for the controller")
         chosen = ["controller"]
-    findings = [found for role in chosen for found in _examine(role, path, options, everywhere, leaving)]
+    findings: list[Finding] = []
+    for role in chosen:
+        try:
+            findings += _examine(role, path, options, everywhere, leaving)
+        except PermissionError as error:
+            findings.append(unreadable_file(error))
     if as_json:
         shown = [found._asdict() for found in findings]
         click.echo(json.dumps({"version": 1, "roles": chosen, "findings": shown}))

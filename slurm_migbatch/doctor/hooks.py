@@ -12,7 +12,7 @@ from slurm_migbatch.doctor.programs import HostProgram, programs_of, read_progra
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 
 _INSTALL: Final = "migbatch install --role node --edit --apply"
 _BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
@@ -90,6 +90,9 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
         return
     shown = ", ".join(facts.values)
     present = [program for program in facts.programs if program.text is not None]
+    if any(program.closed for program in facts.programs):
+        yield from (_closed(facts.key, program) for program in facts.programs if program.closed)
+        return
     missing = [program.path for program in facts.programs if program.text is None]
     for path in missing:
         yield _missing_program(facts.key, path)
@@ -117,6 +120,10 @@ def _is_only_ours(program: HostProgram, ours: str) -> bool:
     return program.path == ours or program.text == scripts.stub(ours)
 
 
+def _closed(key: str, program: HostProgram) -> Finding:
+    return Finding(UNKNOWN, key, f"{program.path} is readable by root only", "run migbatch doctor as root")
+
+
 def _missing_program(key: str, path: str) -> Finding:
     """Name a program of slurm.conf that does not exist on this host."""
     effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
@@ -127,6 +134,9 @@ def _missing_program(key: str, path: str) -> Finding:
 
 
 def _sound(facts: HookFacts) -> Iterator[Finding]:
+    if facts.hook.closed:
+        yield _closed(facts.key, facts.hook)
+        return
     if facts.hook.text is None:
         text = f"{facts.hook.path} is missing: jobs get no slices on this node"
         yield Finding(FAIL, facts.key, text, "migbatch install --role node --apply")

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
-from slurm_migbatch.doctor.programs import unreadable
+from slurm_migbatch.doctor.programs import unreadable, unreadable_file
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
-from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import conf as node_conf
 from slurm_migbatch.node import failure, jobmaps, unwritable
@@ -83,13 +82,10 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     whole: list[str] = []
     yield from _gpus(config, driver, whole)
     yield from gpus.check_helper(helper_is_setuid())
-    configured = places.slurm_conf or config.slurm_conf
-    conf = slurm_conf(configured, "" if configured else os.environ.get("SLURM_CONF", ""))
-    if conf is None:
-        advice = "use --slurm-conf, or SlurmConf= in node.conf"
-        yield Finding(UNKNOWN, "slurm.conf", "not found in Slurm's default location", advice)
-    else:
-        yield from _slurm(places, config, conf, whole)
+    try:
+        yield from _slurm(places, config, whole)
+    except PermissionError as error:
+        yield unreadable_file(error)
     directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
     yield from disks.check_disks(disks.read_disk(*directory) for directory in directories)
     yield from _journal(config)
@@ -118,7 +114,13 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         yield from gpus.check_named(checked, config.gpus)
 
 
-def _slurm(places: NodePlaces, config: NodeConfig, conf: Conf, whole: list[str]) -> Iterator[Finding]:
+def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str]) -> Iterator[Finding]:
+    configured = places.slurm_conf or config.slurm_conf
+    conf = slurm_conf(configured, "" if configured else os.environ.get("SLURM_CONF", ""))
+    if conf is None:
+        advice = "use --slurm-conf, or SlurmConf= in node.conf"
+        yield Finding(UNKNOWN, "slurm.conf", "not found in Slurm's default location", advice)
+        return
     several = _release(config) >= scripts.SEVERAL["Prolog"]
     yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), [config.node])

@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.scripts import is_pattern
 from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.node.findings import UNKNOWN, Finding
 from slurm_migbatch.slurm.users import name_of
 
 
@@ -24,18 +25,22 @@ class HostProgram:
         text: None if there is no such file, or it cannot be read.
         executable: whether root may run it.
         insecure: why others than root could change it, as a sentence; empty if they cannot.
+        closed: whether this user may not read it, so that nothing else is known.
     """
 
     path: str
     text: str | None = None
     executable: bool = False
     insecure: str = ""
+    closed: bool = False
 
 
 def read_program(path: str) -> HostProgram:
     """Read a program of this host."""
     try:
         text, mode = read(path), Path(path).stat().st_mode
+    except PermissionError:
+        return HostProgram(path, closed=True)
     except OSError:
         return HostProgram(path)
     return HostProgram(path, text, bool(mode & 0o111) and stat.S_ISREG(mode), insecure(path))
@@ -63,6 +68,11 @@ def reader(user: str | int) -> Reader | None:
         return None
     groups = {entry.pw_gid, *(group.gr_gid for group in grp.getgrall() if entry.pw_name in group.gr_mem)}
     return Reader(entry.pw_name, entry.pw_uid, frozenset(groups))
+
+
+def unreadable_file(error: PermissionError) -> Finding:
+    """Return the finding about a file that this user may not read, so that the checks of it cannot run."""
+    return Finding(UNKNOWN, "files", f"{error.filename}: {error.strerror}", "run migbatch doctor as root")
 
 
 def unreadable(path: str, who: Reader | None) -> str:

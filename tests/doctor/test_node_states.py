@@ -14,7 +14,7 @@ import pytest
 
 from slurm_migbatch.cli.doctor import print_findings
 from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
-from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
+from slurm_migbatch.doctor.node import NodePlaces, examine, examine_quietly
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
@@ -26,7 +26,7 @@ from slurm_migbatch.node.install import HOOKS, render
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.testbed.simdriver import build
 from tests.support.hung_mount import hung_mount
-from tests.support.nodes import Node
+from tests.support.nodes import ALICE, Node, in_child
 
 #: a program that sets its process name to its first argument and holds the file of its second argument open
 _HOLD = """import sys
@@ -483,3 +483,34 @@ def test_healthy_node_has_nothing_to_correct(open_tmp_path: Path, library: Path,
         (slurm / "gres.conf").write_text("AutoDetect=nvml\n")
         assert only_problem(examine_quietly(places, node.config, driver)).startswith("gres.conf: ")
         driver.reset()
+
+
+def test_files_readable_by_root_only_are_no_problem_for_other_users(open_tmp_path: Path, slurm: Path) -> None:
+    """An administrator who is not root yet must not be told that a hook or slurm.conf does not exist."""
+    (slurm / "wrapper").write_text("#!/bin/sh\n")
+    (slurm / "wrapper").chmod(0o700)
+    change(slurm / "slurm.conf", f"Prolog={slurm}/hooks/prolog", f"Prolog={slurm}/wrapper")
+    etc = slurm / "etc"
+    etc.mkdir()
+    (etc / "node.conf").write_text("")
+    places = NodePlaces(str(etc), f"{slurm}/hooks", f"{slurm}/slurm.conf", "n1")
+
+    output = open_tmp_path / "found"
+
+    def found() -> str:
+        def check() -> int:
+            os.setresuid(ALICE, ALICE, ALICE)
+            output.write_text(
+                "\n".join(f"{finding.level} {finding.subject}: {finding.text}" for finding in examine(places))
+            )
+            return 0
+
+        in_child(check)
+        return output.read_text()
+
+    output.touch()
+    output.chmod(0o666)
+    assert f"unknown Prolog: {slurm}/wrapper is readable by root only" in found()
+    (slurm / "slurm.conf").chmod(0o600)
+    text = found()
+    assert f"unknown files: {slurm}/slurm.conf: Permission denied" in text and "unknown controller: " in text
