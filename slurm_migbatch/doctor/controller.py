@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, nodes, paths, settings, slurmfiles
@@ -34,6 +35,8 @@ from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.queries import LeaseRow, last_seen
+
+_SCONTROL_S: Final = 30.0
 
 
 def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
@@ -59,7 +62,10 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
             text = f"cannot query findings of nodes at {config.daemon.api_socket}: {error}"
             advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
             yield Finding(UNKNOWN, "nodes", text, advice)
-    yield from _slurm(config, rendering, own, reports, everywhere)
+    try:
+        yield from _slurm(config, rendering, own, reports, everywhere)
+    except SlurmError as error:
+        yield _no_slurm(error)
     yield from _disks(config)
     if not own.standby:
         yield from check_service(config, own)
@@ -110,14 +116,9 @@ def _slurm(
     reports: Mapping[str, ReceivedReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
-    """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here."""
+    """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here. Raises SlurmError."""
     client = QuerySite(config).slurm()
-    try:
-        number = client.version()
-        rows = client.nodes()
-    except SlurmError as error:
-        yield _no_slurm(error)
-        return
+    number, rows = client.version(), client.nodes()
     yield Finding(OK, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = parse_settings(_scontrol(config, "show", "config"))
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
@@ -221,5 +222,9 @@ def _no_slurm(error: SlurmError) -> Finding:
 def _scontrol(config: Config, *arguments: str) -> str:
     program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
     env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
-    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
-    return result.stdout
+    words = [program, *arguments]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_SCONTROL_S, env=env, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(str(error)) from None
+    return done.stdout

@@ -406,6 +406,21 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
     assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (OK, FAIL)
 
 
+def test_slurmctld_that_stops_answering_during_the_checks_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    methods = {"version": lambda _: (24, 11), "nodes": lambda _: [row(), CATALOG], "jobs": lambda _: []}
+    monkeypatch.setattr(QuerySite, "slurm", lambda _: type("Slurm", (), methods)())
+    monkeypatch.setattr(controller, "_SCONTROL_S", 0.2)
+    with answering() as (config, _):
+        config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, slurm_bin=str(tmp_path)))
+        found = list(controller.examine(config, lambda name, module: ""))
+    assert any(finding.subject == "Slurm" and "timed out after 0.2 seconds" in finding.text for finding in found)
+    assert "migbatchd: slurm" in {finding.subject for finding in found}
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_nodes_are_unknown_when_the_record_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
