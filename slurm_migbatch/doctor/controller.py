@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, no
 from slurm_migbatch.doctor.database import check_file, check_log, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
+from slurm_migbatch.doctor.partitions import check_partitions
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
@@ -150,16 +151,17 @@ def _slurm(
     except SlurmError as error:
         yield Finding(FAIL, "Slurm's queue", str(error), "check the output of squeue")
     partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
-    yield from _topology(config, rows, partitions)
+    mig = nodes.mig_nodes(rows, config)
+    served = {partition for row in rows if row.name in mig for partition in row.partitions}
+    yield from _topology(config, served, partitions)
+    yield from check_partitions(partitions, served, conf)
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 
 
 def _topology(
-    config: Config, rows: Sequence[NodeRow], partitions: Mapping[str, Mapping[str, str]]
+    config: Config, served: Collection[str], partitions: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Finding]:
-    mig = nodes.mig_nodes(rows, config)
-    served = {partition for row in rows if row.name in mig for partition in row.partitions}
     names = catalog.topologies_of(partitions, served)
     shown = {name: _scontrol(config, "show", "topology", *filter(None, [name])) for name in names}
     yield from catalog.check_topology(shown, config.cluster.catalog_nodes)

@@ -29,8 +29,10 @@ from slurm_migbatch.doctor import (
     controllers,
     database,
     health,
+    lending,
     lua,
     nodes,
+    partitions,
     paths,
     reports,
     service,
@@ -404,6 +406,30 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
     assert asked == ["/healthz"]
     levels = {finding.subject: finding.level for finding in found}
     assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (OK, FAIL)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "problem"),
+    [
+        ("OverSubscribe=NO DefMemPerNode=UNLIMITED", "CR_CORE_MEMORY", "gpu: a job without --mem gets all memory"),
+        ("OverSubscribe=NO DefMemPerCPU=4000", "CR_CORE_MEMORY", ""),
+        ("OverSubscribe=NO DefMemPerNode=UNLIMITED", "CR_CORE", ""),
+        ("OverSubscribe=NO DefMemPerNode=UNLIMITED SelectTypeParameters=CR_CORE", "CR_CPU_MEMORY", ""),
+        ("OverSubscribe=EXCLUSIVE DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", "gpu: OverSubscribe=EXCLUSIVE gives"),
+    ],
+)
+def test_partition_in_which_a_job_takes_whole_nodes_is_reported(words: str, settings: str, problem: str) -> None:
+    """The lines are those of `scontrol -o show partition` and `scontrol show config`."""
+    shown = f"PartitionName=gpu {words}\nPartitionName=cpu OverSubscribe=EXCLUSIVE\n"
+    found = list(
+        partitions.check_partitions(
+            lending.parse_partitions(shown),
+            {"gpu"},
+            {"selecttypeparameters": settings, "defmempernode": "UNLIMITED"},
+        )
+    )
+    (finding,) = found
+    assert finding.level == (WARN if problem else OK) and problem in finding.text
 
 
 def test_slurmctld_that_stops_answering_during_the_checks_is_reported(

@@ -1,0 +1,41 @@
+"""Check that several jobs fit on a MIG node at once: a job that gets the whole node leaves its other slices unused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from slurm_migbatch.node.findings import OK, WARN, Finding
+
+_UNSET: Final = frozenset({"", "0", "UNLIMITED"})
+
+
+def check_partitions(
+    partitions: Mapping[str, Mapping[str, str]], served: Collection[str], conf: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Check the partitions `served`, which have MIG nodes.
+
+    Args:
+        partitions: words of `scontrol show partition`, by name.
+        conf: `scontrol show config`, keys in lower case.
+    """
+    exclusive = [name for name in sorted(served) if partitions.get(name, {}).get("OverSubscribe") == "EXCLUSIVE"]
+    greedy = [name for name in sorted(served) if name not in exclusive and _takes_all_memory(partitions, name, conf)]
+    if exclusive:
+        text = f"{', '.join(exclusive)}: OverSubscribe=EXCLUSIVE gives each job whole nodes, however small its slice is"
+        yield Finding(WARN, "partitions", text, "remove it, or put the MIG nodes into a partition without it")
+    if greedy:
+        text = f"{', '.join(greedy)}: a job without --mem gets all memory of its node, so no second job fits there"
+        yield Finding(WARN, "partitions", text, "set DefMemPerCPU= for them in slurm.conf, and scontrol reconfigure")
+    if served and not exclusive and not greedy:
+        yield Finding(OK, "partitions", "jobs can share MIG nodes")
+
+
+def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:
+    """Return whether memory is allocated to jobs, and neither the partition nor the cluster has a default for it."""
+    words = partitions.get(name, {})
+    own = words.get("SelectTypeParameters", "NONE")
+    parameters = conf.get("selecttypeparameters", "") if own == "NONE" else own
+    limits = [words.get(key, "") for key in ("DefMemPerCPU", "DefMemPerNode")]
+    limits += [conf.get(key, "") for key in ("defmempercpu", "defmempernode")]
+    return bool(words) and "MEMORY" in parameters.upper() and _UNSET.issuperset(limits)
