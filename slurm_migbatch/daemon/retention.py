@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.writer import StoreWriter
-from slurm_migbatch.store.retention import PruneCursor
+from slurm_migbatch.store.retention import PruneCursor, newest_end
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,10 @@ FIRST_S: Final = 120.0
 """Seconds after the start: submissions, nodes and the queue come first."""
 EVERY_S: Final = 3600.0
 """Seconds between two passes."""
+GAP_S: Final = 7 * 86400.0
+"""How far the clock may be ahead of the newest end of a run at the start of the service. Beyond that ages count from
+that end: the clock of a host that has just booted may be years ahead, and nothing brings back what was removed.
+"""
 _SHARE: Final = 4.0
 """Pauses as a multiple of the duration of a removal."""
 _PAUSE_S: Final = 0.05
@@ -38,15 +43,20 @@ class Retention:
     ) -> None:
         self._keep_s, self._lessons = config.store.keep_s, config.learning.runs
         self._writer, self._clock = writer, clock
+        self._started, self._latest = time.monotonic(), math.nan
         self._fault = FaultReporter("cannot remove old records", "retrying later", log, longest=EVERY_S)
         self.removed = metrics.counter("migbatch_store_removed_total", "Records removed because of their age.", "table")
 
     async def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
         """Remove forever."""
-        wait = first_s
+        wait = 0.0
         while True:
             await asyncio.sleep(wait)
             try:
+                if math.isnan(self._latest):
+                    await self._look()  # before Slurm ends jobs whose limit is over by a wrong clock
+                    wait = first_s
+                    continue
                 await self.once()
             except Exception as error:
                 wait = max(self._fault.failed(error), every_s)
@@ -54,9 +64,23 @@ class Retention:
                 self._fault.succeeded()
                 wait = every_s
 
+    async def _look(self) -> None:
+        """Determine the latest time that the clock could have shown at the start."""
+        work = self._writer.call(lambda store: store.read(newest_end), "newest run")
+        newest = await asyncio.wrap_future(work)
+        self._latest = math.inf if newest is None else newest + GAP_S
+        if self._clock() > self._latest:
+            text = (
+                "the clock is more than %d days ahead of the newest run: until the next start ages count from its end"
+            )
+            log.warning(text, GAP_S // 86400)
+
     async def once(self) -> Counter[str]:
         """Scan the record once; return what was removed, by table."""
-        before, total = self._clock() - self._keep_s, Counter[str]()
+        if math.isnan(self._latest):
+            await self._look()
+        now = min(self._clock(), self._latest + time.monotonic() - self._started)
+        before, total = now - self._keep_s, Counter[str]()
         going: PruneCursor | None = PruneCursor()
         while going is not None:
             while len(self._writer):

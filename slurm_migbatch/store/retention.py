@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Delete, and_, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Delete, and_, delete, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from slurm_migbatch.store.lessons import teaching
@@ -89,6 +89,13 @@ def prune(session: Session, before: float, lessons: int, place: PruneCursor | No
     if result.after is not None:
         return Removed(result.rows, PruneCursor(stage, remaining[0], result.after))
     return Removed(result.rows, PruneCursor(stage, remaining[1]) if len(remaining) > 1 else _next_stage(stage))
+
+
+def newest_end(connection: Connection) -> float | None:
+    """Return when the last of the ended runs ended, unix seconds; None without any."""
+    last = select(func.max(Run.ended))
+    ends = [connection.scalar(last.where(Run.span_class == number)) for number in range(OPEN + 1, LAST_SPAN_CLASS + 1)]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _next_stage(stage: int) -> PruneCursor | None:

@@ -372,3 +372,21 @@ def test_migbatchd_prunes_as_configured(url: str) -> None:
         assert {name: set(rows(store)[name]) for name in should} == should
         assert total["runs"] > 0 and total["node_events"] > 0
         assert asyncio.run(retention.once()) == {}
+
+
+def test_clock_years_ahead_at_boot_does_not_remove_the_record(url: str) -> None:
+    """Before NTP has corrected it; slurmctld then ends jobs at that time, because their limits are over."""
+    with open_store(url) as store:
+        fill(store, 0)
+        kept = select(Run.id).where(Run.ended >= NOW - 390 * DAY)
+        with Session(store.engine) as session:
+            recent = set(session.scalars(kept))
+        retention = Retention(loads("[store]\nkeep = '400d'\n"), Clockwork(store), Metrics(), lambda: NOW + 4000 * DAY)
+        asyncio.run(retention.once())
+        with Session(store.engine) as session, session.begin():
+            session.add(
+                Run(job_id=10**6, restart=0, latest=True, state="TIMEOUT", ended=NOW + 4000 * DAY, slice_count=0)
+            )
+        asyncio.run(retention.once())
+        with Session(store.engine) as session:
+            assert recent <= set(session.scalars(kept))
