@@ -59,7 +59,9 @@ class Retention:
                     continue
                 await self.once()
             except Exception as error:
-                wait = max(self._fault.failed(error), every_s)
+                wait = self._fault.failed(error)
+                if not math.isnan(self._latest):
+                    wait = max(wait, every_s)
             else:
                 self._fault.succeeded()
                 wait = every_s
