@@ -333,8 +333,8 @@ class Service:
         )
         gauge(
             "migbatch_node_silence_seconds",
-            "Seconds since the last message of a node.",
-            lambda: {(n,): s for n in self.node_plans.nodes() if (s := self.node_plans.silence(n)) != float("inf")},
+            "Seconds since the last message of a node that Slurm has and has not powered down.",
+            self._silence,
             "node",
         )
         gauge(
@@ -357,6 +357,11 @@ class Service:
             lambda: waits(self._queue(), time.time()),
             "what",
         )
+
+    def _silence(self) -> Mapping[Labels, float]:
+        rows = self.poller.latest.nodes if self.poller.latest else ()
+        silences = {(row.name,): self.node_plans.silence(row.name) for row in rows if not row.asleep}
+        return {labels: seconds for labels, seconds in silences.items() if math.isfinite(seconds)}
 
     def _wal_bytes(self) -> Mapping[Labels, float]:
         file = sqlite_file(self.config.store.url)

@@ -88,6 +88,8 @@ CLOSED_STATES = frozenset(
     }
 )
 
+_ASLEEP: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"})
+
 
 OTHERS: Final = 0
 """In `JobRow.after`: the job waits for other jobs too, whose ids were not read."""
@@ -214,6 +216,11 @@ class NodeRow:
     def open(self) -> bool:
         """Whether Slurm may start jobs on it."""
         return not self.states & CLOSED_STATES
+
+    @property
+    def asleep(self) -> bool:
+        """Whether Slurm has powered it down (SuspendProgram), is about to, or waits for it to come up again."""
+        return bool(self.states & _ASLEEP)
 
     @property
     def invalid(self) -> bool:

@@ -87,6 +87,16 @@ def test_a_histogram_has_all_its_series(busy):
     ]
 
 
+@pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "gone"])
+def test_node_that_slurm_has_powered_down_or_removed_is_not_silent(busy, slurm, state):
+    """The alert MigbatchNodeSilent would fire until somebody restarts migbatchd, or the node wakes up."""
+    assert 'migbatch_node_silence_seconds{node="n1"}' in scrape(busy.port)[1]
+    row = slurm.node_rows.pop("n1")
+    if state != "gone":
+        slurm.node_rows["n1"] = dataclasses.replace(row, states=frozenset(state.split("+")))
+    eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
+
+
 def test_slices_are_exposed_by_profile_and_state(running, node):
     held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
     start = {"seq": 3, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}

@@ -52,7 +52,12 @@ FAMILIES = (
     ("migbatch_store_dropped", "gauge", "kind", "Dropped records, by kind."),
     ("migbatch_store_wal_bytes", "gauge", "", "Size of the write-ahead log of a record in SQLite."),
     ("migbatch_healthy", "gauge", "part", "Whether a component works (1) or not (0)."),
-    ("migbatch_node_silence_seconds", "gauge", "node", "Seconds since the last message of a node."),
+    (
+        "migbatch_node_silence_seconds",
+        "gauge",
+        "node",
+        "Seconds since the last message of a node that Slurm has and has not powered down.",
+    ),
     ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
     ("migbatch_query_answers", "gauge", "status", "User queries answered since the last start, by status."),
     ("migbatch_jobs", "gauge", "state", "Jobs in Slurm's queue, by state."),
