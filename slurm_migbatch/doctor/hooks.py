@@ -13,6 +13,7 @@ from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
+from slurm_migbatch.node.install import is_current
 
 _INSTALL: Final = "migbatch install --role node --edit --apply"
 _BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
@@ -149,6 +150,10 @@ def _sound(facts: HookFacts) -> Iterator[Finding]:
     elif facts.broken:
         text = f"{facts.hook.path} loads {facts.broken}, which does not exist"
         yield Finding(FAIL, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
+    elif not is_current(dict(HOOKS)[facts.key], facts.hook.text):
+        yield Finding(
+            WARN, facts.key, f"{facts.hook.path} is another release's", "migbatch install --role node --apply"
+        )
 
 
 def _runs(key: str, program: HostProgram) -> Iterator[Finding]:

@@ -81,6 +81,7 @@ HOOKS = {
     "task_prolog": ("task_prolog", "ETC", "TaskProlog: passes its MIG slices to each task."),
 }
 
+_PLACES = re.compile(r"^((?:PATHS|ETC) = ).*$", re.MULTILINE)
 _PLAIN = re.compile(r"/[A-Za-z0-9_./+@:=~-]*")
 
 
@@ -100,6 +101,15 @@ def example(hook: str) -> str:
     paths = f'(f"{DEFAULT_HOME}/lib/python{release}/site-packages",)'
     note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for others."
     return _render(hook, paths, DEFAULT_ETC, DEFAULT_PYTHON, f"{note}\n")
+
+
+def is_current(hook: str, text: str) -> bool:
+    """Return whether the code of a hook program is this release's, whatever its interpreter and paths."""
+    return _code(text) == _code(example(hook))
+
+
+def _code(text: str) -> str:
+    return _PLACES.sub(r"\1", text.partition("\nimport posix\n")[2])
 
 
 def _render(hook: str, paths: str, etc: str, python: str, note: str) -> str:

@@ -118,6 +118,14 @@ def test_hook_whose_package_is_missing_is_reported(slurm: Path) -> None:
     assert "loads /opt/gone, which does not exist" in only_problem(check_hooks_of(slurm))
 
 
+def test_hook_of_another_release_is_reported(slurm: Path) -> None:
+    """After an upgrade of the package hooks run, but lack what the new release's do."""
+    program = slurm / "hooks/epilog"
+    program.write_text(program.read_text().replace("10.0", "1.0"))
+    (found,) = [finding for finding in check_hooks_of(slurm) if finding.level != OK]
+    assert found.level == WARN and str(program) in found.text and "install --role node --apply" in found.advice
+
+
 def test_unset_hook_in_slurm_conf_is_reported(slurm: Path) -> None:
     change(slurm / "slurm.conf", "TaskProlog=", "#TaskProlog=")
     assert "slurm.conf has no TaskProlog=" in only_problem(check_hooks_of(slurm))
