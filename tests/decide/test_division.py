@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
+from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.division import MARGIN, divide
 from slurm_migbatch.decide.lending.grants import lend
@@ -33,7 +33,7 @@ ROOT = {info.profile: usual_speed(H100, info.profile) for info in H100.profiles 
 LAYOUTS = [layout for layout in layouts(H100) if all(not profile.suffix for profile in layout.profiles)]
 NOW = 100_000.0
 RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=0, rest_s=0, gain=1.35)
-COSTS = RestartCosts(35.0, 35.0)
+RESTART_S = 35.0
 
 
 def slot(profile: Profile, start: int) -> Slot:
@@ -42,11 +42,11 @@ def slot(profile: Profile, start: int) -> Slot:
 
 def runs(job: int, where: Slot, gpu: int = 0, since: float = 0.0, **more: object) -> ElasticJob:
     place = SlotReference("n0", gpu, where)
-    return ElasticJob(job, ROOT, place=place, since=since, costs=COSTS, **more)  # type: ignore[arg-type]
+    return ElasticJob(job, ROOT, place=place, since=since, restart_s=RESTART_S, **more)  # type: ignore[arg-type]
 
 
 def waits(job: int, speeds: Mapping[Profile, float] = ROOT, **more: object) -> ElasticJob:
-    return ElasticJob(job, speeds, costs=COSTS, **more)  # type: ignore[arg-type]
+    return ElasticJob(job, speeds, restart_s=RESTART_S, **more)  # type: ignore[arg-type]
 
 
 def gpu(*jobs: ElasticJob, number: int = 0, taken: tuple[Slot, ...] = ()) -> GpuCapacity:
@@ -68,7 +68,7 @@ def test_whole_gpu_is_divided_for_a_waiting_job() -> None:
     [
         runs(1, slot(ALL, 0), since=NOW - 299),
         runs(1, slot(ALL, 0), since=NOW - 599, restarts=1),
-        replace(runs(1, slot(ALL, 0)), costs=RestartCosts(500.0, 500.0)),
+        replace(runs(1, slot(ALL, 0)), restart_s=500.0),
         replace(runs(1, slot(ALL, 0)), nodes=frozenset({"n1"})),
         runs(1, slot(ALL, 0), left_s=60.0),
         runs(1, slot(ALL, 0), needs_s=60.0),
@@ -188,7 +188,7 @@ def test_every_division_fits_beside_the_remaining_slots_and_does_more_work(
         before += sum(job.speeds[job.place.slot.profile] for job in moved if job.place is not None)
         after = sum(ROOT[profile] for profile in division.profiles.values())
         after += sum(ROOT[loan.slot.profile] for loan in staying)
-        restarts = sum(ROOT[profile] for profile in division.profiles.values()) * COSTS.full / RULES.loan_s
+        restarts = sum(ROOT[profile] for profile in division.profiles.values()) * RESTART_S / RULES.loan_s
         assert after - before - restarts > MARGIN - 1e-9
 
 
@@ -204,7 +204,7 @@ def test_round_evaluates_few_divisions_even_on_a_large_cluster(monkeypatch: pyte
     hosts = [runs(number, slot(ALL, 0), gpu=number, since=NOW - 4000) for number in range(200)]
     curves = [{profile: speed ** (1 + number / 1000) for profile, speed in ROOT.items()} for number in range(200)]
     hosts = [replace(host, speeds=curve) for host, curve in zip(hosts, curves, strict=True)]
-    waiting = [ElasticJob(1000 + number, curve, costs=COSTS) for number, curve in enumerate(curves)]
+    waiting = [ElasticJob(1000 + number, curve, restart_s=RESTART_S) for number, curve in enumerate(curves)]
     capacities = [gpu(host, number=number) for number, host in enumerate(hosts)]
     divide(capacities, [*hosts, *waiting], waiting, NOW, RULES, 8)
     assert len(built) <= 4 * 8 * 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
+from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.least_loss import lent_sets_for
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
@@ -370,12 +370,12 @@ def on(profile, start, job, **more):
 
 
 def test_job_grows_into_the_placement_of_its_own_slice_when_it_pays():
-    capacity, job = on(ONE, 0, "j", costs=RestartCosts(30, 30), left_s=5000)
+    capacity, job = on(ONE, 0, "j", restart_s=30, left_s=5000)
     (grow,) = lend([capacity], [job], {}, NOW, RULES).grows
     assert (grow.before, grow.profile, grow.place.slot) == (ONE, ALL, slot(ALL, 0))
     assert grow.faster == pytest.approx(7**0.5)
     # On the whole GPU, its fair share, it works (600 - 370) / 600 of the time: a little more than 7**-0.5.
-    capacity, job = on(ONE, 0, "j", costs=RestartCosts(370, 370), left_s=5000)
+    capacity, job = on(ONE, 0, "j", restart_s=370, left_s=5000)
     assert [grow.profile for grow in lend([capacity], [job], {}, NOW, RULES).grows] == [ALL]
 
 
@@ -385,7 +385,7 @@ def test_job_grows_into_the_placement_of_its_own_slice_when_it_pays():
         {"since": NOW - 200},
         {"since": NOW - 1000, "restarts": 3},
         {"left_s": 30.0},
-        {"costs": RestartCosts(400, 400)},
+        {"restart_s": 400},
         {"speeds": {ONE: 0.8, ALL: 1.0}},
     ],
     ids=["too soon", "too often", "nearly done", "too dear", "too little"],
@@ -499,6 +499,17 @@ def test_loan_of_least_loss_is_reclaimed_and_all_its_room_is_used():
     assert ended_for([THREE, THREE], capacities, jobs)[0] == ["large", "new"]
     assert ended_for([THREE, THREE, ONE], capacities, jobs)[0] == ["large", "new"]
     assert ended_for([ALL], capacities, jobs)[0] == []
+
+
+def test_loan_with_the_cheapest_restart_is_reclaimed_and_one_at_its_limit_of_restarts_last():
+    capacities = [gpu(i, [slot(THREE, 4)], [LentSlot(slot(FOUR, 0), name)]) for i, name in enumerate("abc")]
+    a, b, c = (runs(name, SlotReference("n0", i, slot(FOUR, 0)), since=0.0) for i, name in enumerate("abc"))
+    jobs = [replace(a, restart_s=90.0), replace(b, restart_s=30.0), replace(c, restart_s=10.0, restarts=99)]
+    assert ended_for([THREE], capacities, jobs)[0] == ["b"]
+    assert ended_for([THREE] * 3, capacities, jobs)[0] == ["b", "a", "c"]
+    assert ended_for([THREE], capacities, [replace(job, since=NOW) for job in jobs])[0] == ["b"]
+    worn = [replace(job, restarts=99 + number, since=NOW) for number, job in enumerate(reversed(jobs))]
+    assert ended_for([THREE], capacities, worn)[0] == ["c"]
 
 
 def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():

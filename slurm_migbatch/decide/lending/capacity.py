@@ -328,7 +328,7 @@ class LendingCapacity:
                 ):
                     continue
                 stay = min(self.hysteresis.loan_s, elastic_job.ends_s / speed)
-                worth = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
+                worth = paid_worth(speed, fair, restart_s=elastic_job.restart_s, stay_s=stay)
                 if worth > current_speed / fair + _GAIN:
                     offers.append((current_speed / fair - worth, number, profile, current_speed))
         grown: dict[int, Grown] = {}

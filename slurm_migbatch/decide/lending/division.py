@@ -150,7 +150,7 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresi
     changed = frozenset([held.job for held, (_, keeps) in zip(sharing, shares, strict=True) if not keeps])
     work = math.fsum(
         min(
-            held.speeds[profiles[held.job]] * (hysteresis.loan_s - (held.costs.full if held.job in changed else 0.0)),
+            held.speeds[profiles[held.job]] * (hysteresis.loan_s - (held.restart_s if held.job in changed else 0.0)),
             held.ends_s,
         )
         for held in jobs

@@ -13,7 +13,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def lent_sets_for(profile: Profile, capacities: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
-    """Return the smallest sets of loans whose end makes room for a slice of this profile; for `allocation.reclaim`.
+    """Return the smallest sets of loans whose end makes room for a slice of this profile.
 
     One set for each placement that is covered by loans and free space only; it includes further loans if a count limit
     (compute slices, engines) requires more to end. No set contains another of the same GPU. GPUs that have room already

@@ -3,9 +3,9 @@
 Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs that
 complete, of signalled loans), serves it first. Space of a loan that ends for one job serves another job only if no
 other space does, so the next round reclaims no further loan for the first. If free space is not sufficient the loans
-with the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the place of a larger slice. So
-do those whose CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost
-training more than it saved inference.
+with the lowest loss end: one, or all that cover the place of a larger slice; protected ones last. So do those whose
+CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost training more than it
+saved inference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.allocation import ReclaimCandidate, RestartCosts, reclaim
 from slurm_migbatch.decide.lending.cpus import cheapest
 from slurm_migbatch.decide.lending.least_loss import lent_sets_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
@@ -108,6 +107,21 @@ _SPARED_S: Final = 1e6
 
 
 @dataclass(frozen=True)
+class _Candidate:
+    """A loan that may end.
+
+    Attributes:
+        loss: seconds of work on the whole GPU that are lost if it ends.
+        protected: whether it started so recently, for its number of reclaims, that other loans must end first.
+    """
+
+    job: int
+    place: SlotReference
+    loss: float
+    protected: bool
+
+
+@dataclass(frozen=True)
 class _Found:
     """Room for the slices of a job on one node: the GPUs with these slices, and the loans that end for it."""
 
@@ -131,16 +145,16 @@ class _ReclaimPlanner:
                     self.kept[inference].append(SlotReference(capacity.node, capacity.gpu, loan.slot))
 
     @cached_property
-    def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
+    def loans(self) -> dict[int, _Candidate]:
         """Loans that may end, computed on demand, because most rounds end none."""
         view, rules = self.view, self.rules
-        candidates: dict[int, ReclaimCandidate[SlotReference]] = {}
+        candidates: dict[int, _Candidate] = {}
         for elastic_job in view.elastic_jobs:
             job = job_id(elastic_job.job)
             loan = view.loans.get(job)
             if not rules.reclaim or elastic_job.place is None or loan is None or loan.state is not State.RUNNING:
                 continue
-            candidates[job] = _loan(elastic_job, rules, view.now)
+            candidates[job] = _candidate(elastic_job, elastic_job.place, rules, view.now)
         return candidates
 
     def serve(self, start: WaitingInference) -> bool:
@@ -172,9 +186,7 @@ class _ReclaimPlanner:
         if not feasible or (shortage.every and len(feasible) < len(loans_of_node)):
             return
         ended = (
-            feasible
-            if shortage.every
-            else [min(feasible, key=lambda jobs: sum(self.loans[job].loss(1) for job in jobs))]
+            feasible if shortage.every else [min(feasible, key=lambda jobs: sum(self.loans[job].loss for job in jobs))]
         )
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
@@ -194,7 +206,7 @@ class _ReclaimPlanner:
             for elastic_job in jobs_there
             if job_id(elastic_job.job) in self.loans
         ]
-        return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
+        return cheapest(lacking, [(self.loans[job].loss, cpus, job) for job, cpus in loans])
 
     def _place(self, start: WaitingInference, capacities: Iterable[GpuCapacity]) -> _Found | None:
         capacity_at = {(capacity.node, capacity.gpu): capacity for capacity in capacities}
@@ -206,20 +218,14 @@ class _ReclaimPlanner:
             free = _free(profile, _beside(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
             if free is None:
-                loans = [loan for job, loan in self.loans.items() if job not in ended]
-                reclaimable = {place for loan in loans for place in loan.slots}
-                lent_sets = [
-                    lent_set for lent_set in lent_sets_for(profile, capacity_at.values()) if lent_set <= reclaimable
-                ]
-                reclaimed = reclaim(loans, lent_sets, 1, self.view.now, self.rules.protect_s)
-                if not reclaimed.served:
+                reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended)
+                if not reclaimed:
                     return None
-                jobs = [job_id(job) for job in reclaimed.stopped]
-                lost += sum(self.loans[job].loss(1) for job in jobs)
-                ended += jobs
-                first = reclaimed.slots[0]
+                lost += sum(loan.loss for loan in reclaimed)
+                ended += [loan.job for loan in reclaimed]
+                first = reclaimed[0].place
                 capacity = capacity_at[first.node, first.gpu]
-                slots = {place.slot for place in reclaimed.slots}
+                slots = {loan.place.slot for loan in reclaimed}
                 free = replace(capacity, lent=tuple(loan for loan in capacity.lent if loan.slot not in slots))
                 capacity_at[free.node, free.gpu] = free
             placed = plan_free(free.geometry, free.used, (profile,)).slots
@@ -227,6 +233,20 @@ class _ReclaimPlanner:
             capacity = replace(capacity, taken=(*capacity.taken, *placed))
             capacity_at[capacity.node, capacity.gpu] = changed[capacity.node, capacity.gpu] = capacity
         return _Found(tuple(changed.values()), tuple(ended), lost)
+
+    def _cheapest(self, lent_sets: Iterable[frozenset[SlotReference]], ended: Collection[int]) -> list[_Candidate]:
+        """Return the loans of the set with the lowest loss, sets with a protected one last; none if no set may end."""
+        candidate_at = {loan.place: loan for job, loan in self.loans.items() if job not in ended}
+        sets = [
+            [candidate_at[place] for place in sorted(lent_set, key=str)]
+            for lent_set in lent_sets
+            if lent_set <= candidate_at.keys()
+        ]
+        return min(
+            sets,
+            key=lambda loans: (any(loan.protected for loan in loans), sum(loan.loss for loan in loans)),
+            default=[],
+        )
 
     def _kept_for_others(self, job: int) -> dict[tuple[str, int], list[Slot]]:
         """Return, by GPU, the slots of loans that end for other jobs than this one."""
@@ -259,18 +279,17 @@ def _after(written: bool, rules: LendingRules) -> str:
     return "its checkpoint is written" if written else f"it reported no checkpoint within {rules.grace_s:g} s"
 
 
-def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:
-    assert elastic_job.place is not None
-    speed = elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0)
-    horizon = rules.hysteresis.loan_s
-    stay = min(horizon, elastic_job.left_s / speed) if speed > 0 else horizon
-    since, costs = elastic_job.since, elastic_job.costs
+def _candidate(elastic_job: ElasticJob, place: SlotReference, rules: LendingRules, now: float) -> _Candidate:
+    speed = elastic_job.speeds.get(place.slot.profile, 0.0)
+    lacks_s = rules.hysteresis.loan_s
+    if speed > 0:
+        lacks_s = min(lacks_s, elastic_job.left_s / speed)
+    since, restart_s = elastic_job.since, elastic_job.restart_s
     if elastic_job.restarts >= rules.max_restarts:
         # only if no other is sufficient, and of several such the least often restarted
-        since, costs = now, RestartCosts(_SPARED_S * (1 + elastic_job.restarts), 0.0)
-    return ReclaimCandidate(
-        elastic_job.job, frozenset([elastic_job.place]), 1, 1, (0.0, speed), costs, since, elastic_job.hits, stay
-    )
+        since, restart_s = now, _SPARED_S * (1 + elastic_job.restarts)
+    protected = now - since < rules.protect_s * (1 + elastic_job.hits)
+    return _Candidate(job_id(elastic_job.job), place, speed * lacks_s + restart_s * speed, protected)
 
 
 def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | None:

@@ -136,7 +136,7 @@ class SliceSharing:
             yield stop(view, rules, job, Cause.LIMIT, "it reaches its time limit because it shared its slice")
         stay = running.keys() - ended
         hosts = [host for host in self._slices(view, busy | ended) if host.guest is not None and host.guest.job in stay]
-        restart_s = max((elastic_job.costs.full for elastic_job in view.elastic_jobs), default=0.0)
+        restart_s = max((elastic_job.restart_s for elastic_job in view.elastic_jobs), default=0.0)
         speeds = self._speeds(view, hosts)
 
         def measured(job: int, beside: int) -> float | None:

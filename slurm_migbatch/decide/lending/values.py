@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
@@ -96,6 +95,7 @@ class ElasticJob:
         place: where it runs; None: it is pending.
         since: when it started.
         restarts: how often it was stopped so far, for any reason. `hits`: by a reclaim or by Slurm's preemption.
+        restart_s: seconds of its speed that it loses if it is stopped, and starts again.
         left_s: remaining seconds on the whole GPU; infinite if unknown.
         needs_s: the same, as the job itself states it; None: it does not.
         reported: whether its current run has reported anything.
@@ -113,7 +113,7 @@ class ElasticJob:
     since: float = 0.0
     restarts: int = 0
     hits: int = 0
-    costs: RestartCosts = field(default_factory=lambda: RestartCosts(60.0, 60.0))
+    restart_s: float = 60.0
     left_s: float = math.inf
     needs_s: float | None = None
     reported: bool = False

@@ -10,7 +10,6 @@ from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
-from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge
 from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
@@ -228,7 +227,6 @@ def _elastic_jobs(
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
         costs, past = knowledge.costs(job_view), ledger.past.get(job, LoanHistory())
-        restart = costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0)
         elastic_jobs.append(
             ElasticJob(
                 job,
@@ -239,7 +237,7 @@ def _elastic_jobs(
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=job_view.row.restarts,
                 hits=past.hits,
-                costs=RestartCosts(restart, restart),
+                restart_s=costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0),
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
                 reported=costs.reported,

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
+from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments.lending import (
@@ -43,6 +43,7 @@ from slurm_migbatch.lab.experiments.lending import (
     requests,
     summary,
 )
+from slurm_migbatch.lab.papers.deepboot import RestartCosts
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, fit
 from slurm_migbatch.lab.progress import Progress, silent

@@ -16,8 +16,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.allocation import Hysteresis, ReclaimCandidate, RestartCosts, paid_worth, reclaim
-from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, serve
+from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
+from slurm_migbatch.lab.papers.deepboot import (
+    Choice,
+    ReclaimCandidate,
+    Replica,
+    RestartCosts,
+    Surge,
+    allocate,
+    ats_worth,
+    displaced,
+    reclaim,
+    serve,
+)
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import Place
