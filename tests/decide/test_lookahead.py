@@ -25,6 +25,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     rollout,
 )
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
+from slurm_migbatch.lab.sim.policies.sharing import GangQueue
 from tests.support.sharing_rules import ANY
 
 SECONDS = st.floats(1.0, 1e4)
@@ -86,24 +87,26 @@ def test_starting_between_now_and_the_end_of_the_other_job_is_never_better(own, 
 # -- the queue -------------------------------------------------------------------------------------------------
 
 
-def board_of(gpus, jobs, xi, running=()):
+def board_of(gpus, jobs, xi, running=(), queue=SharingQueue):
     """Jobs are (need, left); those of `running` are put on empty GPUs first. Apps are numbers."""
-    board = SharingQueue(gpus, lambda own, other: xi[int(own) % len(xi)][int(other) % len(xi)])
+    board = queue(gpus, lambda own, other: xi[int(own) % len(xi)][int(other) % len(xi)])
     for number, (need, left) in enumerate(running):
         board.run(QueuedTraining(number, str(number), need, left), need, [])
     first = len(running)
     tasks = [QueuedTraining(first + n, str(first + n), need, left) for n, (need, left) in enumerate(jobs)]
+    for task in tasks:
+        task.turn = task.key
     board.queue = sorted(tasks, key=lambda task: (task.left, task.key))
     return board
 
 
 @st.composite
 def boards(draw):
-    gpus = draw(st.integers(1, 4))
-    job = st.tuples(st.integers(1, gpus), st.floats(1.0, 100.0))
+    gpus, queue = draw(st.integers(1, 4)), draw(st.sampled_from([SharingQueue, GangQueue]))
+    job = st.tuples(st.integers(1, gpus if queue is GangQueue else 1), st.floats(1.0, 100.0))
     jobs = draw(st.lists(job, min_size=1, max_size=6))
     xi = draw(st.lists(st.lists(st.floats(1.0, 2.5), min_size=3, max_size=3), min_size=3, max_size=3))
-    return gpus, jobs, xi
+    return gpus, jobs, xi, (), queue
 
 
 def played(board, rule):
@@ -169,7 +172,7 @@ def test_partners_are_chosen_in_the_order_of_their_mean_finish():
 
 
 def test_gang_takes_empty_gpus_first_and_then_partners():
-    board = board_of(4, [(4, 10.0)], [[1.1]], running=[(2, 500.0), (1, 50.0)])
+    board = board_of(4, [(4, 10.0)], [[1.1]], [(2, 500.0), (1, 50.0)], GangQueue)
     assert begin(board, PAIR) == [TrainingStart(2, 1, ((1, 1), (0, 2)))]
     assert board.free == 0
     assert list(board.single) == [board.tasks[2]]  # on the one that was empty
@@ -233,7 +236,7 @@ def test_plan_on_one_gpu_is_close_to_the_optimum(jobs, xi):
 def test_plan_waits_where_the_pair_rule_is_myopic():
     # a gang beside two jobs: each pair by itself gains at 1.4, but all three end at 14 (42); in turn 10, 10, 20 (40)
     def made():
-        return board_of(2, [(2, 10.0)], [[1.4]], running=[(1, 10.0), (1, 10.0)])
+        return board_of(2, [(2, 10.0)], [[1.4]], [(1, 10.0), (1, 10.0)], GangQueue)
 
     assert begin(made(), PAIR) == [TrainingStart(2, 0, ((0, 1), (1, 1)))]
     assert rollout(made(), PAIR) == pytest.approx(42.0)
@@ -272,25 +275,25 @@ def _resumed(made, starts):
 
 
 def test_jobs_beyond_the_depth_start_on_gpus_that_would_stay_empty():
-    board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], running=[(1, 20.0)])
+    board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], [(1, 20.0)], GangQueue)
     assert plan(board, depth=1) == [TrainingStart(3, 1, ())]
 
 
 def test_job_that_can_never_fit_is_not_waited_for():
-    board = board_of(1, [(3, 1.0), (1, 10.0), (1, 10.0)], [[1.1]])
+    board = board_of(1, [(3, 1.0), (1, 10.0), (1, 10.0)], [[1.1]], queue=GangQueue)
     assert [start.key for start in plan(board)] == [1, 2]
 
 
 def test_plan_with_a_single_rule_follows_that_rule():
     made = 3, [(1, 10.0), (2, 20.0), (1, 30.0)], [[1.3]]
     running = [(2, 50.0), (1, 40.0)]
-    assert plan(board_of(*made, running=running), (PAIR,)) == begin(board_of(*made, running=running), PAIR)
+    assert plan(board_of(*made, running, GangQueue), (PAIR,)) == begin(board_of(*made, running, GangQueue), PAIR)
 
 
 def test_plan_is_deterministic():
     jobs = [(1 + n % 3, 10.0 + 7 * (n * n % 11)) for n in range(12)]
     xi = [[1.1, 1.4, 1.9], [1.2, 1.7, 1.3], [2.1, 1.0, 1.5]]
-    assert len({tuple(plan(board_of(4, jobs, xi))) for _ in range(3)}) == 1
+    assert len({tuple(plan(board_of(4, jobs, xi, queue=GangQueue))) for _ in range(3)}) == 1
 
 
 def test_copy_of_the_sharing_queue_is_independent():

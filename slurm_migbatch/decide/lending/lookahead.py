@@ -12,7 +12,8 @@ gangs (each partner is tested separately, all are slowed down) and if the shared
 start whether omitting it is better. The simulation is limited by steps (`StepBudget`), not by time, so that the result
 is the same on every machine.
 
-A GPU here is a slice of one profile if migbatchd calls it (`decide.lending.pairs`); its jobs need one each.
+A GPU here is a slice of one profile if migbatchd calls it (`decide.lending.pairs`), and each job needs one; jobs that
+need several are the lab's (`lab.sim.policies.sharing.GangQueue`).
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -57,7 +58,7 @@ class QueuedTraining:
         left: seconds of work alone that remain, at the time `since`.
         alone: number of its unshared GPUs. `partners`: number of GPUs shared with each other job.
         rate: seconds of work per second; 0 while it is pending.
-        turn: order in which jobs get GPUs of their own, the least first (`SharingQueue.in_turn`).
+        turn: order in which jobs get GPUs of their own, the least first.
         cases: possible values of `left`, equally probable; empty: it is known.
     """
 
@@ -155,21 +156,14 @@ RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
 
 
 class SharingQueue:
-    """GPUs with no job, one job and two jobs; running jobs, and pending ones in the order of turns.
+    """GPUs with no job, one job and two jobs; running jobs, and pending ones in the order in which they find partners.
 
     GPUs are interchangeable: a partner of a job can share any of its unshared GPUs.
     """
 
-    def __init__(
-        self, free: int, slowdown: Slowdown, budget: StepBudget | None = None, *, in_turn: bool = False
-    ) -> None:
-        """Create a queue for `free` empty GPUs; copies of it use the same `budget`; None: no limit.
-
-        With `in_turn` jobs get GPUs of their own in the order of `QueuedTraining.turn`, not in that of the queue, and
-        each job needs one GPU.
-        """
+    def __init__(self, free: int, slowdown: Slowdown, budget: StepBudget | None = None) -> None:
+        """Create a queue for `free` empty GPUs; copies of it use the same `budget`; None: no limit."""
         self.size = self.free = free
-        self.in_turn = in_turn
         self.slowdown = slowdown
         self.budget = StepBudget() if budget is None else budget
         #: slowdowns of both jobs of a pair, as far as they were computed
@@ -177,7 +171,7 @@ class SharingQueue:
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
-        #: with `in_turn`: the jobs of `single` that `_rule` has not tested with the whole queue
+        #: the jobs of `single` that `_rule` has not tested with the whole queue
         self._untested: dict[QueuedTraining, None] = {}
         self._rule: SharingRule | None = None
         self.tasks: dict[int, QueuedTraining] = {}
@@ -190,7 +184,7 @@ class SharingQueue:
 
     def copy(self, waiting: int, case: int | None = None) -> SharingQueue:
         """Return a copy with the first `waiting` of the queue, without those that can never fit."""
-        copied = SharingQueue(self.size, self.slowdown, self.budget, in_turn=self.in_turn)
+        copied = type(self)(self.size, self.slowdown, self.budget)
         copied._pairs = self._pairs
         copied.free = self.free
         copied.now, copied.lone = self.now, self.lone
@@ -240,34 +234,22 @@ class SharingQueue:
         return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start the jobs that the rule starts, in the order of the queue or of turns; return GPUs and partners of each.
+        """Start jobs on empty GPUs in the order of turns, then those that the rule starts next to others.
 
-        Jobs that do not fit are skipped.
+        Returns the number of empty GPUs and the partners of each.
         """
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         queue = self.queue
-        while self.in_turn and self.free and queue:
+        while self.free and queue:
             task = min(queue, key=_turn)
             queue.remove(task)
             self.run(task, 1, [])
             started.append((task, 1, []))
         if self._rule is not rule:
             self._rule, self._untested = rule, dict(self.single)
-        if self.in_turn:
-            if rule.rank is not None:
-                self._share(rule.rank, started)
-                self._untested.clear()
-            return started
-        position = 0
-        while position < len(queue) and (self.free or (self.lone and rule.rank is not None)):
-            task = queue[position]
-            place = self._place(task, rule)
-            if place is None:
-                position += 1
-                continue
-            del queue[position]
-            self.run(task, *place)
-            started.append((task, *place))
+        if rule.rank is not None:
+            self._share(rule.rank, started)
+            self._untested.clear()
         return started
 
     def _share(self, rank: Rank, started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]) -> None:
@@ -301,38 +283,6 @@ class SharingQueue:
             partners = [(chosen, 1)]
             self.run(task, 0, partners)
             started.append((task, 0, partners))
-
-    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
-        if self.free >= task.need:
-            return task.need, []
-        rank = rule.rank
-        if rank is None or self.free + self.lone < task.need:
-            return None
-        missing = task.need - self.free
-        candidates: list[tuple[float, int, QueuedTraining]] = []
-        available = 0
-        self.budget.left -= len(self.single)
-        pair_slowdowns, now = self._pairs, self.now
-        app, own_left = task.app, task.left
-        for other in self.single:
-            slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
-            if slowdowns is _APART:
-                continue
-            ranked = rank(own_left, other.remaining(now), *slowdowns)
-            if ranked is not None:
-                candidates.append((ranked, len(candidates), other))
-                available += other.alone
-        if available < missing:
-            return None
-        candidates.sort()
-        chosen: list[tuple[QueuedTraining, int]] = []
-        for _, _, other in candidates:
-            count = min(missing, other.alone)
-            chosen.append((other, count))
-            missing -= count
-            if not missing:
-                break
-        return self.free, chosen
 
     def _both(self, own: str, other: str) -> tuple[float, float]:
         slowdowns = self.slowdown(own, other), self.slowdown(other, own)

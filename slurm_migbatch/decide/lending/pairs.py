@@ -297,7 +297,7 @@ class _Group:
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
         """Return the pairs that start now."""
-        sharing = SharingQueue(len(self.hosts), self._slowdown(), budget, in_turn=True)
+        sharing = SharingQueue(len(self.hosts), self._slowdown(), budget)
         for host in self.hosts:
             host_task = self._queued(host.sharer)
             sharing.run(host_task, 1, [])

@@ -1,12 +1,13 @@
-"""Run jobs by SJF-BSBF and its variant that simulates the queue: `decide.lending.lookahead` on whole GPUs.
+"""Run jobs by SJF-BSBF and its variant that simulates the queue: `decide.lending.lookahead` on whole GPUs, with gangs.
 
-The policy updates a `SharingQueue` at every start and end; a job's remaining work follows from its estimate and
+The policy updates a `GangQueue` at every start and end; a job's remaining work follows from its estimate and
 its speed so far. Slowdowns of pairs are those of the engine's `Speeds`. Memory is assumed to be sufficient for two jobs
 on a GPU, as in the baselines, and the cost of starting is not predicted.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,13 +29,65 @@ from slurm_migbatch.lab.sim.registry import NoParams, PolicyKind
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
+class GangQueue(SharingQueue):
+    """Jobs that need one GPU or several, started in the order of the queue; those that do not fit are skipped."""
+
+    def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
+        """Start the jobs that the rule starts; return the number of empty GPUs and the partners of each."""
+        started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
+        queue = self.queue
+        position = 0
+        while position < len(queue) and (self.free or (self.lone and rule.rank is not None)):
+            task = queue[position]
+            place = self._place(task, rule)
+            if place is None:
+                position += 1
+                continue
+            del queue[position]
+            self.run(task, *place)
+            started.append((task, *place))
+        return started
+
+    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
+        if self.free >= task.need:
+            return task.need, []
+        rank = rule.rank
+        if rank is None or self.free + self.lone < task.need:
+            return None
+        missing = task.need - self.free
+        candidates: list[tuple[float, int, QueuedTraining]] = []
+        available = 0
+        self.budget.left -= len(self.single)
+        pair_slowdowns, now = self._pairs, self.now
+        app, own_left = task.app, task.left
+        for other in self.single:
+            slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
+            if math.inf in slowdowns:
+                continue
+            ranked = rank(own_left, other.remaining(now), *slowdowns)
+            if ranked is not None:
+                candidates.append((ranked, len(candidates), other))
+                available += other.alone
+        if available < missing:
+            return None
+        candidates.sort()
+        chosen: list[tuple[QueuedTraining, int]] = []
+        for _, _, other in candidates:
+            count = min(missing, other.alone)
+            chosen.append((other, count))
+            missing -= count
+            if not missing:
+                break
+        return self.free, chosen
+
+
 class BsbfSharing(Policy):
     """Shortest job first, alone or next to one other job, by the rule of `rules` that `lookahead.plan` finds best."""
 
     def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
         self.runs: dict[int, SimulatedRun] = {}
-        self.sharing = SharingQueue(0, lambda own, other: 1.0)
+        self.sharing = GangQueue(0, lambda own, other: 1.0)
         self._xi: dict[tuple[str, str], float] = {}
         self._samples: dict[str, SimulatedRun] = {}
         self._sim: Simulation | None = None
@@ -42,7 +95,7 @@ class BsbfSharing(Policy):
     def begin(self, sim: Simulation) -> None:
         """Begin with all GPUs empty."""
         self._sim = sim
-        self.sharing = SharingQueue(len(sim.cluster.gpus), self._slowdown)
+        self.sharing = GangQueue(len(sim.cluster.gpus), self._slowdown)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Add the job to the queue; a job that can never fit waits forever."""
