@@ -41,7 +41,6 @@ class _SlotTable:
         self.places = [[(slot.placement.mask, slot) for slot in sorted(info.slots)] for info in geometry.profiles]
         self._allowed: dict[Counts, bool] = {}
         self._prospects: dict[tuple[int, Counts], tuple[Footprint, ...]] = {}
-        self._arrangements: dict[Counts, frozenset[int]] = {}
         self._capacity: dict[tuple[int, Counts, int], int] = {}
 
     def counts(self, layout: Layout) -> Counts:
@@ -101,17 +100,6 @@ class _SlotTable:
                     if not mask & bits:
                         known = max(known, 1 + self.capacity(mask | bits, grown, i))
             self._capacity[key] = known
-        return known
-
-    def arrangements(self, counts: Counts) -> frozenset[int]:
-        """Return the masks of every way to place this many slots of each profile."""
-        known = self._arrangements.get(counts)
-        if known is None:
-            masks = {0}
-            for i, count in enumerate(counts):
-                for _ in range(count):
-                    masks = {mask | bits for mask in masks for bits, _ in self.places[i] if not mask & bits}
-            known = self._arrangements[counts] = frozenset(masks)
         return known
 
 
@@ -182,25 +170,6 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
     geometry.info(profile)
     table = _slot_table(geometry)
     return table.capacity(used.mask, table.counts(used), table.index[profile])
-
-
-@lru_cache(maxsize=1 << 14)
-def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """Return the share of possible further slots that is lost by the placements of the used slots, from 0 to 1.
-
-    1 - sum(m[p] * n[p]) / sum(m[p] * best[p]) over all profiles p, where m[p] is the memory slices of p, n[p] the most
-    slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
-    every GPU whose used slots could not be placed better, including an empty and a full one. Raises UnknownProfile.
-    """
-    table = _slot_table(geometry)
-    counts = table.counts(used)
-    masks = table.arrangements(counts)
-    actual = possible = 0
-    for i, (memory, _) in enumerate(table.footprints):
-        current = table.capacity(used.mask, counts, i)
-        actual += memory * current
-        possible += memory * max((table.capacity(mask, counts, i) for mask in masks), default=current)
-    return 1 - actual / possible if possible else 0.0
 
 
 def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tuple[Profile, ...]:

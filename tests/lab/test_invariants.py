@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
+from slurm_migbatch.lab.sim.fragmentation import fragmentation
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours
 from slurm_migbatch.mig.layout import Layout
-from slurm_migbatch.mig.planning import fragmentation
 
 
 class Chaos(Policy):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.lab.sim import log, plots
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
+from slurm_migbatch.lab.sim.fragmentation import fragmentation
 from slurm_migbatch.lab.sim.gpus import geometry, whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.metrics import jain, over_seeds, summarise
@@ -24,9 +25,10 @@ from slurm_migbatch.lab.sim.policies.queued import Fifo
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.spans import levels, spans
 from slurm_migbatch.lab.sim.speeds import Linear, Whole
-from slurm_migbatch.mig.layout import EMPTY
-from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
+from tests.support.layouts import layouts
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +246,18 @@ def test_empty_simulations_have_no_figures() -> None:
     figures = summarise(empty)
     assert figures["all"]["jct_s"]["mean"] is None
     assert figures["held"] is None
+
+
+@pytest.mark.parametrize("kind", ["a30", "a100-40gb", "rtx-pro-6000"])
+def test_fragmentation_is_the_share_of_further_slots_that_placements_cost(kind: str) -> None:
+    gpu = geometry(kind)
+    alike: dict[tuple[Profile, ...], list[Layout]] = {}
+    for layout in layouts(gpu):
+        alike.setdefault(layout.profiles, []).append(layout)
+    for arranged in list(alike.values())[::7]:
+        weights = {info.profile: info.memory_slices for info in gpu.profiles}
+        possible = sum(size * max(capacity(gpu, each, p) for each in arranged) for p, size in weights.items())
+        for used in arranged[:5]:
+            actual = sum(size * capacity(gpu, used, p) for p, size in weights.items())
+            assert fragmentation(gpu, used) == pytest.approx(1 - actual / possible if possible else 0)
+    assert fragmentation(gpu, EMPTY) == fragmentation(gpu, Layout(gpu.full.slots)) == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo, UnknownProfile
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.placement import Placement
-from slurm_migbatch.mig.planning import capacity, choose, fragmentation, plan_free
+from slurm_migbatch.mig.planning import capacity, choose, plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
 from tests.support.examples import examples
@@ -145,23 +145,10 @@ def test_no_wish_that_was_passed_over_fits_beside_the_offer(geometry, data):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_capacity_and_fragmentation_are_as_documented(geometry, data):
+def test_capacity_is_the_largest_number_that_can_be_added(geometry, data):
     known, used, _ = used_and_wishes(data, geometry)
-    lost = possible = 0
-    alike = [other for other in known.layouts if other.counts() == used.counts()]
     for info in geometry.profiles:
-        most = known.capacity(used, info.profile)
-        assert capacity(geometry, used, info.profile) == most
-        lost += info.memory_slices * most
-        possible += info.memory_slices * max(known.capacity(other, info.profile) for other in alike)
-    expected = 1 - lost / possible if possible else 0.0
-    assert fragmentation(geometry, used) == pytest.approx(expected)
-    assert 0 <= fragmentation(geometry, used) <= 1
-
-
-def test_whole_and_empty_gpus_are_not_fragmented(geometry):
-    assert fragmentation(geometry, EMPTY) == 0
-    assert fragmentation(geometry, Layout(geometry.full.slots)) == 0
+        assert capacity(geometry, used, info.profile) == known.capacity(used, info.profile)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from slurm_migbatch.lab.sim.fragmentation import fragmentation
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
-from slurm_migbatch.mig.planning import fragmentation
 
 
 class PlaceError(ValueError):
@@ -127,7 +127,7 @@ class SimulatedCluster:
         empty: the GPUs without held places, as bits.
         by_empty: at index n the nodes with n empty GPUs, as bits.
         alike: for each geometry and layout of held slots, the GPUs that have it, as bits.
-        fragmentation: sum of `mig.planning.fragmentation` over all GPUs, updated if `fragments` is set.
+        fragmentation: sum of `lab.sim.fragmentation.fragmentation` over all GPUs, updated if `fragments` is set.
     """
 
     def __init__(self, nodes: Sequence[Sequence[Geometry]]) -> None:
