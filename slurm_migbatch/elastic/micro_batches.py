@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slurm_migbatch.elastic.errors import ElasticError
-
 
 def even(size: int, most: int) -> tuple[int, ...]:
     """Split `size` items into the fewest parts of at most `most`, equal to within one item, the larger ones first."""
@@ -52,15 +50,13 @@ class Step:
         epoch, position: where in the data the step begins.
         seed: for random numbers in this step, the same in every run.
         size: items of all micro-batches together.
-        micro: most items in one of them.
     """
 
     def __init__(
         self, number: int, epoch: int, position: int, seed: int, indices: Sequence[int], sizes: tuple[int, ...]
     ) -> None:
         self.number, self.epoch, self.position, self.seed = number, epoch, position, seed
-        self.size, self.micro = len(indices), max(sizes)
-        self.again = False
+        self.size = len(indices)
         self._indices, self._sizes = indices, sizes
 
     def __iter__(self) -> Iterator[Micro]:
@@ -73,17 +69,3 @@ class Step:
     def __len__(self) -> int:
         """Count the micro-batches."""
         return len(self._sizes)
-
-    def halve(self) -> None:
-        """Repeat the step with micro-batches of half the size, because these were too large for the memory.
-
-        Call it instead of the update, with the gradients reset, and continue the loop.
-
-        Raises:
-            ElasticError: they have one item already.
-        """
-        if self.micro < 2:
-            raise ElasticError(
-                "micro-batches of one item do not fit: request more memory with min= in the job's comment"
-            )
-        self.again = True

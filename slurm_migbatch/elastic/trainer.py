@@ -201,12 +201,6 @@ class Trainer:
             begun = time.monotonic()
             yield step
             self._busy_s += time.monotonic() - begun
-            if step.again and self._fixed:
-                raise ElasticError(f"micro={self.micro} is fixed and does not fit: reduce it, or omit micro=")
-            if step.again:
-                self.micro = -(-step.micro // 2)
-                log.warning("step %d did not fit; micro-batches now have %d items", step.number, self.micro)
-                continue
             self.done += 1
             self._items += step.size
             if time.monotonic() - self._reported_at >= self._care.report_s:

@@ -215,23 +215,3 @@ def test_fixed_micro_batch_must_fit():
 def test_invalid_batch_settings_are_refused(wrong):
     with pytest.raises(elastic.ElasticError):
         trainer(**wrong)
-
-
-def test_halved_step_is_repeated_with_smaller_micro_batches(tmp_path):
-    tried = []
-    with trainer(tmp_path, effective_batch=32, items=64) as run:
-        run.restore()
-        for step in run.steps(3, save=dict):
-            tried.append((step.number, max(len(part) for part in step)))
-            if step.micro > 10:
-                step.halve()
-    assert tried == [(0, 32), (0, 16), (0, 8), (1, 8), (2, 8)]
-    with trainer(tmp_path / "other", effective_batch=1) as run:
-        run.restore()
-        with pytest.raises(elastic.ElasticError, match="micro-batches of one item do not fit"):
-            next(iter(run.steps(1, save=dict))).halve()
-    with trainer(tmp_path / "pinned", effective_batch=8, micro=4) as run:
-        run.restore()
-        with pytest.raises(elastic.ElasticError, match="micro=4 is fixed"):
-            for step in run.steps(1, save=dict):
-                step.halve()
