@@ -8,10 +8,11 @@ nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from slurm_migbatch.slurm.constraint import satisfier
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from slurm_migbatch.workload.refusal import Refusal, show
@@ -21,7 +22,6 @@ READ: Final = 512
 MOST_NAMED: Final = 32
 """Most nodes of a list that becomes a constraint."""
 
-_SIMPLE = re.compile(r"[A-Za-z0-9_.=:-]+(?:(?:&[A-Za-z0-9_.=:-]+)*|(?:\|[A-Za-z0-9_.=:-]+)*)")
 _ITEM = re.compile(r"([A-Za-z0-9_.-]*)(?:\[([0-9,-]+)\])?")
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -85,24 +85,6 @@ def _numbers(part: str) -> list[str] | None:
     return [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
 
 
-def is_simple(constraint: str) -> bool:
-    """Return whether a constraint has only features joined by &, or only by |."""
-    return _SIMPLE.fullmatch(constraint) is not None
-
-
-def _satisfier(constraint: str) -> Callable[[MigNode], bool]:
-    """Return a check whether a node satisfies a constraint; only simple ones are checked, others by Slurm.
-
-    Its cost for each node does not depend on the number of features: slurmctld waits for the answer.
-    """
-    if not is_simple(constraint):
-        return lambda node: True
-    words = frozenset(re.split(r"[&|]", constraint))
-    if "|" in constraint:
-        return lambda node: not node.features.isdisjoint(words)
-    return lambda node: node.features >= words
-
-
 def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
     """Return the nodes that a request allows; raises Refusal if there are none.
 
@@ -113,11 +95,14 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     )
     if not catalog.nodes or not (requested or excluded or constraint):
         return NodeChoice()
-    without, satisfies = frozenset(listed(excluded) or ()), _satisfier(constraint)
+    without = frozenset(listed(excluded) or ())
+    satisfies = None if "," in constraint else satisfier(constraint)  # commas neither in the Lua shim
     nodes = tuple(
         node
         for node in catalog.nodes.values()
-        if not node.partitions.isdisjoint(partitions) and node.name not in without and satisfies(node)
+        if not node.partitions.isdisjoint(partitions)
+        and node.name not in without
+        and (satisfies is None or satisfies(node.features))
     )
     names = listed(requested) if requested else None
     if names is None:
@@ -130,7 +115,7 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     chosen = tuple(by_name[name] for name in names)
     if (request.min_nodes or 1) > len(names):
         raise Refusal("nodes_more", str(request.min_nodes), str(len(names)))
-    if (constraint and not is_simple(constraint)) or not all(node.named for node in chosen):
+    if (constraint and satisfies is None) or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
     if len(names) > 1 and (request.min_nodes or 0) < len(names):

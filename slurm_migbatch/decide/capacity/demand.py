@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from slurm_migbatch.mig.naming import reported_profile
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.constraint import satisfier
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload.excluded import OPEN, excluded
 from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, away
@@ -48,7 +48,6 @@ _Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...]]
 
 _NONE = frozenset[str]()
 _MOST_POOLS = 4096
-_WORDS = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
 def could_run(row: JobRow, now: float) -> bool:
@@ -349,8 +348,8 @@ class _Site:
         named = row.reservation.split(",")  # Slurm takes the one in which the job can start first
         reserved = {name for name in names if row.reservation and not self._facts[name][3].isdisjoint(named)}
         names = reserved or {name for name in names if not self._facts[name][4]}
-        may_satisfy = _satisfier(row.features)
-        return frozenset(name for name in names if may_satisfy(self._facts[name][2]))
+        satisfies = satisfier(row.features)
+        return frozenset(name for name in names if satisfies is None or satisfies(self._facts[name][2]))
 
 
 def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
@@ -369,20 +368,6 @@ def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list
 @lru_cache(maxsize=4096)
 def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
     return tuple(sorted(slices(text).items(), reverse=True))
-
-
-def _satisfier(expression: str) -> Callable[[frozenset[str]], bool]:
-    """Return a check whether a node with these features may satisfy --constraint.
-
-    It is True for all but plain `a&b` and `a|b`, which Slurm evaluates. Its cost does not grow with the expression.
-    """
-    words = frozenset(_WORDS.findall(expression))
-    operators = set(_WORDS.sub("", expression))
-    if words and operators <= {"&", ","}:
-        return words.issubset
-    if words and operators <= {"|"}:
-        return lambda features: not features.isdisjoint(words)
-    return lambda features: True
 
 
 @lru_cache(maxsize=4096)

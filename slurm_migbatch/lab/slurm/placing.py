@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from slurm_migbatch.lab.slurm.records import NodeRecord, Shape
+from slurm_migbatch.slurm.constraint import satisfier
 from slurm_migbatch.slurm.nodelist import expand
-
-_WORD = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
 class Placing:
@@ -56,14 +54,14 @@ class Placing:
         if pool is None:
             partitions = set(shape.partition.split(","))
             requested = set(expand(shape.requested)) if shape.requested else None
-            excluded = set(expand(shape.excluded))
+            excluded, satisfies = set(expand(shape.excluded)), satisfier(shape.features)
             machines = tuple(
                 machine
                 for machine in self._machines.values()
                 if partitions & set(machine.partitions)
                 and machine.name not in excluded
                 and (requested is None or machine.name in requested)
-                and _satisfies(shape.features, machine.features)
+                and (satisfies is None or satisfies(machine.features))
             )
             pool = self._pools[key] = machines, frozenset(machine.name for machine in machines)
         return pool
@@ -221,9 +219,3 @@ def _ready(machine: NodeRecord, shape: Shape) -> float:
         if cpus <= 0 and all(lack <= 0 for lack in lacking.values()):
             return holding.end
     return inf
-
-
-def _satisfies(expression: str, features: frozenset[str]) -> bool:
-    """Return whether features satisfy a --constraint expression, whose words are joined by & or by |."""
-    words = _WORD.findall(expression)
-    return not words or (not features.isdisjoint(words) if "|" in expression else features.issuperset(words))
