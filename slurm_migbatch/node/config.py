@@ -70,10 +70,10 @@ class NodeConfig(NamedTuple):
         return not self.gpus or uuid in self.gpus or str(minor) in self.gpus
 
 
-def load(etc: str, node: str, *, trusted: bool = True) -> NodeConfig:
+def load(etc: str, node: str) -> NodeConfig:
     """Read and check `etc`/node.conf. Raises ConfError with the key and what to write."""
     path = f"{etc}/{conf.NAME}"
-    settings = conf.read(path, node, trusted=trusted)
+    settings = conf.read(path, node)
     values: dict[str, object] = {}
     for key, text in settings.items():
         entry = _KEYS.get(key)

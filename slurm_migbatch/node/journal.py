@@ -52,6 +52,8 @@ KEEP_RUNS_S = 86400.0
 MOST_EVENTS = 200_000
 """How many events stay while no controller takes them; beyond it the oldest are deleted, and the controller,
 which finds them missing, requests a full state."""
+_BUSY_S = 10.0
+"""How long an access waits for another process's transaction."""
 TRIM_EVERY = 1000
 MOST_TRIMMED = 5000
 """Most events that one transaction deletes: a hook waits for it."""
@@ -202,32 +204,32 @@ class JournalRun(NamedTuple):
 class Journal:
     """An open journal. Use one per thread; any number of processes may have it open."""
 
-    def __init__(self, path: str, *, busy_s: float = 10.0) -> None:
+    def __init__(self, path: str) -> None:
         """Open or create the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
         self.path = path
         self._db: sqlite3.Connection | None = None
         try:
             try:
-                self._open(busy_s)
+                self._open()
             except Corrupt:
                 raise
             except JournalError:
                 self.close()
                 if not disk_reserve.release(path):
                     raise
-                self._open(busy_s)
+                self._open()
             disk_reserve.keep(path)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, busy_s: float) -> None:
+    def _open(self) -> None:
         path = self.path
         if not os.path.exists(path):
             _create(path)
         with _errors(path):
             quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-            self._db = sqlite3.connect(f"file:{quoted}?mode=rw", timeout=busy_s, isolation_level=None, uri=True)
+            self._db = sqlite3.connect(f"file:{quoted}?mode=rw", timeout=_BUSY_S, isolation_level=None, uri=True)
             self._db.execute("PRAGMA synchronous=FULL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
@@ -384,11 +386,11 @@ class Journal:
         rows = self.slices("beside=?", (row.id,))
         return rows[0] if rows else None
 
-    def leave(self, row: JournalSlice, state: str = "idle", reason: str = "") -> JournalSlice | None:
+    def leave(self, row: JournalSlice) -> JournalSlice | None:
         """Remove the holder from `row`; part of the open transaction.
 
         A remaining holder takes over the slice, still in flight if it was. Without one the
-        slice changes to `state`. Returns the slice's row; None if that is not changed (a second holder left) or no
+        slice is idle. Returns the slice's row; None if that is not changed (a second holder left) or no
         longer exists (it was lost).
         """
         if row.beside is not None:
@@ -402,7 +404,7 @@ class Journal:
         if row.state == "lost":
             self.drop(row)
             return None
-        return self.put(row.freed(state, reason))
+        return self.put(row.freed("idle"))
 
     # -- runs --------------------------------------------------------------------------------------------------
 
