@@ -40,7 +40,7 @@ class Gres:
     """One entry of a GRES list.
 
     `type` is None if the entry names none. `number` is the count as written ("" if missing, then
-    `count` is 1). `prefix` is `gres:`, `gres/` or empty. `detail` is the text in brackets, e.g. `IDX:0,3-4`.
+    `count` is 1). `prefix` is `gres:`, `gres/` or empty.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Gres:
     count: int = 1
     number: str = ""
     prefix: str = ""
-    detail: str = ""
 
     def __str__(self) -> str:
         """Return Slurm's own spelling without prefix and details: `mig:1g.10gb:2`, `gpu:4`."""
@@ -115,7 +114,7 @@ def parse_entry(entry: str) -> Gres:
         raise GresError(f"{entry!r} is not a GRES entry: write name[:type][:count]")
     inner = _INNER_COUNT.fullmatch(detail)
     count = count_of(number) if number else int(inner[1]) if inner else 1
-    return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix, detail)
+    return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix)
 
 
 def profile_in(kind: str) -> str | None:
