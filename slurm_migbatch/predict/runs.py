@@ -322,7 +322,7 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     cells: dict[tuple[Any, ...], list[Observation]] = {}
     for observation in sorted(observations, key=lambda observation: observation.number):
         cells.setdefault(observation.cell, []).append(observation)
-    reported = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
+    reported = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _timed(group)}
     peaks = _memories(observations)
     by_key: dict[Key, list[tuple[int, Measurement]]] = {}
     for cell, group in cells.items():
@@ -373,8 +373,8 @@ def _peak(observations: Sequence[Observation]) -> tuple[float, str]:
     return min(peaks) if sufficient else max(peaks)
 
 
-def _any(group: Iterable[Observation], figure: str) -> bool:
-    return any(observation.value(figure) is not None for observation in group)
+def _timed(group: Iterable[Observation]) -> bool:
+    return any(observation.value("time") is not None for observation in group)
 
 
 def _agreed(group: Sequence[Observation], figure: str) -> float | None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from slurm_migbatch.daemon.audit import audit
-from slurm_migbatch.decide.capacity.demand import could_run, demands, profiles, slices
+from slurm_migbatch.decide.capacity.demand import DemandBook, could_run, demands, profiles, slices
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from tests.support.supply_gpus import P
 
@@ -145,7 +146,7 @@ def test_array_demands_no_more_tasks_than_its_throttle_lets_run() -> None:
 
 def test_demands_keep_queue_order_and_leave_out_nodes_to_avoid() -> None:
     rows = [replace(ROW, job_id=9), replace(ROW, job_id=3)]
-    found = demands(rows, NODES, SUPPLY, NOW, {3: {"n1"}})
+    found = DemandBook().of(JobQueue.of(rows), NODES, SUPPLY, NOW, {3: {"n1"}})
     assert [(d.job, d.pool) for d in found] == [(9, {"n1", "n2"}), (3, {"n2"})]
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.demand import DemandBook
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -83,7 +84,7 @@ def test_loan_predicate_is_applied_to_each_row() -> None:
         JobRow(4, partition="train", gres="gres:mig:loan:2,gres:mig:2g.20gb:0", comment="loan"),
     ]
     nodes = [NodeRow("n1", frozenset({"IDLE"}), partitions=("train",))]
-    found = demands(rows, nodes, {"n1"}, NOW, loan=lambda row: row.comment == "loan")
+    found = DemandBook().of(JobQueue.of(rows), nodes, {"n1"}, NOW, loan=lambda row: row.comment == "loan")
     assert [(demand.job, demand.loan) for demand in found] == [(1, True), (2, False)]
 
 

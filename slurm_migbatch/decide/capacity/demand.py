@@ -117,16 +117,9 @@ def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
 _profile = lru_cache(maxsize=4096)(reported_profile)
 
 
-def demands(
-    jobs: Sequence[JobRow],
-    nodes: Iterable[NodeRow],
-    supply: Collection[str],
-    now: float,
-    avoid: Mapping[int, Collection[str]] | None = None,
-    loan: Callable[[JobRow], bool] | None = None,
-) -> list[Demand]:
+def demands(jobs: Sequence[JobRow], nodes: Iterable[NodeRow], supply: Collection[str], now: float) -> list[Demand]:
     """Return the pending work of a single queue; see `DemandBook.of`."""
-    return DemandBook().of(JobQueue.of(jobs), nodes, supply, now, avoid, loan)
+    return DemandBook().of(JobQueue.of(jobs), nodes, supply, now)
 
 
 class DemandBook:
