@@ -286,14 +286,19 @@ def _static_slices(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
     """Yield a sentence for each entry of a MIG node's GRES that counts slices as GPUs, as AutoDetect names them."""
     for line, values, names in rows:
         members = [name for name in names if name in counts]
-        for text in gres.split(values.get("gres", "")) if members else ():
-            with suppress(gres.GresError):
-                entry = gres.parse_entry(text)
-                if entry.name == "gpu" and gres.profile_in(entry.type or "") is not None:
-                    yield (
-                        f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
-                        "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
-                    )
+        for text, entry in _gres_entries(values) if members else ():
+            if entry.name == "gpu" and gres.profile_in(entry.type or "") is not None:
+                yield (
+                    f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
+                    "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
+                )
+
+
+def _gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:
+    """Yield the entries of a node's Gres=, with their texts; Slurm skips empty ones and reports wrong ones."""
+    for text in gres.split(values.get("gres", "")):
+        with suppress(gres.GresError):
+            yield text, gres.parse_entry(text)
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
@@ -337,12 +342,10 @@ def _others(rows: Sequence[_Row], names: Collection[str]) -> dict[str, int]:
     """Return the largest count of each GRES on a line of these nodes, except those of GPUs."""
     largest: dict[str, int] = {}
     for _, values, members in rows:
-        for text in gres.split(values.get("gres", "")) if not set(names).isdisjoint(members) else ():
-            with suppress(gres.GresError):
-                entry = gres.parse_entry(text)
-                if entry.name not in _OF_GPUS:
-                    kind = str(replace(entry, count=0)).removesuffix(":0")
-                    largest[kind] = max(entry.count, largest.get(kind, 0))
+        for _, entry in _gres_entries(values) if not set(names).isdisjoint(members) else ():
+            if entry.name not in _OF_GPUS:
+                kind = str(replace(entry, count=0)).removesuffix(":0")
+                largest[kind] = max(entry.count, largest.get(kind, 0))
     return largest
 
 
@@ -489,7 +492,7 @@ def _devices(conf: Conf, rows: Sequence[_Row], counts: _Counts, done: SlurmPlan)
         return
     for line, values, names in rows:
         members = [name for name in names if name in counts and name not in described]
-        gpus = [entry for entry in gres.parse(values.get("gres", "")) if entry.name == "gpu"]
+        gpus = [entry for _, entry in _gres_entries(values) if entry.name == "gpu"]
         if not members or not gpus:
             continue
         if len(gpus) > 1:

@@ -225,6 +225,8 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
     included = edited(theirs, "AutoDetect=nvml\n")[2][1].splitlines()
     assert "NodeName=h[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-1]" in included
     assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in included
+    with_comma = edited(theirs.replace("m1 Gres=gpu:1", "m1 Gres=gpu:1,"), "AutoDetect=nvml\n")[2][1].splitlines()
+    assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in with_comma
     listed = "AutoDetect=nvml\nNodeName=h[1-2],m1 Name=gpu File=/dev/nvidia0\n"
     assert not any("Name=gpu" in line for line in edited(theirs, listed)[2][1].splitlines())
 
