@@ -23,6 +23,9 @@ counts to slurm.conf's; this is detected as a difference from the wanted counts 
 plan. The same is done on nodes that are down or drained, so that their counts are right when they return; their state
 is never changed.
 
+A node that is powered down acknowledges nothing, and has no slots that a new plan could take away: it gets the counts
+of a new plan as if it had acknowledged it. It boots for its first job, without instances, and reads the plan then.
+
 That sum is learned once and then kept (`Advertiser.total`): on 22.05 a restart of slurmd resets only the types whose
 count in gres.conf is not 0 and leaves the others as we set them, so Slurm's counts then add up to more.
 
@@ -156,7 +159,7 @@ class Advertiser:
         deadline = monotonic() + self._ack_timeout
         for move, version in published:
             node = move.plan.node
-            if self._plans.wait_acked(node, version, max(0.0, deadline - monotonic())):
+            if rows[node].asleep or self._plans.wait_acked(node, version, max(0.0, deadline - monotonic())):
                 self._shrunk.pop(node, None)
                 grow[node] = move.wanted
             else:
@@ -178,7 +181,7 @@ class Advertiser:
         before, self._settled = self._settled, {}
         for plan in plans:
             row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
-            acknowledged = present is None or self._plans.acked(plan.node) >= present.version
+            acknowledged = present is None or _off(row) or self._plans.acked(plan.node) >= present.version
             settled = before.get(plan.node)
             if (
                 settled is not None
@@ -320,6 +323,11 @@ class _Settled:
             and self.published is published
             and (self.sharing is sharing or self.sharing == sharing)
         )
+
+
+def _off(row: NodeRow) -> bool:
+    """Return whether a node cannot read its plan before its next job, for which it boots without any instance."""
+    return row.asleep or row.waking
 
 
 def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:

@@ -28,6 +28,9 @@ class NodesView(Protocol):
     def facts(self) -> Mapping[str, NodeFacts]:
         """Return every node that has described its GPUs, as last reported."""
 
+    def emptied(self, node: str) -> NodeFacts | None:
+        """Return a node as it will be after its next boot, without instances; None if it never described its GPUs."""
+
 
 @dataclass
 class _Gpu:
@@ -94,6 +97,7 @@ class LiveView:
         self._nodes: dict[str, dict[str, _Gpu]] = {}
         self._unhealthy: set[str] = set()
         self._facts: dict[str, NodeFacts] = {}
+        self._emptied: dict[str, NodeFacts] = {}
 
     def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseRow]) -> None:
         """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's."""
@@ -124,6 +128,16 @@ class LiveView:
                         tuple(gpu.facts(uuid) for uuid, gpu in gpus.items()), name not in self._unhealthy
                     )
             return dict(self._facts)
+
+    def emptied(self, node: str) -> NodeFacts | None:
+        """See NodesView."""
+        with self._lock:
+            if node not in self._nodes:
+                return None
+            if node not in self._emptied:
+                gpus = self._nodes[node].items()
+                self._emptied[node] = NodeFacts(tuple(GpuFacts(uuid, gpu.geometry) for uuid, gpu in gpus))
+            return self._emptied[node]
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -166,6 +180,7 @@ class LiveView:
             now[uuid] = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
         self._nodes[node] = now
         self._facts.pop(node, None)
+        self._emptied.pop(node, None)
 
     def _state(self, node: str, event: Mapping[str, Any]) -> None:
         """Process the whole state of a node; one from the record lacks GPUs and runs, which are stored elsewhere."""

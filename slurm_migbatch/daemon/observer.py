@@ -124,7 +124,10 @@ class Observer:
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
     ) -> ClusterSnapshot:
         """Return the current cluster; one-time events are in this snapshot and in no later one."""
-        inventory = self.view.facts()
+        inventory = dict(self.view.facts())
+        for row in rows:
+            if row.asleep and (emptied := self.view.emptied(row.name)) is not None:
+                inventory[row.name] = emptied
         before, self._rows = self._rows, {}
         statuses, self._statuses = self._statuses, {}
         nodes = []
@@ -159,7 +162,8 @@ class Observer:
 
     def _status(self, row: NodeRow, before: PlanStatus | None) -> PlanStatus:
         plan = self._node_plans.current(row.name)
-        acknowledged = plan is None or self._node_plans.acked(row.name) >= plan.version
-        reachable, total = self._node_plans.silence(row.name) <= self._silence_s, self._total(row)
+        acknowledged = plan is None or row.asleep or self._node_plans.acked(row.name) >= plan.version
+        reachable = row.asleep or self._node_plans.silence(row.name) <= self._silence_s
+        total = self._total(row)
         status = PlanStatus(plan, acknowledged, reachable, total)
         return before if before is not None and before.plan is plan and before == status else status

@@ -360,7 +360,7 @@ class Service:
 
     def _silence(self) -> Mapping[Labels, float]:
         rows = self.poller.latest.nodes if self.poller.latest else ()
-        silences = {(row.name,): self.node_plans.silence(row.name) for row in rows if not row.asleep}
+        silences = {(row.name,): self.node_plans.silence(row.name) for row in rows if not row.silenced}
         return {labels: seconds for labels, seconds in silences.items() if math.isfinite(seconds)}
 
     def _wal_bytes(self) -> Mapping[Labels, float]:

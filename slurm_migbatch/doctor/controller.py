@@ -155,7 +155,6 @@ def _slurm(
     served = {partition for row in rows if row.name in mig for partition in row.partitions}
     yield from _topology(config, served, partitions)
     yield from check_partitions(partitions, served, conf)
-    yield from nodes.check_power(conf, rows, mig)
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.doctor.drained import check_drained
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
-from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
-from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.slurm.nodelist import expand, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
@@ -76,7 +73,7 @@ def check_nodes(
 
 def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float) -> Finding:
     """Return whether the node's agent reports; `silent_s`: seconds since its last message."""
-    if row.asleep:
+    if row.silenced:
         return Finding(OK, row.name, "Slurm has powered it down")
     if row.name not in inventory:
         advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"
@@ -85,26 +82,6 @@ def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float) -> F
         text = f"no message from its agent for {silent_s:.0f} s"
         return Finding(FAIL, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
     return Finding(OK, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
-
-
-def check_power(conf: Mapping[str, str], rows: Sequence[NodeRow], mig: Set[str]) -> Iterator[Finding]:
-    """Check that Slurm does not power down nodes with slices: no other supply is planned for a node that is down.
-
-    Args:
-        conf: `scontrol show config`, keys in lower case.
-        rows, mig: all nodes, and the names of those with slices.
-    """
-    if not conf.get("suspendprogram") or not re.match(r"\d", conf.get("suspendtime", "")):
-        return
-    kept: set[str] = set()
-    for item in gres.split(conf.get("suspendexcnodes", "")):
-        with suppress(NodeListError):  # `n[1-9]:3` keeps any three of them
-            kept.update(() if ":" in item else expand(item))
-    partitions = set(conf.get("suspendexcparts", "").split(","))
-    suspended = [row.name for row in rows if row.name in mig - kept and partitions.isdisjoint(row.partitions)]
-    if suspended:
-        text = f"Slurm may power down {fold(suspended)}, and jobs for a profile that they do not offer then wake none"
-        yield Finding(WARN, "power saving", text, f"add them to SuspendExcNodes= in slurm.conf: {fold(suspended)}")
 
 
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:

@@ -62,7 +62,8 @@ UNREAD = "UNREAD"
 #: Largest difference between hosts' clocks, s; the smallest time limit is a minute.
 _CLOCKS_S: Final = 30.0
 
-#: Node flags (scontrol's spelling) that keep Slurm from starting jobs on a node.
+POWERED_DOWN: Final = "POWERED_DOWN"
+#: Node flags (scontrol's spelling) that keep Slurm from starting jobs on a node, `POWERED_DOWN` alone excepted.
 CLOSED_STATES = frozenset(
     {
         "DOWN",
@@ -79,7 +80,7 @@ CLOSED_STATES = frozenset(
         "MAINTENANCE",
         "NOT_RESPONDING",
         "NO_RESPOND",
-        "POWERED_DOWN",
+        POWERED_DOWN,
         "POWERING_DOWN",
         "POWER_DOWN",
         "REBOOT_ISSUED",
@@ -88,7 +89,8 @@ CLOSED_STATES = frozenset(
     }
 )
 
-_ASLEEP: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"})
+#: Node flags by which Slurm saves power.
+_SILENT_STATES: Final = frozenset({POWERED_DOWN, "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"})
 
 
 OTHERS: Final = 0
@@ -214,13 +216,23 @@ class NodeRow:
 
     @property
     def open(self) -> bool:
-        """Whether Slurm may start jobs on it."""
-        return not self.states & CLOSED_STATES
+        """Whether Slurm may start jobs on it; a powered-down node is powered up for the first one."""
+        return not self.states & CLOSED_STATES or self.asleep
 
     @property
     def asleep(self) -> bool:
+        """Whether it is powered down to save power and will be powered up for a job."""
+        return not (self.states & CLOSED_STATES) - {POWERED_DOWN} and POWERED_DOWN in self.states
+
+    @property
+    def waking(self) -> bool:
+        """Whether it is being powered up for a job and has not registered yet."""
+        return "POWERING_UP" in self.states
+
+    @property
+    def silenced(self) -> bool:
         """Whether Slurm has powered it down (SuspendProgram), is about to, or waits for it to come up again."""
-        return bool(self.states & _ASLEEP)
+        return bool(self.states & _SILENT_STATES)
 
     @property
     def invalid(self) -> bool:

@@ -181,6 +181,39 @@ def test_silent_node_keeps_its_offer_and_gets_no_new_plan() -> None:
     assert job in world.running()
 
 
+def test_powered_down_node_is_planned_for_and_keeps_the_offer_while_it_boots() -> None:
+    """Power saving: Slurm starts jobs on such nodes, but only on what they offer; nothing there reads a plan."""
+    world = World(gpus=1)
+    world.steps(2)
+    world.nodes.deaf.add("n1")
+    world.slurm.set_node("n1", states={"IDLE", "POWERED_DOWN"})
+    world.clock.sleep(600)
+    world.new_loop()  # migbatchd forgets what it did not store
+    world.slurm.submit("mig:7g.80gb:1")
+    world.round()
+    assert world.slurm.machines["n1"].gres["7g.80gb"] == 1
+    for states in ({"MIXED", "NOT_RESPONDING", "POWERING_UP"}, {"MIXED", "POWERING_UP"}):
+        world.slurm.set_node("n1", states=states)
+        for _ in range(3):
+            world.clock.sleep(1)
+            world.round()
+            assert world.slurm.machines["n1"].gres["7g.80gb"] == 1
+    world.slurm.set_node("n1", states={"IDLE"})
+    world.nodes.deaf.clear()
+    world.steps(2)
+    assert len(world.running()) == 1 and not world.nodes.misfits
+
+
+def test_node_that_is_drained_or_being_powered_down_gets_no_new_offer() -> None:
+    for state in ({"IDLE", "DRAIN", "POWERED_DOWN"}, {"IDLE", "POWERING_DOWN"}, {"DOWN", "POWERED_DOWN"}):
+        world = World(gpus=1)
+        world.steps(2)
+        world.slurm.set_node("n1", states=state)
+        world.slurm.submit("mig:7g.80gb:1")
+        world.round()
+        assert "7g.80gb" not in world.slurm.machines["n1"].gres
+
+
 def test_a_job_that_starts_while_its_type_is_withdrawn_keeps_its_slot() -> None:
     world = World(gpus=1)
     world.steps(2)

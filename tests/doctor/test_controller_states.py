@@ -258,25 +258,9 @@ def test_agent_silent_for_more_than_a_minute_is_reported() -> None:
     assert "n1: no message from its agent for 61 s" in one_of(findings(61.0))
 
 
-def test_node_that_slurm_has_powered_down_is_not_expected_to_report() -> None:
-    asleep = row("IDLE+CLOUD+POWERED_DOWN")
-    assert wrong(nodes.check_nodes([asleep, CATALOG], {"n1": []}, {"n1": 0.0}, 1000.0, Config())) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "warned"),
-    [
-        ({}, False),
-        ({"suspendprogram": "/s", "suspendtime": "300 sec"}, True),
-        ({"suspendprogram": "/s", "suspendtime": "INFINITE"}, False),
-        ({"suspendprogram": "/s", "suspendtime": "300 sec", "suspendexcnodes": "login,n[1-2]"}, False),
-        ({"suspendprogram": "/s", "suspendtime": "300 sec", "suspendexcnodes": "n[1-2]:1"}, True),
-        ({"suspendprogram": "/s", "suspendtime": "300 sec", "suspendexcparts": "gpu"}, False),
-    ],
-)
-def test_power_saving_of_nodes_with_slices_is_reported(settings: dict[str, str], warned: bool) -> None:
-    found = list(nodes.check_power(settings, [row(), CATALOG], frozenset({"n1"})))
-    assert [finding.level for finding in found] == [WARN] * warned
+@pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN", "MIXED+NOT_RESPONDING+POWERING_UP"])
+def test_node_that_slurm_has_powered_down_is_not_expected_to_report(state: str) -> None:
+    assert wrong(nodes.check_nodes([row(state), CATALOG], {"n1": []}, {"n1": 1000.0}, 9000.0, Config())) == []
 
 
 def one_of(found: list[str]) -> str:

@@ -2,7 +2,8 @@
 
 migbatchd runs as SlurmUser, as `migbatch install --user` installs it, so it may write nothing that is root's. Slurm has
 its defaults where the test bed is usually faster or more patient, memory is a consumable resource, and slurmdbd runs:
-without accounts the main scheduler of 23.11 passes over jobs, which then wait for backfill.
+without accounts the main scheduler of 23.11 passes over jobs, which then wait for backfill. Idle nodes can be powered
+down.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, cancel, sbatch, settled, until
+from tests.support.end_to_end import account, cancel, offer, sbatch, settled, until
 from tests.support.lending import LENDING, begun, loans, running, saved, train
 
 USER = "slurm"
@@ -25,6 +26,11 @@ SITE = {
     "KillWait": "30",
     "MessageTimeout": "10",
     "MinJobAge": "300",
+    "SuspendProgram": "/bin/true",
+    "ResumeProgram": "/bin/true",
+    "SuspendTime": "3600",
+    "SuspendTimeout": "1",
+    "ResumeTimeout": "300",
 }
 
 
@@ -68,4 +74,23 @@ def test_migbatchd_continues_after_a_crash(bed: Cluster) -> None:
     job, message = sbatch(bed, "--gres=mig:auto", wrap="true")
     assert job, message
     assert bed.wait_job(job) == "COMPLETED"
+    settled(bed)
+
+
+def test_powered_down_node_boots_for_a_job_whose_profile_it_did_not_offer(bed: Cluster) -> None:
+    settled(bed)
+    profile = "2g.20gb" if "7g.80gb" in offer(bed) else "7g.80gb"
+    bed.run(["scontrol", "update", "NodeName=n1", "State=POWER_DOWN"])
+    bed.wait("a powered-down node", lambda: bed.node_states() == {"n1": "idle~"})
+    for program in ("slurmd-n1", "agent-n1"):
+        bed.stop(program)
+    bed.machine("n1").reboot()
+    job, message = sbatch(bed, f"--gres=mig:{profile}", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, message
+    until("power for the node", lambda: bed.node_states() == {"n1": "mixed#"})
+    bed.product.migbatch("node", "init", "--etc", str(bed.product.etc), "--node", "n1")
+    bed.restart("agent-n1")
+    bed.spawn("slurmd-n1", [bed.root.locate("slurmd"), "-D", "-N", "n1", "-b"], in_root=True)
+    assert bed.wait_job(job) == "COMPLETED"
+    assert account(bed, job)["restarts"] == 0
     settled(bed)

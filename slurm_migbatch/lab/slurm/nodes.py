@@ -199,6 +199,10 @@ class SimulatedNodes:
         """See daemon.nodesview.NodesView."""
         return self.view.facts()
 
+    def emptied(self, node: str) -> NodeFacts | None:
+        """See daemon.nodesview.NodesView."""
+        return self.view.emptied(node)
+
     def current(self, node: str) -> Plan | None:
         """See daemon.plans.Plans."""
         return self.node_plans.current(node)
