@@ -154,8 +154,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     nodes = nodes_of(request)
     count_per_node: int | None = None
     if asking.field == "tres_per_job":
-        if nodes and count % nodes == 0:
-            count_per_node = count // nodes
+        count_per_node = _share_of_total(asking, count, request)
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
@@ -168,6 +167,26 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     if count_per_node > MAX_COUNT:
         raise Refusal("count", str(count_per_node))
     return count_per_node
+
+
+def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:
+    nodes = 1 if takes_one_node(asking, request) else nodes_of(request)
+    return count // nodes if nodes and count % nodes == 0 else None
+
+
+def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
+    """Return whether a new job of several tasks requests one slice in total (`-n 4 --gpus=1`): each node of a job has
+    at least one, so it can have only one node.
+    """
+    total = [part.number.lstrip("0") or part.number for part in asking.parts]
+    return (
+        asking.field == "tres_per_job"
+        and total in ([""], ["1"])
+        and nodes_of(request) is None
+        and (request.min_nodes or 1) == 1
+        and not request.req_nodes
+        and request.now is None
+    )
 
 
 def nodes_of(request: JobRequest) -> int | None:

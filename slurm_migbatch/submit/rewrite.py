@@ -36,6 +36,7 @@ from slurm_migbatch.submit.gres_request import (
     nodes_of,
     per_node,
     read,
+    takes_one_node,
 )
 from slurm_migbatch.submit.nodes import READ, NodeChoice
 from slurm_migbatch.submit.request import (
@@ -424,7 +425,7 @@ class _Job:
     ) -> Accept:
         """Accept an elastic training job, which waits for one slice of any profile that it may have."""
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
-        if total != 1 or nodes_of(request) != 1:
+        if total != 1 or not (nodes_of(request) == 1 or takes_one_node(asking, request)):
             raise Refusal("loan_one", partition.name)
         allowed = [offer for offer in partition.plain if limits.within(offer)]
         if not allowed:
@@ -648,6 +649,8 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
     changes = {"tres_per_node": tres, "comment": comment}
     if asking.field != "tres_per_node":
         changes[asking.field] = ",".join(asking.others)
+    if takes_one_node(asking, request):
+        changes["max_nodes"] = "1"
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes

@@ -83,12 +83,14 @@ def test_array_tasks_never_share_a_slice(stack: Cluster) -> None:
         assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
 
 
-def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
-    job, message = sbatch(stack, "--gpus=1")
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster, tasks: int) -> None:
+    job, message = sbatch(stack, "--gpus=1", f"-n{tasks}")
     assert "7g.80gb" in message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     assert account(stack, job)["profile"] == "7g.80gb"
-    assert len(sights(stack.output(job))["task 0"]) == 1
+    seen = sights(stack.output(job))
+    assert [seen[f"task {task}"] for task in range(tasks)] == [seen["batch"]] * tasks
 
 
 @pytest.mark.parametrize("option", ["--gres=gpu:h100_2g.19gb:1", "--gpus=nvidia_h100_mig_2g.20gb:1"])
@@ -115,10 +117,10 @@ def test_srun_without_an_allocation_gets_a_slice(stack: Cluster) -> None:
     assert len(sights(done.stdout)["task 0"]) == 1
 
 
-@pytest.mark.parametrize("request_", ["--gres=mig:2g.20gb:1", "--gpus=1"])
+@pytest.mark.parametrize("request_", ["--gres=mig:2g.20gb:1", "--gpus=1", "--gpus=1 -n2"])
 def test_steps_in_salloc_see_the_same_slice(stack: Cluster, request_: str) -> None:
     inner = "srun sh -c 'echo task $SLURM_STEP_ID $CUDA_VISIBLE_DEVICES'"
-    done = stack.run(["salloc", request_, "sh", "-c", f"{inner}; {inner}"], "mbbob")
+    done = stack.run(["salloc", *request_.split(), "sh", "-c", f"{inner}; {inner}"], "mbbob")
     seen = sights(done.stdout)
     assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
 

@@ -87,6 +87,7 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
         ({"tres_per_task": "gres:mig:1g.10gb:1", "ntasks_per_node": 4}, "mig:1g.10gb:4"),
         ({"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
+        ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, "mig:7g.80gb:1"),
     ],
 )
 def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[str, object], expected: str) -> None:
@@ -98,7 +99,21 @@ def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[
 
 @pytest.mark.parametrize(
     "fields",
+    [{"num_tasks": 4}, {"num_tasks": 4, "min_nodes": 1}, {"min_nodes": 1, "max_nodes": 4}],
+)
+def test_one_slice_in_total_limits_the_job_to_one_node(ask, fields: dict[str, object]) -> None:
+    for total in ("gres:gpu", "gres:gpu:h100:1", "gres:mig:1g.10gb:1"):
+        assert ask(None, tres_per_job=total, **fields).changes["max_nodes"] == "1"
+    assert "max_nodes" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=1).changes
+    assert "max_nodes" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4, min_nodes=1, max_nodes=1).changes
+
+
+@pytest.mark.parametrize(
+    "fields",
     [
+        {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
+        {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
+        {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
         {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
         {"tres_per_job": "gres:gpu:2", "min_nodes": 1, "max_nodes": 4},
