@@ -292,6 +292,25 @@ def test_architecture_generated_for_a_size_has_that_many_parameters(total: float
     assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
 
 
+def test_cache_of_a_model_of_unknown_architecture_is_that_of_most_public_ones() -> None:
+    """Those whose heads share keys and values: nine tenths cache no more, and half of them at least two fifths."""
+    shares = []
+    for model in ALL:
+        exact = model.architecture
+        if exact.kind == "decoder" and exact.recurrent is None and (exact.latent or exact.kv_heads < exact.heads):
+            made = names.of_size(names.Sized(float(exact.parameters), float(min(exact.active, exact.parameters))))
+            shares.append(exact.cache_values(8192) / made.cache_values(8192))
+    shares.sort()
+    assert len(shares) > 100
+    assert shares[len(shares) * 9 // 10] <= 1.0 and shares[len(shares) // 2] >= 0.4 and shares[-1] <= 1.5
+
+
+@pytest.mark.parametrize("size", ["7b", "8b"])
+def test_unknown_model_of_seven_billion_parameters_gets_half_an_h100(size: str) -> None:
+    need = need_of(workload(f"model=acme/acme-{size}-chat"), 40448)
+    assert need.weights >= 2 * float(size[0]) * 1e9 / 2**20 and need.slice_mib <= 40448
+
+
 @pytest.mark.parametrize("words", ["", "engine=ollama", "quantization=awq", "method=lora", "method=full"])
 def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None:
     sizes = ("350m", "1b", "3b", "4b", "7b", "8b", "13b", "14b", "15b", "16b", "20b", "32b", "70b", "120b", "400b")

@@ -188,7 +188,10 @@ def test_answer_states_what_was_assumed(chooser: Chooser) -> None:
         chooser, "model=llama-3.1-8b engine=vllm max_num_seqs=4 input=1k output=256"
     ).message  # fmt: skip
     assert "taken for llama-3.1-8b" in ask(chooser, "model=lama-3.1-8b").message
-    assert "only the size of acme-7b is known" in ask(chooser, "model=acme-7b").message
+    sized = ask(chooser, "model=acme-7b").message
+    assert "only the size of acme-7b is known" in sized and "add arch=" in sized
+    assert "add arch=" not in ask(chooser, "model=llama-3.1-8b").message
+    assert "add arch=" not in ask(chooser, "model=acme-7b method=qlora").message
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ FITS: Final = "the smallest slice that serves %s"
 HOLDS: Final = "the smallest slice that holds %s"
 SLOW: Final = "no slice is predicted to be fast enough for %s; using the fastest"
 HOW: Final = {"near": "taken for %s; ", "size": "only the size of %s is known; ", "public": ""}
+CACHE: Final = ". Its KV cache is several times as large if its heads share no keys and values: then add arch="
+"""Warning about a model of which only the size is known (`names.of_size`)."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,7 @@ def explanation(
     else:
         need = need_of(workload, offer.memory_mib)
         text += f": {gib(need.slice_mib)} of {gib(offer.memory_mib)} GiB ({need.parts})"
+        text += CACHE if workload.model.how == "size" and need.cache else ""
     measured = f" with {figures.measured} measured points" if figures.measured else ""
     text += (
         f". Predicted{measured}: {_speeds(workload, figures)}" if figures.has_speeds else ". No prediction of its speed"

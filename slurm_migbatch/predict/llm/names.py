@@ -54,11 +54,13 @@ SAME_SIZE: Final = 0.2
 """Tolerance of a size in a name below the model's own size."""
 LARGER: Final = 0.06
 """Tolerance above it: a model of a larger size needs more."""
-GROUPED: Final = 8 * 128
-"""Width of the keys of eight heads."""
-DEEP: Final = 96
-"""Layers of a deep model with that width of keys; a dense one of unknown architecture caches no more, unless it is
-deeper.
+GROUPED: Final = 10 * 128
+"""Width of the keys of a layer of unknown architecture: those of ten heads. Most public models have eight, in up to a
+quarter more layers than assumed here.
+"""
+SHALLOW: Final = 32 * 8 * 128
+"""Width of the keys of all layers of a small model with eight such heads; one of unknown architecture caches no less,
+unless it has fewer heads.
 """
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
 _SPELT: Final = (
@@ -279,11 +281,12 @@ def _rounded_up(match: re.Match[str]) -> float:
 
 @lru_cache(maxsize=1024)
 def of_size(size: Sized) -> Architecture:
-    """Return a decoder of this many parameters with otherwise unknown architecture, erring on the large side.
+    """Return a decoder of this many parameters with otherwise unknown architecture.
 
-    Depth and width are those between public models of that size (a width of 128 to a layer). Every head has its own
-    keys and values, as in Llama 2 and in Qwen 1.5, up to what a deep model with eight heads caches, so that a larger
-    model caches no less; one of experts has eight. (Heads have one dimension here, as only their total width counts.)
+    Depth and width are those between public models of that size (a width of 128 to a layer). Heads share keys and
+    values as in most public models since 2024: nine tenths of those that share them cache no more. Where every head has
+    its own (Llama 2, OLMo 2) the cache is three to four times as large. (Heads have one dimension here, as only their
+    total width counts.)
     """
     layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
@@ -291,7 +294,7 @@ def of_size(size: Sized) -> Architecture:
     # which is most of a small model's memory (the width before rounding: a larger model has no fewer)
     outputs = min(VOCAB, int(size.total / (128 * (size.active / 12 / 128**2) ** (1 / 3))))
     sparse = size.active < 0.9 * size.total
-    key_width = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
+    key_width = min(width, max(GROUPED, math.ceil(SHALLOW / layers)))
     vocab = 32_000 if size.total < 1e9 else 128_000
     base = Architecture(
         layers, width, width, key_width, 1, 4 * width, vocab, 32768, tied=size.total < 4e9, outputs=outputs
