@@ -581,3 +581,52 @@ def test_invalid_config_json_is_refused_with_a_message(tmp_path: Path, text: str
 def test_invalid_arch_hint_is_refused(text: str) -> None:
     with pytest.raises(ArchError):
         read_arch(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("laion/clip-vit-bigg-14-laion2b-39b-b160k", 2540),
+        ("laion/clip-vit-h-14-laion2b-s32b-b79k", 986),
+        ("apple/dfn5b-clip-vit-h-14-378", 986),
+        ("openai/clip-vit-large-patch14-336", 428),
+    ],
+)
+def test_number_of_images_in_a_name_is_no_size(name: str, millions: float) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.architecture.parameters == millions * 1e6
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mistral-small-4", "google/gemma-4-e4b-it", "stable-diffusion-4", "gpt-oss-2", "whisper-4", "flux-3", "sdxl-2.1"],
+)
+def test_later_version_of_a_public_model_is_not_taken_for_it(name: str) -> None:
+    """Its size may be any: Mistral Small 4 has 119 billion parameters, version 3 has 24."""
+    assert names.resolve(name) is None
+    with pytest.raises(Refusal):
+        workload_of(parse(f"migbatch: model={name} engine=vllm"))
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("mistral-small-3.2", "mistral-small-3.2-24b"),
+        ("sdxl-1.0", "stable-diffusion-xl"),
+        ("stable-diffusion-2-1", "stable-diffusion-2.1"),
+        ("gemma-1.1-7b-it", "gemma-7b"),
+        ("codestral-2508", "mistral-small-22b"),
+        ("mistral-7b-instruct-v0.3", "mistral-7b"),
+    ],
+)
+def test_version_that_is_known_or_dates_a_model_of_the_same_size_names_it(name: str, public: str) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.name == public
+
+
+def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip() -> None:
+    image, clip = workload("model=flux.2-klein-4b"), workload("model=acme-t2v-4b")
+    assert need_of(image, 81152).weights == need_of(clip, 81152).weights > 2 * 4e9 / 2**20
+    assert 2 * need_of(image, 81152).activations <= need_of(clip, 81152).activations
+    both = workload("model=wan-ai/wan2.2-i2v-a14b-diffusers")
+    assert need_of(both, 81152).weights > 2 * 2 * 14e9 / 2**20, "two networks of 14 billion parameters"

@@ -68,12 +68,13 @@ _SPELT: Final = (
     (re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?[bm])x([0-9]{1,3})"), r"\2x\1"),
 )
 """Other spellings of a size, and the usual one: `6b7`, and `34bx2` of merged models."""
+_IMAGE_TEXT: Final = frozenset({"clip", "vit"})
+"""Words of a model of images and texts, whose name gives its images instead of its size."""
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
-_GENERATOR: Final = re.compile(
-    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|i|img|image|video|world)|vace|cogvideox.*|flux.*"
-)
-"""A word that names a generator of images or video, whose size is that of the part that removes noise."""
+_OF_VIDEO: Final = re.compile(r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*")
+_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*")
+"""Words that name a generator of video or of images, whose size is that of the part that removes noise."""
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 TOWER: Final = 700_000_000
@@ -87,6 +88,11 @@ STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 CLIP_MIB: Final = 16 * 1024
 CLIP_PX: Final = 832
 """Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
+IMAGE_MIB: Final = 8 * 1024
+IMAGE_PX: Final = 1024
+"""The same for one image, the most of the public generators."""
+_VERSION: Final = re.compile(r"[2-9](?:\.[0-9]{1,2})?")
+"""A number after a model's name that makes it another model, whose size may be any: `mistral-small-4`."""
 SHORTEST: Final = 4
 """Least letters of a family's name that say so alone: `t5`, `opt` and `yi` begin other names too."""
 AMBIGUOUS: Final = frozenset({"command", "distil", "neural", "nous", "snowflake", "solar", "step", "tencent"})
@@ -207,16 +213,25 @@ def resolve(name: str) -> Found | None:
     upper = size_of(kept, upper=True)
     if upper is None:
         return None
-    if any(map(_GENERATOR.fullmatch, kept)):
-        architecture = Architecture(
-            0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB, item_px=CLIP_PX
-        )
+    item_mib, item_px = _item_of_generator(kept)
+    if item_mib:
+        extra = round(upper.total) + BESIDE
+        architecture = Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px)
     else:
         encoder_size = TOWER if SENSES.intersection(kept) else 0
         architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
         if any(map(STATES.fullmatch, kept)) and "hybrid" not in kept:
             architecture = _stateful(architecture)
     return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
+
+
+def _item_of_generator(words: Sequence[str]) -> tuple[int, int]:
+    """Return the working memory in MiB of what a generator named by these words makes, and its longer side in pixels;
+    zeros if they name none.
+    """
+    if any(map(_OF_VIDEO.fullmatch, words)):
+        return CLIP_MIB, CLIP_PX
+    return (IMAGE_MIB, IMAGE_PX) if any(map(_OF_IMAGES.fullmatch, words)) else (0, 0)
 
 
 def _stateful(architecture: Architecture) -> Architecture:
@@ -246,7 +261,10 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     encoder and a decoder) but `1b-7b` (active and all parameters).
 
     `upper`: return the most that it may mean. `17b-16e` means only that more than the stated parameters exist: None.
+    The numbers in `clip-vit-bigg-14-laion2b-39b-b160k` are those of its images.
     """
+    if _IMAGE_TEXT.issubset(words):
+        return None
     if upper and any(map(_COUNT.fullmatch, words)):
         return None
     total = active = last = 0.0
@@ -373,12 +391,14 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
 
 def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
     """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
-    the other words state another size.
+    the other words state another size, or nothing states one and another version follows.
     """
     name = "".join(words[start:end])
     model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
     rest = [*words[:start], *words[end:]]
     if model is None or any(map(_names_size, rest)):
+        return None
+    if end < len(words) and _VERSION.fullmatch(words[end]) and size_of(words) is None:
         return None
     # 1_6b is the decimal number where it is a part of the name
     decimal = size_of(_decimals(words[start:end])) if size_of(rest) is None else None
