@@ -203,6 +203,14 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
         ("facebook/detr-resnet-50", "resnet50"),
         ("regnet_y_32gf", ""),
         ("yolov8x", "yolov8n"),
+        ("yolov8n-seg.pt", "yolov8n"),
+        ("yolov8m-pose", "yolov8m"),
+        ("ultralytics/yolo11l-obb", "yolo11l"),
+        ("yolov11x_cls.pt", "yolo11n-cls"),
+        ("yolov9s", "yolov9t"),
+        ("yolo12x.pt", "yolo12l"),
+        ("yolo26m-seg", "yolo26m"),
+        ("rt-detr-x", "rtdetr-l"),
         ("torchvision/deeplabv3_resnet101", "deeplabv3-resnet50"),
         ("nvidia/segformer-b5", "segformer-b0"),
     ],
@@ -214,6 +222,14 @@ def test_public_vision_models_are_known_under_their_usual_names(name: str, small
     if smaller:
         one, other = (predictor.knowledge.of(model) for model in (smaller, canonical))
         assert other.traffic_mib > one.traffic_mib and other.flops > one.flops
+
+
+@pytest.mark.parametrize(("model", "logged_gb"), [("yolov8n", 2.5), ("yolov8s", 3.8), ("yolov8m", 7.0)])
+def test_training_memory_of_yolo_is_that_of_its_own_trainer(model: str, logged_gb: float) -> None:
+    """Ultralytics logs what PyTorch reserved at 640 pixels in batches of 16, without the CUDA context."""
+    need = PRIOR.figures(Bucket(model, "train", 16, 640, "px"), H100)[P("7g.80gb")].need_mib
+    used = logged_gb * 1e9 / 2**20 + 500
+    assert used <= need <= 2.4 * used
 
 
 def test_names_that_differ_only_by_hyphens_are_the_same_model_unless_two_have_them() -> None:
