@@ -47,6 +47,9 @@ _MOST_WORKLOADS: Final = 4096
 #: largest difference in length between an unknown name and the known one that is suggested for it
 _LETTERS_OFF: Final = 3
 
+FAR: Final = 4
+"""Memory need in largest slices from which a job is refused: no prediction is that wrong."""
+
 REASONS: Final = {
     "fits": "the smallest slice that meets the request",
     "batch_chosen": "the smallest slice on which some batch size meets the request, with its smallest batch size of "
@@ -284,7 +287,10 @@ class Chooser:
             offers = [offer for offer in usable if offer.order <= usual.order]
             choice = self._with_batch(bucket, partition, offers, reason, limits, _arrivals(hints))
         if choice is None:
-            text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
+            known = figures[usual.profile.gres_type]
+            if reason == "memory_short" and known.need_mib > FAR * usual.memory_mib:
+                raise Refusal("need_far", bucket.cell, gib(known.need_mib), gib(usual.memory_mib))
+            text = REASONS[reason] + _predicted(bucket, known, usual, limits)
             choice = SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
         if len(self._choices) >= _MOST_CHOICES:
             self._choices.clear()

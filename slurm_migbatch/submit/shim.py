@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.rightsize import NEARLY
-from slurm_migbatch.predict.selection import PREDICTED, REASONS, USUAL
+from slurm_migbatch.predict.selection import FAR, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
@@ -87,6 +87,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         predicted=PREDICTED,
         usual=USUAL,
         nearly=NEARLY,
+        far=FAR,
         hint_forms=FORMS,
         hint_order=list(FORMS),
         choices=CHOICES,

@@ -90,6 +90,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "profile_outside": "profile %s is outside min= and max=: remove them or use mig:auto",
         "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, remove "
         "max= if set, or use several slices",
+        "need_far": "%s is predicted to need %s GiB, and the largest slice available to the job has %s GiB: use a "
+        "smaller batch= or input=, remove max= if set, or add mem= if you know the need",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         # language models
         "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "

@@ -90,6 +90,17 @@ def test_largest_slice_is_chosen_and_reported_when_nothing_fits() -> None:
     assert chosen(Hints(model="m"), huge) == ("7g.80gb", "memory_short")
 
 
+def test_need_of_many_times_the_largest_slice_is_refused() -> None:
+    near, far = ({name: (latency, gib) for name, (latency, _) in FIGURES.items()} for gib in (310.0, 320.0))
+    assert chosen(Hints(model="m"), near) == ("7g.80gb", "memory_short"), "predictions may be wrong"
+    with pytest.raises(Refusal, match="smaller batch=") as refused:
+        chosen(Hints(model="m"), far)
+    assert refused.value.code == "need_far"
+    assert chosen(Hints(model="m", mem_mib=30_000), far) == ("3g.40gb", "fits"), "the user knows better"
+    with pytest.raises(Refusal, match="remove max="):
+        chosen(Hints(model="m", max="1g.10gb"), dict.fromkeys(FIGURES, (1.0, 60.0)))
+
+
 def test_model_without_figures_gets_the_default_or_the_slice_for_its_memory() -> None:
     assert chosen(Hints()) == ("1g.10gb", "no_hints")
     assert chosen(Hints(model="other")) == ("1g.10gb", "unknown_model")

@@ -213,6 +213,15 @@ def test_shim_and_service_read_hints_in_extra_alike(tmp_path, table, chooser: Ch
             agree(asked, shim, chooser, policy)
 
 
+@pytest.mark.parametrize(("more", "refused"), [("batch=1024", False), ("batch=1024 max=1g.10gb", True), ("", False)])
+def test_shim_and_service_refuse_many_times_the_largest_slice_alike(
+    shim: Shim, chooser: Chooser, more: str, *, refused: bool
+) -> None:
+    hint = f"migbatch: model=resnet50 role=train {more}"
+    local = agree(JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment=hint), shim, chooser)
+    assert isinstance(local, Refuse if refused else Accept)
+
+
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
 def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: Chooser, partition: str) -> None:
     """For all models and inputs, with limits and services in turn; both also give the job the same batch."""
