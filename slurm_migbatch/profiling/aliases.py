@@ -74,6 +74,8 @@ _SLICE: Final = re.compile(
 )
 """A slice in the name of a GPU, with what separates it from the name."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
+"""A number whose dots separate thousands, in a row that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
 
@@ -101,9 +103,20 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str =
 
     `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
     """
+    if separator != "," and any("," in text and _has_decimal_comma(text.strip()) for text in row.values()):
+        row = {name: _without_dots(names[name], text.strip()) for name, text in row.items()}
     cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
+
+
+def _has_decimal_comma(text: str) -> bool:
+    return _DECIMAL_COMMA.fullmatch(text) is not None or _DOTTED.fullmatch(text) is not None
+
+
+def _without_dots(column: str, text: str) -> str:
+    """Return a number without the dots between its thousands; any other cell unchanged."""
+    return text.replace(".", "") if column not in _TEXTS and _DOTTED.fullmatch(text) else text
 
 
 def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:

@@ -16,6 +16,8 @@ _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})")
 _DAYS = re.compile(r"([0-9]{1,3})-([0-9]{1,2})(?::([0-9]{2}))?(?::([0-9]{2}))?")
 _INTEGER = re.compile(r"[0-9]{1,6}")
 _POWER_OF_TEN = re.compile(r"([0-9]+)e([0-9]{1,2})")
+_GROUPED = re.compile(r".*\.[0-9]{3}")
+"""Whole things are written so where the dot separates thousands; read as a decimal number, 50.000 would be 50."""
 _SIDES = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 _MICROSECONDS = {
     "us": 1.0,
@@ -99,14 +101,14 @@ def small_integer(text: str) -> int | None:
 
 
 def items(text: str) -> int | None:
-    """Return a number of things: `50000`, `50k`, `1.5m`, `2g`, `1e6`."""
+    """Return a number of things: `50000`, `50k`, `1.5m`, `2g`, `1e6`; not `50.000`, which has two meanings."""
     power = _POWER_OF_TEN.fullmatch(text)
     if power:
         number = plain_number(power[1])
         return None if number is None or int(power[2]) > 15 else math.floor(number * 10.0 ** int(power[2]) + 0.5)
     digits = text.rstrip("kmgb")
     number, factor = plain_number(digits), _THOUSANDS.get(text[len(digits) :])
-    if number is None or factor is None:
+    if number is None or factor is None or (factor == 1.0 and _GROUPED.fullmatch(digits)):
         return None
     return math.floor(number * factor + 0.5)
 
@@ -121,6 +123,6 @@ def input_size(text: str) -> tuple[int, str] | None:
         return max(int(sides[1]), int(sides[2])), "px"
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     number, unit = plain_number(digits), _INPUTS.get(text[len(digits) :])
-    if number is None or unit is None:
+    if number is None or unit is None or (unit[0] == 1.0 and _GROUPED.fullmatch(digits)):
         return None
     return math.floor(number * unit[0] + 0.5), unit[1]

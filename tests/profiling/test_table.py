@@ -222,6 +222,20 @@ def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
     assert read_folder(tmp_path) == expected
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_dots_separate_thousands_where_the_comma_is_the_decimal_one(tmp_path: Path, separator: str) -> None:
+    head = "gpu;model;batch;latency_s;throughput_per_s;memory_mib"
+    german = head, "NVIDIA A100.40;net 1.000;8;0,0065;1.230,7;12.345", "a;net;8;6,5;1,2;1.012.345"
+    plain = head, "NVIDIA A100.40;net 1.000;8;0.0065;1230.7;12345", "a;net;8;6.5;1.2;1012345"
+    one, other = (
+        read_folder(table(tmp_path / name / "t.csv", *(line.replace(";", separator) for line in lines)))
+        for name, lines in (("german", german), ("plain", plain))
+    )
+    assert one == other and one[0].memory_mib == 12345.0
+    kept = table(tmp_path / "t.csv", *(line.replace(";", separator) for line in (head, "a;net;8;0.125;1.234;12.345")))
+    assert read_folder(kept)[0].memory_mib == 12.345, "no comma says that the dots are no decimal ones"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -60,6 +60,9 @@ def test_input_sizes_and_item_counts_are_parsed() -> None:
     assert units.items("1.5m") == 1_500_000
     assert units.items("1e6") == 1_000_000
     assert units.items("1e99") is None
+    assert units.items("50.000") is None, "fifty, or fifty thousand where the dot separates thousands"
+    assert units.items("1.125k") == 1125 and units.items("50000.0") == 50_000
+    assert units.input_size("1.024tok") is None is units.input_size("1.024") and units.input_size("1.5k") is not None
 
 
 def test_all_hints_are_parsed_together() -> None:
