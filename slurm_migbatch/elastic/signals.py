@@ -2,6 +2,10 @@
 
 Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch reclaims a slice; TERM before
 KILL when a job is requeued, cancelled or out of time. A handler only sets a flag, so a step is never interrupted.
+
+All processes of the job get them. Programs that the training starts (a spawned data loader's workers, a compiler's) do
+not inherit a handler, and USR1 would end them; they do inherit that a signal is blocked. So USR1 and USR2 are blocked
+during a step, and let in at its end.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class SignalFlags:
         self.leave_since: float | None = None
         self._pausing = [signal.Signals[name] for name in pausing]
         self._previous_handlers: dict[int, Any] = {}
+        self._blocked_before: set[signal.Signals] = set()
         self._process = os.getpid()
         self._wakeup_read, self._wakeup_write, self._previous_wakeup_fd = -1, -1, -1
 
@@ -48,9 +53,18 @@ class SignalFlags:
         self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for number in (*self._pausing, signal.SIGTERM):
             self._previous_handlers[number] = signal.signal(number, self._handle)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._pausing)
+        self._blocked_before = {number for number in self._pausing if number in before}
+
+    def let_in(self) -> None:
+        """Handle the signals that arrived since they were blocked."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._pausing)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._pausing)
 
     def close(self) -> None:
-        """Restore the handlers that were installed before."""
+        """Restore the handlers and the signal mask that were in effect before."""
+        if self._previous_handlers:  # first the mask: a signal that waits must not meet the previous handler
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self._pausing) - self._blocked_before)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous_handlers.clear()
@@ -65,8 +79,12 @@ class SignalFlags:
         """Sleep, at most until the next signal, and at most a second: others may use the wakeup descriptor too."""
         poll = select.poll()
         poll.register(self._wakeup_read, select.POLLIN)
-        if poll.poll(max(0.0, min(seconds, _LONGEST_S)) * 1000):
-            os.read(self._wakeup_read, 4096)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._pausing)
+        try:
+            if poll.poll(max(0.0, min(seconds, _LONGEST_S)) * 1000):
+                os.read(self._wakeup_read, 4096)
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._pausing)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader's worker, for example, which inherited this

@@ -217,6 +217,7 @@ class Trainer:
     # -- between two steps ---------------------------------------------------------------------------------------
 
     def _boundary(self, save: Callable[[], Any]) -> None:
+        self._signals.let_in()
         if self._signals.leave_since is not None:
             self._leave(save)
         held_back = bool(self._failing) and time.monotonic() - self._tried_at < AGAIN_S

@@ -316,6 +316,22 @@ def test_data_loader_workers_end_on_term_and_not_on_usr1(tmp_path):
         assert not run._signals.pause
 
 
+def test_programs_started_by_the_training_survive_usr1(tmp_path):
+    """Every process of a job gets USR1. A spawned data loader's worker, or a compiler's, has the handlers of no one."""
+    with elastic.Trainer(tmp_path, effective_batch=1, care=elastic.Care(idle_s=0.0), environ={}) as run:
+        run.restore()
+        done = [subprocess.run(["sh", "-c", "kill -USR1 $$; kill -USR2 $$; echo on"], capture_output=True, text=True)]
+        for _ in run.steps(2, save=dict):
+            done.append(subprocess.run(done[0].args, capture_output=True, text=True))
+        assert [(program.returncode, program.stdout) for program in done] == [(0, "on\n")] * 3
+
+
+def test_usr1_right_before_the_end_does_not_end_the_program(tmp_path):
+    with elastic.Trainer(tmp_path, effective_batch=1, environ={}):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 # -- progress reports
 
 
