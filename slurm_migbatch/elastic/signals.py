@@ -48,7 +48,9 @@ class SignalFlags:
         if threading.current_thread() is not threading.main_thread():
             raise ElasticError("signals reach the main thread only: create the Trainer there")
         self._process = os.getpid()
-        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_read, self._wakeup_write = os.pipe()  # not pipe2: scripts are tried on a Mac too
+        os.set_blocking(self._wakeup_read, False)
+        os.set_blocking(self._wakeup_write, False)
         # Python runs handlers between its instructions: a signal right before `select` wakes it through this descriptor
         self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for number in (*self._pausing, signal.SIGTERM):

@@ -326,6 +326,14 @@ def test_programs_started_by_the_training_survive_usr1(tmp_path):
         assert [(program.returncode, program.stdout) for program in done] == [(0, "on\n")] * 3
 
 
+def test_training_runs_on_systems_without_pipe2(tmp_path, monkeypatch):
+    """macOS has none; there a training is tried before it is submitted."""
+    monkeypatch.delattr(os, "pipe2")
+    with elastic.Trainer(tmp_path, effective_batch=1, environ={}) as run:
+        run.restore()
+        assert len(list(run.steps(2, save=dict))) == 2
+
+
 def test_usr1_right_before_the_end_does_not_end_the_program(tmp_path):
     with elastic.Trainer(tmp_path, effective_batch=1, environ={}):
         os.kill(os.getpid(), signal.SIGUSR1)
