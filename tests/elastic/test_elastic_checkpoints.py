@@ -508,3 +508,18 @@ def test_short_writes_are_continued(tmp_path):
     assert whole(files.newest())
     shutil.copy(tmp_path / "step-000000000001.ckpt", tmp_path / "step-000000000002.ckpt")
     assert files.newest().steps == 1  # the file name is not used
+
+
+def test_file_systems_that_cannot_sync_a_directory_are_no_failure(tmp_path):
+    """The kernel refuses it with EINVAL where a file system does not implement it, as /proc does not."""
+
+    class Foreign(Disk):
+        def sync_directory(self, path):
+            super().sync_directory(Path("/proc"))
+
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(handle := os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
+    os.close(handle)
+    with elastic.Trainer(tmp_path, effective_batch=1, environ={}, disk=Foreign()) as run:
+        run.restore()
+        assert len(list(run.steps(2, save=dict))) == 2
