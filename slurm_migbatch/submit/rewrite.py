@@ -79,6 +79,8 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
+    "use whole GPUs outside MIG for a program that needs several GPUs",
     "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
     "slice_kinds": " (%s have it: --constraint chooses one)",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
@@ -392,7 +394,7 @@ class _Job:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
-        messages += self._below_weights(hints, asking)
+        messages += [*_several(asking, request, sum(slices.values())), *self._below_weights(hints, asking)]
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
@@ -612,6 +614,17 @@ def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
     if part.type is None and len(partition.kinds) > 1:
         return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
     return MESSAGES["whole"] % (granted, text)
+
+
+def _several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
+    """Return the note for a job that may be one program on all its slices, `count` on each node: with fewer tasks than
+    slices, or with whole GPUs, among which such programs communicate.
+    """
+    if any(part.name == "gpu" for part in asking.parts):
+        shared = count > 1 or (request.min_nodes or 1) > 1
+    else:
+        shared = count > (request.ntasks_per_node or request.num_tasks or 1)
+    return [MESSAGES["several"]] if shared else []
 
 
 def _named_slice(part: GresEntry, partition: Partition) -> str:

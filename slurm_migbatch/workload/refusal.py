@@ -89,7 +89,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "memory",
         "profile_outside": "profile %s is outside min= and max=: remove them or use mig:auto",
         "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, remove "
-        "max= if set, or use several slices",
+        "max= if set, or use whole GPUs outside MIG",
         "need_far": "%s is predicted to need %s GiB, and the largest slice available to the job has %s GiB: use a "
         "smaller batch= or input=, remove max= if set, or add mem= if you know the need",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",

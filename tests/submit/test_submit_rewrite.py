@@ -337,3 +337,29 @@ def test_any_comment_splits_into_text_and_marker(comment: str) -> None:
     text, marker = split_marker(comment)
     assert "[mig:" not in text
     assert not marker or comment.endswith(marker)
+
+
+@pytest.mark.parametrize(
+    ("gres", "fields", "told"),
+    [
+        ("gres:gpu:2", {}, True),
+        ("gres:gpu:2", {"num_tasks": 2}, True),
+        ("gres:gpu:1", {"min_nodes": 2, "max_nodes": 2}, True),
+        ("gres:gpu:1", {}, False),
+        ("gres:mig:auto:2", {}, True),
+        ("gres:mig:2g.20gb:1,gres:mig:1g.10gb:1", {"num_tasks": 1}, True),
+        ("gres:mig:1g.10gb:3", {"num_tasks": 3}, False),
+        ("gres:mig:1g.10gb:2", {"ntasks_per_node": 2, "num_tasks": 4, "min_nodes": 2, "max_nodes": 2}, False),
+        ("gres:mig:1g.10gb", {"min_nodes": 2, "max_nodes": 2}, False),
+    ],
+)
+def test_users_are_told_that_slices_do_not_make_one_gpu(ask, gres: str, fields: dict[str, int], told: bool) -> None:
+    """NCCL refuses slices, so a data-parallel or tensor-parallel program fails on them."""
+    answer = ask(gres, **fields)
+    assert isinstance(answer, Accept) and ("NCCL does not connect them" in answer.message) == told
+
+
+def test_too_large_a_request_is_not_sent_to_several_slices(ask) -> None:
+    answer = ask("gres:mig:auto", "migbatch: mem=200gb")
+    assert isinstance(answer, Refuse) and "use whole GPUs outside MIG" in answer.sentence
+    assert "several slices" not in answer.sentence
