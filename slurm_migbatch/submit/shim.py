@@ -34,7 +34,7 @@ from slurm_migbatch.workload.holding import STEPS
 from slurm_migbatch.workload.llmhints import CHOICES
 from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.modelfile import ENDINGS
-from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS
+from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS, SEVERAL_DEVICES
 from slurm_migbatch.workload.refusal import SENTENCES
 
 JOB_SUBMIT: Final = "job_submit.lua"
@@ -99,6 +99,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         changed=CHANGED,
         cluster=cluster,
         other_words=OTHER_WORDS,
+        several_devices=dict.fromkeys(sorted(SEVERAL_DEVICES), True),
         endings=dict.fromkeys(sorted(ENDINGS), True),
         longest_key=LONGEST_KEY,
         node_feature=NODE_FEATURE,

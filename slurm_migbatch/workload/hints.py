@@ -184,6 +184,8 @@ def _pairs(text: str, values: dict[str, str]) -> None:
 
 
 def _unknown(key: str) -> Refusal:
+    if lower(key) in nearmiss.SEVERAL_DEVICES:
+        return Refusal("hint_devices", show(key))
     meant = nearmiss.nearest(key, FORMS)
     return Refusal("hint_typo", show(key), meant) if meant else Refusal("hint_key", show(key))
 

@@ -17,12 +17,35 @@ OTHER_WORDS: Final = {
     "memory": "mem",
     "vram": "mem",
     "gpu_mem": "mem",
+    "gpu_memory": "mem",
     "batch_size": "batch",
     "latency": "slo",
     "quant": "quantization",
+    "precision": "dtype",
+    "torch_dtype": "dtype",
     "context": "max_model_len",
+    "context_length": "max_model_len",
+    "ctx_size": "max_model_len",
+    "num_ctx": "max_model_len",
+    "max_seq_len": "max_model_len",
+    "max_batch_size": "max_num_seqs",
+    "max_running_requests": "max_num_seqs",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "max_length": "seq",
+    "max_seq_length": "seq",
+    "seq_len": "seq",
+    "micro_batch_size": "micro_batch",
+    "optim": "optimizer",
+    "gradient_checkpointing": "checkpointing",
+    "activation_checkpointing": "checkpointing",
 }
-"""Common alternatives to a key."""
+"""Common alternatives to a key, among them options of SGLang, TensorRT-LLM, llama.cpp, Ollama and Hugging Face."""
+_DEVICES: Final = (
+    "gpus num_gpus devices nproc_per_node world_size tp tp_size tensor_parallel tensor_parallel_size pp pp_size "
+    "pipeline_parallel pipeline_parallel_size dp dp_size data_parallel_size"
+)
+SEVERAL_DEVICES: Final = frozenset(_DEVICES.split())
+"""Keys that ask for several devices for one program."""
 _SEPARATORS = re.compile(r"[ ;,]")
 
 

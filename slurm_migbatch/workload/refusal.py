@@ -76,6 +76,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "pipeline, retry, role, signal, slo; of a language model also engine, dtype, quantization, max_model_len, "
         "max_num_seqs, output, ttft, tpot, rate, method, seq, micro_batch",
         "hint_typo": "unknown hint '%s' (did you mean %s=?): use that, or leave it out",
+        "hint_devices": "unknown hint '%s': slices are separate devices, over which no program can be spread: leave it "
+        "out, and use --gres=mig:auto:<count> for tasks that are independent, or whole GPUs outside MIG",
         "hint_near": "the comment mentions migbatch, but hints are read only where it begins with 'migbatch:' in lower "
         "case: write --comment='migbatch: %s'",
         "hint_twice": "hint '%s' is given twice: give it once",

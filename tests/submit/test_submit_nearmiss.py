@@ -60,6 +60,9 @@ def test_text_that_may_be_meant_as_a_hint_is_mentioned(shim: Shim, chooser: Choo
         ("batchsize", ""),
         ("batch_size", "batch"),
         ("memory", "mem"),
+        ("context_length", "max_model_len"),
+        ("mem_fraction_static", "gpu_memory_utilization"),
+        ("gradient_checkpointing", "checkpointing"),
         ("deadine", "deadline"),
         ("max_modellen", "max_model_len"),
         ("sol", "slo"),
@@ -72,6 +75,13 @@ def test_refusal_suggests_the_nearest_hint_key(shim: Shim, chooser: Chooser, key
     answer = ask(shim, chooser, f"migbatch: {key}=1")
     assert isinstance(answer, Refuse)
     assert (f"did you mean {meant}=?" in answer.sentence) == bool(meant)
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "tp_size", "pipeline_parallel_size", "gpus", "Nproc_Per_Node"])
+def test_hints_about_several_devices_are_refused_with_the_reason(shim: Shim, chooser: Chooser, key: str) -> None:
+    answer = ask(shim, chooser, f"migbatch: mem=8gb {key}=2")
+    assert isinstance(answer, Refuse)
+    assert f"'{key}'" in answer.sentence and "whole GPUs outside MIG" in answer.sentence
 
 
 typed = st.builds(
