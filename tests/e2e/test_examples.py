@@ -144,9 +144,12 @@ def test_lora_example_gets_a_slice_for_its_training_memory(bed: Cluster) -> None
 
 def test_lora_example_resumes_from_its_checkpoint(bed: Cluster) -> None:
     home = bed.home(USER)
-    (home / "made/checkpoint-100").mkdir(parents=True)
+    for steps in (200, 1000):
+        (home / f"made/checkpoint-{steps}").mkdir(parents=True)
+        (home / f"made/checkpoint-{steps}/trainer_state.json").touch()
+    (home / "made/checkpoint-1100").mkdir()  # the job was ended while it was written
     job = int(run(bed, "env", f"OUTPUT={home}/made", bed.root.locate("sbatch"), "--parsable", "examples/lora.sh"))
-    assert options(call(bed, "trl", job)["arguments"])["resume_from_checkpoint"] == "True"
+    assert options(call(bed, "trl", job)["arguments"])["resume_from_checkpoint"] == f"{home}/made/checkpoint-1000"
 
 
 def test_hyperparameters_example_runs_each_combination_in_a_task(bed: Cluster) -> None:
