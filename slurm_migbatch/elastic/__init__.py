@@ -37,8 +37,9 @@ its size in any case: use group or layer normalisation, or `micro=`.
 
 Signals. USR1 or USR2: at the next step boundary a checkpoint is written, reported as `checkpoint=` in the file
 that MIGBATCH_PROGRESS names, and the run pauses until TERM arrives; if it does not, it continues after `Care.idle_s`.
-TERM: a checkpoint is written if there is time, then SystemExit is raised. Every program of a job gets these signals
-(`scancel --full`), so a batch script begins with `trap '' USR1 USR2` and ends with `exec python train.py`.
+TERM: a checkpoint is written if there is time, then SystemExit is raised (workers of a data loader end on TERM too; if
+the step fails by that, the last checkpoint counts). Every program of a job gets these signals (`scancel --full`), so a
+batch script begins with `trap '' USR1 USR2` and ends with `exec python train.py`.
 
 Checkpoints are atomic (`checkpoints.py`): whatever happens, a complete one is found, and only the work since the last
 one is lost. A directory has one run at a time (`lock.py`). One process trains; several processes that share one model
