@@ -1,6 +1,7 @@
 #!/bin/bash
 # A hyperparameter grid: each array task is one combination, on its own slice, as slices become free.
-# %6 leaves room for other users; without it as many run as fit.
+# %6 leaves room for other users; without it as many run as fit. Where idle slices are lent, role=train lets a task be
+# requeued at any time: leave it out if your program does not continue from checkpoints.
 #SBATCH --job-name=grid
 #SBATCH --array=0-8%6
 #SBATCH --gres=mig:auto

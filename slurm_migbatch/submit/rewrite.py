@@ -83,8 +83,8 @@ MESSAGES: Final = {
     "use whole GPUs outside MIG for a program that needs several GPUs",
     "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
     "slice_kinds": " (%s have it: --constraint chooses one)",
-    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
-    "resumed; for a dedicated slice use --gres=mig:%s",
+    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
+    "any time, so it must continue from its checkpoints; for a dedicated slice use --gres=mig:%s",
     "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
     "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
     "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",

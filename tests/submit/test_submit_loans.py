@@ -119,6 +119,12 @@ def test_training_job_without_a_profile_waits_for_a_loan(ask, fields: dict[str, 
     assert waits(answer) and "nothing is known" not in answer.message
 
 
+def test_user_of_an_elastic_job_is_told_that_it_needs_checkpoints(ask) -> None:
+    """migbatch saves nothing of a job: one without checkpoints starts over whenever its slice is reclaimed."""
+    message = ask().message
+    assert "so it must continue from its checkpoints" in message and "resumed" not in message
+
+
 def test_training_job_of_an_unknown_model_is_told_that_any_slice_may_be_lent(chooser: Chooser) -> None:
     request = JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", batch=1)
     for words, warned in (("model=other batch=64", True), ("model=other batch=64 mem=20gib", False)):
