@@ -45,8 +45,8 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
         cancel(made)
 
 
-def test_each_of_the_fifteen_questions_has_a_section_with_commands() -> None:
-    assert len(SECTIONS) == 15 and all(commands for _, commands in SECTIONS)
+def test_every_section_has_commands() -> None:
+    assert len(SECTIONS) >= 15 and all(commands for _, commands in SECTIONS)
 
 
 def test_the_commands_do_what_the_page_says(bed: Cluster) -> None:
