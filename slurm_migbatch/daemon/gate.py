@@ -22,8 +22,8 @@ from starlette.responses import Response
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.credentials import CredentialThreads
+from slurm_migbatch.daemon.jsonfields import MessageError
 from slurm_migbatch.daemon.log import RateLimitedLog
-from slurm_migbatch.daemon.messages import MessageError
 from slurm_migbatch.node.auth import (
     DIGEST_HEADER,
     NODE_HEADER,

@@ -8,12 +8,32 @@ effect, so that its number is acknowledged and the node continues.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from slurm_migbatch.daemon.jsonfields import (
+    MAX_NUMBER,
+    MAX_REAL,
+    MAX_TEXT,
+    Field,
+    MessageError,
+    check_bounds,
+    check_fields,
+    list_of,
+    matched,
+    optional,
+    parse,
+    real,
+    rows,
+    shown,
+    string,
+    string_to,
+    truth,
+    whole,
+    whole_to,
+)
 from slurm_migbatch.mig.geometry import MOST_SLICES, Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.planning import is_searchable
@@ -28,14 +48,7 @@ MAX_EVENTS = 500
 LEAST_OF_NAME, MOST_OF_NAME = 0.75, 1.1
 #: bytes of a request for a plan, which has three short fields and is parsed in the event loop
 MAX_PLAN_BYTES = 4096
-#: integers that all JSON readers represent exactly
-MAX_NUMBER = 2**53 - 1
-#: maximum of numbers with a fraction; jobs may report up to 1e21 items a second
-MAX_REAL = 1e30
 MAX_JOB = 2**32 - 1
-MAX_DEPTH = 12
-MAX_ITEMS = 200_000
-MAX_TEXT = 4096
 MAX_GPUS = 64
 #: slices of one node, and also runs that hold them; slices of one run on a node
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
@@ -51,10 +64,6 @@ HOLDING = frozenset({"boot", "inventory", "state", "start", "stop", "create", "d
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HEX = re.compile(r"[0-9a-fA-F-]{1,64}")
 _KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-
-
-class MessageError(ValueError):
-    """An invalid message or event; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +128,11 @@ def read_events(node: str, body: bytes) -> EventsMessage:
         raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are accepted")
     described = _Described()
     return EventsMessage(
-        journal=_matched(message, "journal", _HEX),
-        boot_id=_matched(message, "boot_id", _HEX),
+        journal=matched(message, "journal", _HEX),
+        boot_id=matched(message, "boot_id", _HEX),
         events=tuple(_within(_event(event, described) for event in events)),
-        database=_matched(message, "database", _HEX) if message.get("database") else "",
-        acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
+        database=matched(message, "database", _HEX) if message.get("database") else "",
+        acked=whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
 
 
@@ -132,170 +141,41 @@ def read_plan(node: str, body: bytes) -> PlanMessage:
     if len(body) > MAX_PLAN_BYTES:
         raise MessageError(f"the body has {len(body)} bytes, at most {MAX_PLAN_BYTES} are accepted")
     message = _message(node, body)
-    have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
-    return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
+    have = whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
+    return PlanMessage(have, real(message, "wait", 0, 3600) if "wait" in message else 0.0)
 
 
 def read_findings(node: str, body: bytes) -> FindingsMessage:
     """Parse a message of `node` to /node/v1/findings; its texts are printable. Raises MessageError."""
     message = _message(node, body)
     parsed = []
-    for row in _rows(message, "findings", findings.MOST):
+    for row in rows(message, "findings", findings.MOST):
         if row.get("level") not in (findings.FAIL, findings.WARN, findings.UNKNOWN):
-            raise MessageError(f"level of a finding is {_shown(row.get('level'))}")
-        texts = (printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
+            raise MessageError(f"level of a finding is {shown(row.get('level'))}")
+        texts = (printable(string(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
         parsed.append(Finding(str(row["level"]), *texts))
-    return FindingsMessage(_real(message, "sent", 0, MAX_REAL), tuple(parsed))
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------
-
-
-def parse(body: bytes) -> Any:
-    """Parse `body` as JSON in UTF-8, strictly: no NaN, no duplicate key, bounded numbers. Raises MessageError."""
-    try:
-        value = json.loads(
-            body.decode("utf-8"),
-            parse_constant=_no_constant,
-            parse_int=_integer,
-            parse_float=_float,
-            object_pairs_hook=_object,
-        )
-    except MessageError:
-        raise
-    except (ValueError, RecursionError):
-        raise MessageError("the body is not JSON") from None
-    return value
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise MessageError(f"{text} is not a JSON number")
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20:
-        raise MessageError(f"a number of {len(text)} digits")
-    return int(text)
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise MessageError(f"{text[:40]} is too large a number")
-    return number
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a key"
-        raise MessageError(f"{twice[:40]!r} appears twice in one object")
-    return fields
+    return FindingsMessage(real(message, "sent", 0, MAX_REAL), tuple(parsed))
 
 
 def _message(node: str, body: bytes) -> Mapping[str, Any]:
     message = parse(body)
     if not isinstance(message, dict):
         raise MessageError("the body must be an object")
-    subject = _matched(message, "node", _NODE)
+    subject = matched(message, "node", _NODE)
     if subject != node:
         raise MessageError(f"node {node} reports about node {subject}; a node may only report about itself")
     return message
-
-
-# -- fields ------------------------------------------------------------------------------------------------------
-
-
-def _matched(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
-    value = message.get(key)
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise MessageError(f"{key} is missing or malformed")
-    return value
-
-
-def _whole(row: Mapping[str, Any], key: str, low: int, high: int) -> int:
-    value = row.get(key)
-    if type(value) is not int or not low <= value <= high:
-        raise MessageError(f"{key} must be a whole number from {low} to {high}, not {_shown(value)}")
-    return value
-
-
-def _real(row: Mapping[str, Any], key: str, low: float, high: float) -> float:
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise MessageError(f"{key} must be a number from {low:g} to {high:g}, not {_shown(value)}")
-    return float(value)
-
-
-def _text(row: Mapping[str, Any], key: str, length: int) -> str:
-    value = row.get(key)
-    if not isinstance(value, str) or len(value) > length:
-        raise MessageError(f"{key} must be a string of at most {length} characters, not {_shown(value)}")
-    return value
-
-
-def _truth(row: Mapping[str, Any], key: str) -> bool:
-    value = row.get(key)
-    if type(value) is not bool:
-        raise MessageError(f"{key} must be true or false, not {_shown(value)}")
-    return value
-
-
-def _rows(row: Mapping[str, Any], key: str, most: int) -> Sequence[Mapping[str, Any]]:
-    value = row.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise MessageError(f"{key} must be a list of objects, not {_shown(value)}")
-    if len(value) > most:
-        raise MessageError(f"{key} has {len(value)} entries, at most {most} are accepted")
-    return value
-
-
-def _shown(value: object) -> str:
-    return ascii(value)[:60] if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
-
-
-#: error of `key` of a row, if any; raised as MessageError
-_Field = Callable[[Mapping[str, Any], str], object]
-
-
-def _optional(check: _Field) -> _Field:
-    return lambda row, key: None if row.get(key) is None else check(row, key)
-
-
-def _whole_to(high: int, low: int = 0) -> _Field:
-    return lambda row, key: _whole(row, key, low, high)
-
-
-def _text_to(length: int) -> _Field:
-    return lambda row, key: _text(row, key, length)
-
-
-def _list_of(check: Callable[[Mapping[str, Any]], object], most: int) -> _Field:
-    def checked(row: Mapping[str, Any], key: str) -> None:
-        for number, item in enumerate(_rows(row, key, most)):
-            try:
-                check(item)
-            except MessageError as error:
-                raise MessageError(f"{key}[{number}]: {error}") from None
-
-    return checked
-
-
-def _checked(row: Mapping[str, Any], fields: Mapping[str, _Field]) -> None:
-    for key, check in fields.items():
-        check(row, key)
 
 
 def _pair(row: Mapping[str, Any], key: str) -> None:
     value = row.get(key)
     if not isinstance(value, list) or len(value) != 2:
         raise MessageError(f"{key} must be a job and its restart count")
-    _checked({"job": value[0], "restart": value[1]}, _RUN)
+    check_fields({"job": value[0], "restart": value[1]}, _RUN)
 
 
 def _place(row: Mapping[str, Any]) -> None:
-    _checked(row, _PLACE)
+    check_fields(row, _PLACE)
     try:
         Slot.of(row["profile"], row["start"], row["size"])
     except (LayoutError, ProfileError) as error:
@@ -303,7 +183,7 @@ def _place(row: Mapping[str, Any]) -> None:
 
 
 def _gpu(row: Mapping[str, Any]) -> None:
-    _checked(row, _GPU)
+    check_fields(row, _GPU)
     geometry = row.get("geometry")
     if geometry is None:
         if row.get("mig"):
@@ -311,14 +191,14 @@ def _gpu(row: Mapping[str, Any]) -> None:
         return
     if not isinstance(geometry, dict):
         raise MessageError("geometry must be an object")
-    for info in _rows(geometry, "profiles", MAX_PROFILES):
+    for info in rows(geometry, "profiles", MAX_PROFILES):
         placements = info.get("placements")
         if not isinstance(placements, list) or len(placements) > MOST_SLICES:
             raise MessageError(f"placements must be a list of at most {MOST_SLICES}")
         for pair in placements:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise MessageError("a placement is a start and a size")
-            _checked({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
+            check_fields({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
     _geometry(geometry)
 
 
@@ -350,69 +230,69 @@ def _implausible(geometry: Geometry) -> str:
     return ""
 
 
-_RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
-_PLACE: Mapping[str, _Field] = {
-    "gpu": _text_to(128),
-    "profile": _text_to(32),
-    "start": _whole_to(MOST_SLICES - 1),
-    "size": _whole_to(MOST_SLICES, 1),
-    "gi": _optional(_whole_to(2**31 - 1)),
-    "ci": _optional(_whole_to(2**31 - 1)),
-    "mig_uuid": _optional(_text_to(128)),
-    "reason": _optional(_text_to(MAX_TEXT)),
+_RUN: Mapping[str, Field] = {"job": whole_to(MAX_JOB, 1), "restart": whole_to(2**31 - 1)}
+_PLACE: Mapping[str, Field] = {
+    "gpu": string_to(128),
+    "profile": string_to(32),
+    "start": whole_to(MOST_SLICES - 1),
+    "size": whole_to(MOST_SLICES, 1),
+    "gi": optional(whole_to(2**31 - 1)),
+    "ci": optional(whole_to(2**31 - 1)),
+    "mig_uuid": optional(string_to(128)),
+    "reason": optional(string_to(MAX_TEXT)),
 }
-_GPU: Mapping[str, _Field] = {
-    "uuid": _text_to(128),
-    "minor": _optional(_whole_to(2**31 - 1)),
-    "index": _optional(_whole_to(2**31 - 1)),
-    "name": _optional(_text_to(128)),
-    "mig": _optional(_truth),
+_GPU: Mapping[str, Field] = {
+    "uuid": string_to(128),
+    "minor": optional(whole_to(2**31 - 1)),
+    "index": optional(whole_to(2**31 - 1)),
+    "name": optional(string_to(128)),
+    "mig": optional(truth),
 }
-_WHO: Mapping[str, _Field] = {
+_WHO: Mapping[str, Field] = {
     **_RUN,
-    "uid": _optional(_whole_to(2**32 - 1)),
-    "user": _optional(_text_to(256)),
-    "account": _optional(_text_to(256)),
-    "partition": _optional(_text_to(256)),
-    "decision": _optional(_text_to(64)),
-    "slices": _list_of(_place, MAX_RUN_SLICES),
-    "beside": _optional(_pair),
+    "uid": optional(whole_to(2**32 - 1)),
+    "user": optional(string_to(256)),
+    "account": optional(string_to(256)),
+    "partition": optional(string_to(256)),
+    "decision": optional(string_to(64)),
+    "slices": list_of(_place, MAX_RUN_SLICES),
+    "beside": optional(_pair),
 }
 
 
 def _held_run(row: Mapping[str, Any]) -> None:
-    _checked(row, {**_WHO, "since": lambda row, key: _real(row, key, 0, 253402300799)})
+    check_fields(row, {**_WHO, "since": lambda row, key: real(row, key, 0, 253402300799)})
 
 
-#: checks of the fields that are used, by kind of event; all others only have to respect the bounds of `_bounded`
-_KINDS: Mapping[str, Mapping[str, _Field]] = {
-    "boot": {"boot_id": lambda row, key: _matched(row, key, _HEX)},
-    "inventory": {"gpus": _list_of(_gpu, MAX_GPUS)},
+#: checks of the fields that are used, by kind of event; all others only have to respect the bounds of `check_bounds`
+_KINDS: Mapping[str, Mapping[str, Field]] = {
+    "boot": {"boot_id": lambda row, key: matched(row, key, _HEX)},
+    "inventory": {"gpus": list_of(_gpu, MAX_GPUS)},
     "state": {
-        "gpus": _list_of(_gpu, MAX_GPUS),
-        "runs": _list_of(_held_run, MAX_SLICES),
-        "zombies": _list_of(_place, MAX_SLICES),
-        "idle": _list_of(_place, MAX_SLICES),
+        "gpus": list_of(_gpu, MAX_GPUS),
+        "runs": list_of(_held_run, MAX_SLICES),
+        "zombies": list_of(_place, MAX_SLICES),
+        "idle": list_of(_place, MAX_SLICES),
     },
     "start": {
         **_WHO,
-        "warm": _optional(_truth),
-        "elapsed_ms": _optional(lambda row, key: _real(row, key, 0, 1e9)),
+        "warm": optional(truth),
+        "elapsed_ms": optional(lambda row, key: real(row, key, 0, 1e9)),
     },
     "stop": {
         **_RUN,
-        "slices": _list_of(_place, MAX_RUN_SLICES),
-        "exit_code": _optional(_whole_to(255)),
-        "memory_mib": _optional(lambda row, key: _real(row, key, 0, 1 << 24)),
-        "shared": _optional(_truth),
+        "slices": list_of(_place, MAX_RUN_SLICES),
+        "exit_code": optional(whole_to(255)),
+        "memory_mib": optional(lambda row, key: real(row, key, 0, 1 << 24)),
+        "shared": optional(truth),
     },
-    "misfit": {**_RUN, "reason": _optional(_text_to(MAX_TEXT)), "grant": _optional(_text_to(MAX_TEXT))},
+    "misfit": {**_RUN, "reason": optional(string_to(MAX_TEXT)), "grant": optional(string_to(MAX_TEXT))},
     "progress": _RUN,
     "fault": {
-        "drain": _optional(_truth),
-        "what": _optional(_text_to(MAX_TEXT)),
-        "action": _optional(_text_to(MAX_TEXT)),
-        "gpu": _optional(_text_to(128)),
+        "drain": optional(truth),
+        "what": optional(string_to(MAX_TEXT)),
+        "action": optional(string_to(MAX_TEXT)),
+        "gpu": optional(string_to(128)),
     },
     **{kind: {"": lambda row, key: _place(row)} for kind in ("create", "destroy", "zombie", "cleared")},
 }
@@ -436,7 +316,7 @@ class _Described:
             if self._gpus > MAX_DESCRIBED:
                 raise MessageError(f"more than {MAX_DESCRIBED} descriptions of GPUs in one message")
             geometry = row.get("geometry") if isinstance(row, dict) else None
-            _bounded(geometry)
+            check_bounds(geometry)
             text = json.dumps(geometry, sort_keys=True)
             if text not in self._geometries and len(self._geometries) >= MAX_GEOMETRIES:
                 raise MessageError(f"more than {MAX_GEOMETRIES} different geometries in one message")
@@ -452,14 +332,14 @@ def _event(row: Mapping[str, Any], described: _Described) -> Event:
         raise MessageError("each event needs seq (from 1) and kind")
     fields = {key: value for key, value in row.items() if key not in ("seq", "ts", "kind")}
     try:
-        ts = _real(row, "ts", 1e-3, 253402300799)
+        ts = real(row, "ts", 1e-3, 253402300799)
     except MessageError as error:
         return Event(row["seq"], 0.0, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     try:
         if kind in ("inventory", "state"):
             described.add(fields.get("gpus"))
-        _checked(fields, _KINDS.get(kind, {}))
-        _bounded(fields)
+        check_fields(fields, _KINDS.get(kind, {}))
+        check_bounds(fields)
     except MessageError as error:
         return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     return Event(row["seq"], ts, kind, fields)
@@ -478,30 +358,6 @@ def _within(events: Iterable[Event]) -> Iterator[Event]:
             yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": refusal})
         else:
             yield event
-
-
-def _bounded(value: Any) -> None:
-    """Check the bounds of any event: depth, number of items, sizes of texts and numbers."""
-    remaining, level = MAX_ITEMS, [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += [*item, *item.values()]
-            elif isinstance(item, list):
-                below += item
-            elif isinstance(item, str):
-                if len(item) > MAX_TEXT:
-                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are accepted")
-            elif (type(item) is int and abs(item) > MAX_NUMBER) or (type(item) is float and abs(item) > MAX_REAL):
-                raise MessageError(f"{_shown(item)} is too large a number")
-        remaining -= len(below)
-        if remaining < 0:
-            raise MessageError(f"more than {MAX_ITEMS} values")
-        level = below
-        if not level:
-            return
-    raise MessageError(f"nested deeper than {MAX_DEPTH}")
 
 
 def holding(events: Iterable[Event]) -> bool:

@@ -15,7 +15,8 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.facts import chooser_of
-from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
+from slurm_migbatch.daemon.jsonfields import MessageError
+from slurm_migbatch.daemon.messages import read_events, read_plan
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.mig.geometry import Geometry

@@ -22,6 +22,7 @@ from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.facts import slurm_uids
+from slurm_migbatch.daemon.jsonfields import MessageError
 from slurm_migbatch.daemon.reports import NodeReports
 from slurm_migbatch.doctor import (
     catalog,
@@ -296,7 +297,7 @@ def report_content(**more: object) -> bytes:
     ],
 )
 def test_malformed_findings_of_a_node_are_rejected(body: bytes) -> None:
-    with pytest.raises(messages.MessageError):
+    with pytest.raises(MessageError):
         messages.read_findings("n1", body)
 
 
