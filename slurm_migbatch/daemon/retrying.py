@@ -16,8 +16,8 @@ from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.decide.dispatch.retype import regranted
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.limits import limits_of
 from slurm_migbatch.predict.recurring import PastRun, RecurringJob, RunsPolicy, need_of, pick, ran_out
-from slurm_migbatch.predict.selection import limits_of
 from slurm_migbatch.site import FORGETS
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.store.recurring import RecurringRun

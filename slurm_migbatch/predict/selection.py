@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict import recurring
 from slurm_migbatch.predict.candidate import Candidate, Figures
+from slurm_migbatch.predict.limits import NO_LIMITS, JobLimits, limits_of, missed, ranked, ranked_by_memory, too_small
 from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import names as llm_names
 from slurm_migbatch.predict.llm import workload as llm_workload
@@ -92,38 +93,6 @@ class SliceChoice:
     def figures(self) -> Figures | None:
         """Prediction for the slice; None if there is none."""
         return next(candidate.figures for candidate in self.candidates if candidate.offer == self.offer)
-
-
-@dataclass(frozen=True)
-class JobLimits:
-    """Limits of a job."""
-
-    low: ProfileOffer | None
-    high: ProfileOffer | None
-    mem_mib: int | None
-
-    def within(self, offer: ProfileOffer) -> bool:
-        """Return whether the profile lies between min and max, in compute slices and in memory."""
-        low, high = self.low, self.high
-        if low and (offer.compute_slices < low.compute_slices or offer.memory_mib < low.memory_mib):
-            return False
-        return not (high and (offer.compute_slices > high.compute_slices or offer.memory_mib > high.memory_mib))
-
-
-NO_LIMITS: Final = JobLimits(None, None, None)
-
-
-def limits_of(hints: Hints, partition: Partition) -> JobLimits:
-    """Return the hints' limits; raises Refusal if they name unknown profiles or contradict each other."""
-    bounds: list[ProfileOffer | None] = []
-    for name in (hints.min, hints.max):
-        if name is not None and name not in partition.offers:
-            raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
-        bounds.append(None if name is None else partition.offers[name])
-    low, high = bounds
-    if low and high and (low.compute_slices > high.compute_slices or low.memory_mib > high.memory_mib):
-        raise Refusal("min_over_max", low.profile.gres_type, high.profile.gres_type)
-    return JobLimits(low, high, hints.mem_mib)
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
@@ -231,7 +200,7 @@ class Chooser:
         """
         figures = self.figures(workload, partition)
         rows = [(offer, figures.get(offer.profile.gres_type)) for offer in partition.plain]
-        return _ranked((offer, known, _missed(offer, known, workload, limits)) for offer, known in rows)
+        return ranked((offer, known, missed(offer, known, workload, limits)) for offer, known in rows)
 
     def choose(
         self,
@@ -440,8 +409,8 @@ class Chooser:
             offer, reason = min(holding, key=lambda profile: targets.excess(known(profile))), "time_short"
         text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
         rows = [(profile, known(profile)) for profile in partition.plain]
-        candidates = _ranked(
-            (profile, predicted, _too_small(profile, limits, predicted.slice_mib) or targets.missed(predicted))
+        candidates = ranked(
+            (profile, predicted, too_small(profile, limits, predicted.slice_mib) or targets.missed(predicted))
             for profile, predicted in rows
         )
         return SliceChoice(offer, reason, text, None, candidates, workload.label)
@@ -463,7 +432,7 @@ class Chooser:
             if hints.model is not None:
                 meant = self._meant(hints.model)
                 text %= f"{model} (did you mean model={meant}?)" if meant else model
-        return SliceChoice(offer, reason, text, None, _ranked_by_memory(partition, limits))
+        return SliceChoice(offer, reason, text, None, ranked_by_memory(partition, limits))
 
     def _meant(self, name: str) -> str | None:
         """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
@@ -514,7 +483,7 @@ def _from_runs(
     else:
         offer, reason, text = recurring.pick(job, need, allowed, policy)
         limits = replace(limits, mem_mib=need.need_mib)
-    return SliceChoice(offer, reason, text, None, _ranked_by_memory(partition, limits))
+    return SliceChoice(offer, reason, text, None, ranked_by_memory(partition, limits))
 
 
 def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
@@ -545,34 +514,3 @@ def _in_time(figures: Figures, bucket: Bucket) -> bool:
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
         return False
     return bucket.rate is None or figures.rate >= bucket.rate
-
-
-def _ranked(rows: Iterable[tuple[ProfileOffer, Figures | TokenFigures | None, str]]) -> tuple[Candidate, ...]:
-    """Return the candidates, sufficient ones first. Rows: slice, figures, why it is insufficient (empty: it is not)."""
-    judged = [Candidate(offer, figures, not why, why) for offer, figures, why in rows]
-    return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
-
-
-def _ranked_by_memory(partition: Partition, limits: JobLimits) -> tuple[Candidate, ...]:
-    return _ranked((offer, None, _too_small(offer, limits, 0)) for offer in partition.plain)
-
-
-def _too_small(offer: ProfileOffer, limits: JobLimits, need_mib: int) -> str:
-    """Return why a slice is outside the limits or too small, else ""; `need_mib` is predicted, used without mem=."""
-    if not limits.within(offer):
-        return "outside min and max"
-    need = limits.mem_mib or need_mib
-    return f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}" if offer.memory_mib < need else ""
-
-
-def _missed(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> str:
-    """Return why a slice is insufficient for a bucket, "" if it is sufficient."""
-    if figures is None:
-        return "no figures" if limits.within(offer) else "outside min and max"
-    if too_small := _too_small(offer, limits, figures.need_mib):
-        return too_small
-    if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
-        return f"a batch may take {digits(figures.latency_us / 1000)} ms, over {digits(bucket.slo_us / 1000)} ms"
-    if bucket.rate is not None and figures.rate < bucket.rate:
-        return f"may reach only {digits(figures.rate / 1000)} items/s, needs {digits(bucket.rate / 1000)}"
-    return ""

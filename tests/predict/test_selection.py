@@ -13,7 +13,8 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict import selection
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.selection import Chooser, SliceChoice, limits_of
+from slurm_migbatch.predict.limits import limits_of
+from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints, parse
