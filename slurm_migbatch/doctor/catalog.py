@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from slurm_migbatch.install.catalogline import catalog_lacks
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.install.slurmedit import catalog_lacks
 from slurm_migbatch.install.topology import SWITCH
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.slurm.nodelist import NodeListError, expand

@@ -8,11 +8,19 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
+from slurm_migbatch.install.catalogline import (
+    Counts,
+    NodeNameLine,
+    catalog_settings,
+    gres_entries,
+    gres_words,
+    listed_features,
+    others_of,
+)
 from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
 from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
@@ -22,25 +30,11 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
-_SHAPE: Final = (
-    ("boards", "Boards"),
-    ("socketsperboard", "SocketsPerBoard"),
-    ("sockets", "Sockets"),
-    ("corespersocket", "CoresPerSocket"),
-    ("threadspercore", "ThreadsPerCore"),
-    ("cpus", "CPUs"),
-    ("procs", "CPUs"),
-)
-_OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
     "earlier either"
 )
-_Row = tuple[Line, dict[str, str], tuple[str, ...]]
-"""A line of nodes, its values, and the nodes' names."""
-_Counts = Mapping[str, Mapping[str, int]]
-"""Slices by profile, of each MIG node."""
 
 
 @dataclass
@@ -81,7 +75,7 @@ def plan(
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
-    catalog = replace(site.catalog, settings=_catalog_settings(rows, counts), others=_listed(_others(rows, counts)))
+    catalog = replace(site.catalog, settings=catalog_settings(rows, counts), others=gres_words(others_of(rows, counts)))
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
         result.notes.append(_PREEMPTS)
@@ -203,7 +197,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
 # --- nodes
 
 
-def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[_Row]:
+def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[NodeNameLine]:
     """Yield the site's lines of nodes, with their values and names; those of the catalog are migbatch's."""
     own_file = conf.beside(INCLUDED)
     listed = set(expand(catalog))
@@ -225,7 +219,7 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[_Row]:
 
 
 def _node_edit(
-    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: _Counts
+    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Counts
 ) -> Iterator[LineEdit]:
     """Yield the change of a line of nodes: mig next to its own GRES, and each node's own feature.
 
@@ -268,37 +262,26 @@ def _features(present: str, name: str) -> str:
     return ",".join([*features, own] if name and own not in features else features)
 
 
-def _listed_features(values: Mapping[str, str]) -> list[str]:
-    return next((values[key] for key in FEATURES if key in values), "").split(",")
-
-
-def _clashes(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
+def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
     for line, values, names in rows:
-        for feature in _listed_features(values):
+        for feature in listed_features(values):
             if feature in own and names != (own[feature],):
                 text = f"{feature} is reserved by migbatch for node {own[feature]}; rename this feature"
                 yield f"{_place(line)}: {text}"
 
 
-def _static_slices(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
+def _static_slices(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """Yield a sentence for each entry of a MIG node's GRES that counts slices as GPUs, as AutoDetect names them."""
     for line, values, names in rows:
         members = [name for name in names if name in counts]
-        for text, entry in _gres_entries(values) if members else ():
+        for text, entry in gres_entries(values) if members else ():
             if entry.name == "gpu" and gres.profile_in(entry.type or "") is not None:
                 yield (
                     f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
                     "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
                 )
-
-
-def _gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:
-    """Yield the entries of a node's Gres=, with their texts; Slurm skips empty ones and reports wrong ones."""
-    for text in gres.split(values.get("gres", "")):
-        with suppress(gres.GresError):
-            yield text, gres.parse_entry(text)
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
@@ -316,96 +299,11 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
     return settings
 
 
-def _catalog_settings(rows: Sequence[_Row], counts: _Counts) -> str:
-    """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all."""
-    mig = [values for _, values, names in rows if any(name in counts for name in names)]
-    settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
-    largest = max(mig, key=_cpus, default={})
-    settings.update({name: largest[key] for key, name in _SHAPE if key in largest})
-    for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
-        maximum = max((_number(values.get(key, "")) for values in mig), default=0)
-        if maximum:
-            settings[name] = str(maximum)
-    own = [NODE_FEATURE + name for name in counts]
-    features: dict[str, None] = {}
-    for values in mig:
-        features.update(
-            dict.fromkeys(feature for feature in _listed_features(values) if feature and feature not in own)
-        )
-    features.update(dict.fromkeys(own))
-    if features:
-        settings["Features"] = ",".join(features)
-    return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _others(rows: Sequence[_Row], names: Collection[str]) -> dict[str, int]:
-    """Return the largest count of each GRES on a line of these nodes, except those of GPUs."""
-    largest: dict[str, int] = {}
-    for _, values, members in rows:
-        for _, entry in _gres_entries(values) if not set(names).isdisjoint(members) else ():
-            if entry.name not in _OF_GPUS:
-                kind = str(replace(entry, count=0)).removesuffix(":0")
-                largest[kind] = max(entry.count, largest.get(kind, 0))
-    return largest
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ",".join(f"{kind}:{count}" for kind, count in counts.items())
-
-
-def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
-    """Yield the settings missing from the lines of the catalog, a host list; a catalog node without a line lacks all.
-
-    Raises:
-        NodeListError: a line names no nodes.
-    """
-    rows = [(line, values, expand(values["nodename"])) for line, values in conf.records("nodename")]
-    listed = set(expand(catalog))
-    own = [values for _, values, names in rows if listed & set(names)]
-    needed = _catalog_settings([row for row in rows if not listed & set(row[2])], {name: {} for name in sorted(mig)})
-    shape = {name.lower() for _, name in _SHAPE}
-    short = any(_cpus(values) < _cpus(_values(needed)) for values in own)
-    for setting in needed.split():
-        key, _, value = setting.partition("=")
-        for values in own or [{}]:
-            if short if key.lower() in shape else _less(key, values, value):
-                yield setting
-                break
-    present = _others(rows, listed)
-    if missing := {kind: n for kind, n in _others(rows, mig).items() if present.get(kind, 0) < n}:
-        yield f"Gres={_listed(missing)}"
-
-
-def _values(settings: str) -> dict[str, str]:
-    return {key.lower(): value for key, _, value in (setting.partition("=") for setting in settings.split())}
-
-
-def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
-    """Return whether the value of a key on a line of the catalog is less than needed."""
-    present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
-    if key == "Features":
-        return not set(needed.split(",")) <= set(present.split(","))
-    return not present if key in ("NodeAddr", "Port") else _number(present) < _number(needed)
-
-
-def _cpus(values: Mapping[str, str]) -> int:
-    """Return how many CPUs a line of nodes gives each of them."""
-    sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", ""), 1) * _number(
-        values.get("boards", ""), 1
-    )
-    product = sockets * _number(values.get("corespersocket", ""), 1) * _number(values.get("threadspercore", ""), 1)
-    return max(_number(values.get("cpus", values.get("procs", ""))), product)
-
-
-def _number(text: str, default: int = 0) -> int:
-    return int(text) if text.isdigit() else default
-
-
 # --- partitions
 
 
 def _partition_edits(
-    conf: Conf, rows: Sequence[_Row], counts: _Counts, catalog: str, lending: Collection[str], done: SlurmPlan
+    conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, catalog: str, lending: Collection[str], done: SlurmPlan
 ) -> Iterator[LineEdit]:
     """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
     sets = dict(_node_sets(conf, rows))
@@ -435,13 +333,13 @@ def _partition_edits(
             yield edit(conf, line, change, additions)
 
 
-def _node_sets(conf: Conf, rows: Sequence[_Row]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _node_sets(conf: Conf, rows: Sequence[NodeNameLine]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the nodes of each NodeSet."""
     for _, values in conf.records("nodeset"):
         members: list[str] = []
         feature = values.get("feature", "")
         for _, node, names in rows:
-            if feature and feature in _listed_features(node):
+            if feature and feature in listed_features(node):
                 members += names
         if values.get("nodes"):
             members += expand(values["nodes"])
@@ -451,7 +349,7 @@ def _node_sets(conf: Conf, rows: Sequence[_Row]) -> Iterator[tuple[str, tuple[st
 # --- gres.conf
 
 
-def _own_gres(conf: Conf, counts: _Counts, done: SlurmPlan) -> None:
+def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
     """Add lines of the site's gres.conf that must be removed to the problems of `done`."""
     own_file = conf.beside(INCLUDED_GRES)
     for line in conf.lines:
@@ -473,7 +371,7 @@ def _own_gres(conf: Conf, counts: _Counts, done: SlurmPlan) -> None:
             done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
 
 
-def _devices(conf: Conf, rows: Sequence[_Row], counts: _Counts, done: SlurmPlan) -> Iterator[str]:
+def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: SlurmPlan) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
     own_file = conf.beside(INCLUDED_GRES)
     described: set[str] = set()
@@ -492,7 +390,7 @@ def _devices(conf: Conf, rows: Sequence[_Row], counts: _Counts, done: SlurmPlan)
         return
     for line, values, names in rows:
         members = [name for name in names if name in counts and name not in described]
-        gpus = [entry for _, entry in _gres_entries(values) if entry.name == "gpu"]
+        gpus = [entry for _, entry in gres_entries(values) if entry.name == "gpu"]
         if not members or not gpus:
             continue
         if len(gpus) > 1:
