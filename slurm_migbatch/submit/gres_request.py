@@ -1,4 +1,4 @@
-"""Parse a job's request: the MIG and GPU entries of its TRES fields, and the count on each node."""
+"""Parse a job's request: MIG and GPU entries of its TRES fields, what they leave open, the count on each node."""
 
 from __future__ import annotations
 
@@ -197,3 +197,27 @@ def nodes_of(request: JobRequest) -> int | None:
     if (low or 1) == 1 and high is None:
         return 1 if (request.num_tasks or 1) == 1 else None
     return None
+
+
+def is_auto(part: GresEntry) -> bool:
+    """Return whether the entry leaves the profile to migbatch."""
+    return part.name == "mig" and part.type in (None, AUTO)
+
+
+def is_open(part: GresEntry) -> bool:
+    """Return whether the entry leaves both profile and GPU kind to migbatch."""
+    return is_auto(part) or (part.name == "gpu" and part.type is None)
+
+
+def auto_again(present: str) -> str:
+    """Return a job's GRES with one `mig:auto` in place of its MIG entries."""
+    entries: list[str] = []
+    replaced = False
+    for entry in present.split(","):
+        prefix, rest = gres.prefix_of(entry)
+        if not rest.startswith("mig:"):
+            entries.append(entry)
+        elif not replaced:
+            replaced = True
+            entries.append(f"{prefix}mig:{AUTO}")
+    return ",".join(entries)

@@ -8,22 +8,22 @@ service; a property test compares the two.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
-from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
+from slurm_migbatch.mig.grant import MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.limits import NO_LIMITS, JobLimits, limits_of
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.slurm.client import SLURM_LIMIT
-from slurm_migbatch.slurm.gres import prefix_of, profile_in
+from slurm_migbatch.slurm.gres import profile_in
 from slurm_migbatch.submit import nodes
+from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
     AUTO,
@@ -31,15 +31,18 @@ from slurm_migbatch.submit.gres_request import (
     MAX_COUNT,
     GresEntry,
     GresRequest,
+    auto_again,
     by_profile,
     count_of,
+    is_auto,
+    is_open,
     mentions,
     nodes_of,
     per_node,
     read,
     takes_one_node,
 )
-from slurm_migbatch.submit.nodes import READ, NodeChoice
+from slurm_migbatch.submit.nodes import NodeChoice
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,
@@ -67,15 +70,7 @@ from slurm_migbatch.workload.loans import (
     is_marked,
     waiting_count,
 )
-from slurm_migbatch.workload.refusal import Refusal, lower, show
-
-DECISION_BYTES: Final = 8
-"""Length of a decision's name in the marker. Space for it is reserved even if none is written, so that the service and
-the table accept the same comments.
-"""
-
-CLEARED: Final = " "
-"""An empty comment, in an update: older releases read "" as no change, and the marker would stay without its slices."""
+from slurm_migbatch.workload.refusal import Refusal, show
 
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
@@ -107,8 +102,6 @@ MESSAGES: Final = {
 Past = Mapping[str, Sequence[PastRun]]
 """Runs of recurring jobs, the newest last, by the job's key."""
 NO_PAST: Final[Past] = MappingProxyType({})
-
-_MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 
 @dataclass(frozen=True)
@@ -149,24 +142,6 @@ def rewrite(
         return job.submit() if request.now is None else job.modify(request.now)
     except Refusal as refusal:
         return Refuse(str(refusal), refusal.code)
-
-
-def has_marker(text: str | None) -> bool:
-    """Return whether a text contains the beginning of a marker, which only the filter may write; ignoring case."""
-    return text is not None and MARKER_OPEN in lower(text)
-
-
-def split_marker(comment: str) -> tuple[str, str]:
-    """Return `(the user's text, the marker)` of a job's current comment.
-
-    The marker is empty if it is malformed.
-    """
-    at = comment.find(MARKER_OPEN)
-    if at < 0:
-        return comment, ""
-    text, tail = comment[:at], comment[at:]
-    text = text.removesuffix(" ")
-    return text, tail if _MARKER.fullmatch(tail) else ""
 
 
 @dataclass(frozen=True)
@@ -258,7 +233,7 @@ class _Job:
         if tres_given and keeps:
             raise Refusal("loan_kept")
         if not tres_given:
-            merged = replace(merged, tres_per_node=_auto_again(now.tres_per_node or ""))
+            merged = replace(merged, tres_per_node=auto_again(now.tres_per_node or ""))
         answer = self._grant(merged, old_marker=marker, elastic=True)
         if not isinstance(answer, Accept):  # it requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
@@ -266,7 +241,7 @@ class _Job:
             if keeps:
                 raise Refusal("loan_kept")
         elif not tres_given:
-            comment = _with_marker(merged.comment or "", marker, merged.exc_nodes, longest=LONGEST_MARK)
+            comment = with_marker(merged.comment or "", marker, merged.exc_nodes, longest=LONGEST_MARK)
             answer = replace(answer, changes={"comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
 
@@ -277,7 +252,7 @@ class _Job:
             raise Refusal("running")
         if not marker or request.comment is None:
             return Pass()
-        return Accept({"comment": _with_marker(request.comment, marker, excluded)}, "")
+        return Accept({"comment": with_marker(request.comment, marker, excluded)}, "")
 
     def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
         differing: dict[str, str] = {}
@@ -309,7 +284,7 @@ class _Job:
         limits = limits_of(hints, partition)
         _check_options(asking, request)
         batch = request.now is None and request.batch == 1
-        if partition.lends and hints.role == "train" and (elastic or batch) and all(map(_is_open, asking.parts)):
+        if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
@@ -318,7 +293,7 @@ class _Job:
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
         """Return notes on text that is not read as hints, if the profile is left to migbatch."""
-        if not any(_is_auto(part) for part in asking.parts):
+        if not any(is_auto(part) for part in asking.parts):
             return []
         extra = self.request.extra
         notes = [MESSAGES["unread"] % show(unread)] if unread else []
@@ -369,8 +344,8 @@ class _Job:
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
-        free = any(_is_auto(part) for part in asking.parts)  # then the hints apply to that part only
-        chosen = all(_is_auto(part) for part in asking.parts)
+        free = any(is_auto(part) for part in asking.parts)  # then the hints apply to that part only
+        chosen = all(is_auto(part) for part in asking.parts)
         in_environment = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
@@ -379,7 +354,7 @@ class _Job:
                 messages.append(_whole(part, partition, _times(count, offer)))
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
-            elif _is_auto(part):
+            elif is_auto(part):
                 choice = choice or self.chooser.choose(
                     hints, partition, self._recurring(), self.policy.runs, passes_batch=in_environment
                 )
@@ -400,7 +375,7 @@ class _Job:
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
-        comment = _with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
+        comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
         changes = _changes(request, asking, granted, comment)
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
@@ -440,7 +415,7 @@ class _Job:
         name = old_name if old_name.startswith(LOAN) else decision_name(self.decision_id)
         prefix = asking.parts[0].prefix
         marker = f"[mig:{LOAN}:1#{name}]"
-        comment = _with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
+        comment = with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
@@ -561,29 +536,6 @@ def _check_lengths(holder: JobRequest | Present) -> None:
             raise Refusal("text_long", option, str(len(text)))
 
 
-def _is_auto(part: GresEntry) -> bool:
-    return part.name == "mig" and part.type in (None, AUTO)
-
-
-def _is_open(part: GresEntry) -> bool:
-    """Return whether the entry leaves both profile and GPU kind to migbatch."""
-    return _is_auto(part) or (part.name == "gpu" and part.type is None)
-
-
-def _auto_again(present: str) -> str:
-    """Return a job's GRES with one `mig:auto` in place of its MIG entries."""
-    entries: list[str] = []
-    replaced = False
-    for entry in present.split(","):
-        prefix, rest = prefix_of(entry)
-        if not rest.startswith("mig:"):
-            entries.append(entry)
-        elif not replaced:
-            replaced = True
-            entries.append(f"{prefix}mig:{AUTO}")
-    return ",".join(entries)
-
-
 def _explicit(part: GresEntry, partition: Partition, limits: JobLimits) -> ProfileOffer:
     name = (part.type or "").replace("+", ".")
     if name == FILLER:
@@ -668,23 +620,6 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes
-
-
-def _with_marker(text: str, marker: str, nodes: str | None, decision: str | None = None, longest: int = 0) -> str:
-    """Return the comment with the excluded `nodes`, as far as they fit, and its marker.
-
-    Space is reserved for a full decision name if `decision` is given, and for a marker of
-    `longest` bytes.
-    """
-    comment = f"{text} {marker}" if text else marker
-    reserved = max(0, longest - len(marker))
-    if decision is not None:
-        reserved = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
-    if len(comment) + reserved > SLURM_LIMIT:
-        raise Refusal("comment_long", str(len(comment) + reserved - SLURM_LIMIT))
-    free = SLURM_LIMIT - len(comment) - reserved - excluding.SPARE
-    text = excluding.attached(text, nodes if nodes and len(nodes) <= READ else "", free)
-    return f"{text} {marker}" if text else marker
 
 
 def _times(count: int, offer: ProfileOffer) -> str:

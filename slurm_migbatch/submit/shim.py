@@ -11,9 +11,10 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.rightsize import NEARLY
 from slurm_migbatch.predict.selection import FAR, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
+from slurm_migbatch.submit.comment import DECISION_BYTES
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
-from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, SubmitPolicy
+from slurm_migbatch.submit.rewrite import MESSAGES, SubmitPolicy
 from slurm_migbatch.submit.script import MOST_BYTES
 from slurm_migbatch.submit.table import (
     BASE,

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.comment import split_marker
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite, split_marker
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.gpu_kinds import SITE
 
 USER = 1001
