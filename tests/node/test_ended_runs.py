@@ -316,7 +316,7 @@ def test_thousands_of_sockets_that_a_user_names_like_steps_are_not_read(tmp_path
 
 def test_sockets_that_do_not_listen_are_not_read(tmp_path, parsed):
     with ExitStack() as open_sockets:
-        for job in range(2000):
+        for job in range(400):
             open_sockets.enter_context(socket.socket(socket.AF_UNIX)).bind(str(tmp_path / f"n1_{job}.0"))
         assert steps("n1", tmp_path) == set()
     assert not [path for path in parsed if path.startswith(str(tmp_path))]
@@ -353,7 +353,7 @@ def test_search_for_steps_ends_by_its_deadline(tmp_path, monkeypatch, owner_show
     if not owner_shown:
         monkeypatch.setattr(unix_sockets, "_SHOW_UID", 0)
     with ExitStack() as open_sockets:
-        for job in range(2000):
+        for job in range(400):
             open_sockets.enter_context(socket_at(tmp_path / f"n1_{job}.0"))
         checks, given = 1, None
         while given is None:
@@ -362,7 +362,7 @@ def test_search_for_steps_ends_by_its_deadline(tmp_path, monkeypatch, owner_show
             except LivenessError as error:
                 assert "no time left" in str(error)
                 checks += 1
-        assert given == set(range(2000)) and checks > 5, "a partial list is never returned"
+        assert given == set(range(400)) and checks > 5, "a partial list is never returned"
 
 
 def test_run_is_kept_when_there_is_no_time_to_search_for_its_steps(node):
