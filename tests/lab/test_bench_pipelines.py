@@ -37,16 +37,14 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("PIPELINES", 12), ("NODES", 1), ("PER_NODE", 4), ("LOADS", (0.5,))):
+    for name, value in (("PIPELINES", 8), ("NODES", 1), ("PER_NODE", 4), ("LOADS", (0.5,))):
         monkeypatch.setattr(pipelines, name, value)
 
 
 def test_variants_request_the_same_gres_and_only_ours_names_the_pipeline(data: Path) -> None:
     seconds = table(data)
     drawn = pipelines.draw(seconds, 0.5, 3)
-    assert len({pipeline.slack for pipeline in drawn}) == 12 and all(
-        len(pipeline.parts) in (3, 4) for pipeline in drawn
-    )
+    assert len({pipeline.slack for pipeline in drawn}) == 8 and all(len(pipeline.parts) in (3, 4) for pipeline in drawn)
     right = pipelines.exact(seconds)
     for pipeline in drawn:
         for way in (EQUAL, PROPORTIONAL):
@@ -56,7 +54,7 @@ def test_variants_request_the_same_gres_and_only_ours_names_the_pipeline(data: P
     ours, alone = (pipelines.workload(way, drawn, right) for way in (OURS, ALONE))
     assert [job.gres for job in ours] == [job.gres for job in alone]
     names = [parse(job.fields["comment"].split(" [")[0]).pipeline for job in ours]
-    assert len(set(names)) == 12 and None not in names
+    assert len(set(names)) == 8 and None not in names
     assert all(job.begin_s if not job.after else not job.begin_s for job in ours)
     assert not any("pipeline" in job.fields["comment"] or job.begin_s for job in alone)
 

@@ -115,7 +115,7 @@ def test_jobs_of_two_users_do_not_share(monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """Fewer jobs on fewer GPUs."""
-    monkeypatch.setattr(sharing, "JOBS", 50)
+    monkeypatch.setattr(sharing, "JOBS", 30)
     monkeypatch.setattr(sharing, "GPUS", 2)
 
 
