@@ -93,8 +93,13 @@ def test_training_job_is_moved_to_free_a_whole_gpu_and_inference_is_not():
         assert jobs[1].jct_s < 3000 + 100, "a restart and a checkpoint"
 
 
-def test_measurement_has_both_populations_and_the_command_repeats_it(openb, tmp_path, monkeypatch):
-    result = fragmentation.measure(openb, seeds=2)
+def test_measurement_has_both_populations_and_is_printed(openb, tmp_path, monkeypatch):
+    """That it is deterministic is checked in test_bench_wrong_predictions.py, which measures the same twice."""
+    measured_once(monkeypatch, fragmentation)
+    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
+    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
     assert result["populations"]["parts of a GPU"]["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
     for population in result["populations"].values():
         assert population["decides"] == shipped.DECIDES
@@ -112,11 +117,6 @@ def test_measurement_has_both_populations_and_the_command_repeats_it(openb, tmp_
     rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
     least = min(rows[way]["wait_s"] for way in ("first fit", "best fit", "FGD"))
     assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
-    measured_once(monkeypatch, fragmentation)
-    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
-    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == json.loads(json.dumps(result)), "it is deterministic"
     assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
     done = CliRunner().invoke(bench, words)
     assert done.exit_code == 0, done.output
