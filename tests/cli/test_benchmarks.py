@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.bars import Bar, mean_with_interval, times_of
+from slurm_migbatch.lab.bench import hooks
 from slurm_migbatch.lab.bench.submit import time_table
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -17,6 +18,7 @@ from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from tests.support.experiments import measured_once
 
 GEOMETRY = Geometry.from_dict(
     {
@@ -44,8 +46,13 @@ GEOMETRY = Geometry.from_dict(
 )
 
 
-def test_hooks_are_measured_with_and_without_the_agent():
-    result = CliRunner().invoke(cli, ["bench", "hooks", "--rounds", "10", "--json"], standalone_mode=False)
+def test_hooks_are_measured_with_and_without_the_agent(monkeypatch):
+    measured_once(monkeypatch, hooks)
+    words = ["bench", "hooks", "--rounds", "10"]
+    printed = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert printed.exception is None, printed.exception
+    assert "with the agent" in printed.stdout and "in the hook's own process" in printed.stdout
+    result = CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False)
     assert result.exception is None, result.exception
     data = json.loads(result.stdout)
     assert {bar["name"] for bar in data["bars"]} >= {

@@ -15,8 +15,6 @@ from tests.support.shown_calls import PAGES, calls, inline, inline_calls, shell
 
 #: options added to the documented command
 SMALL: Final[dict[str, list[str]]] = {
-    "bench hooks": ["--rounds", "10"],
-    "bench learn": ["--runs", "100", "--models", "100"],
     "bench sampling": ["--rounds", "5"],
     "bench scale": ["--nodes", "2", "--gpus", "1", "--pending", "5"],
     "eval batch": ["--data", "{sliced}"],
@@ -26,11 +24,12 @@ SMALL: Final[dict[str, list[str]]] = {
     "eval profiling": ["--data", "{sliced}"],
     "eval torch": ["--data", str(Path(__file__).parents[2] / "measurements")],
 }
-#: commands that take minutes, and where they, or their parts, are tested with less work
+#: commands that take minutes or that another test runs, and where they, or their parts, are tested with less work
 LONG: Final = {
     "bench all": "tests/cli/test_bench_all.py",
     "bench dispatch": "tests/lab/test_bench_dispatch.py",
     "bench fragmentation": "tests/lab/test_bench_fragmentation.py",
+    "bench hooks": "tests/cli/test_benchmarks.py",
     "bench lending": "tests/lab/test_bench_lending.py",
     "bench live": "tests/lab/slurm",
     "bench reports": "tests/report/test_report_parts.py",
