@@ -23,7 +23,7 @@ ANSWERS = {
     "Can I ask by memory": r"1g\.20gb has 2\d{4} MiB",
     "Free slices": r"Slurm:\s+JobHeldUser",
     "How do I use several": r"task 1: MIG-",
-    "Counts of slices": r"mig:none:\d+[\s\S]*n1 (idle|mixed)",
+    "Counts of slices": r"mig:none:\d+[\s\S]*n1 (idle|mixed|completing)",
     "What did my job": r"2g\.20gb[\s\S]*COMPLETED",
     "Which compute instance": r"3g\.40gb MIG-",
     "Nodes and partitions": r"n1",
