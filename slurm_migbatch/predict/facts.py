@@ -23,7 +23,7 @@ about ten: the feed-forward's hidden layer before and after its nonlinearity, an
 """
 MIXED: Final = 0.75
 """Share of the activations that a backward pass of Ultralytics' models keeps: its trainer uses 16-bit autocast unless
-it is switched off, and logs 2.0 to 2.5 GB of YOLOv8n and about 7 GB of YOLOv8m in batches of 16 at 640 pixels.
+it is switched off. An assumption on the large side; it was not measured.
 """
 
 

@@ -224,11 +224,11 @@ def test_public_vision_models_are_known_under_their_usual_names(name: str, small
         assert other.traffic_mib > one.traffic_mib and other.flops > one.flops
 
 
-@pytest.mark.parametrize(("model", "logged_gb"), [("yolov8n", 2.5), ("yolov8s", 3.8), ("yolov8m", 7.0)])
-def test_training_memory_of_yolo_is_that_of_its_own_trainer(model: str, logged_gb: float) -> None:
-    """Ultralytics logs what PyTorch reserved at 640 pixels in batches of 16, without the CUDA context."""
+@pytest.mark.parametrize(("model", "rough_gb"), [("yolov8n", 2.5), ("yolov8s", 3.8), ("yolov8m", 7.0)])
+def test_training_memory_of_yolo_is_of_the_order_of_its_own_trainers(model: str, rough_gb: float) -> None:
+    """Rough, not measured: what Ultralytics logs at 640 pixels in batches of 16, without the CUDA context."""
     need = PRIOR.figures(Bucket(model, "train", 16, 640, "px"), H100)[P("7g.80gb")].need_mib
-    used = logged_gb * 1e9 / 2**20 + 500
+    used = rough_gb * 1e9 / 2**20 + 500
     assert used <= need <= 2.4 * used
 
 
