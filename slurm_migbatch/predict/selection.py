@@ -48,7 +48,7 @@ _MOST_WORKLOADS: Final = 4096
 #: largest difference in length between an unknown name and the known one that is suggested for it
 _LETTERS_OFF: Final = 3
 
-FAR: Final = 4
+FAR_TOO_LARGE: Final = 4
 """Memory need in largest slices from which a job is refused: no prediction is that wrong."""
 
 REASONS: Final = {
@@ -257,7 +257,7 @@ class Chooser:
             choice = self._with_batch(bucket, partition, offers, reason, limits, _arrivals(hints))
         if choice is None:
             known = figures[usual.profile.gres_type]
-            if reason == "memory_short" and known.need_mib > FAR * usual.memory_mib:
+            if reason == "memory_short" and known.need_mib > FAR_TOO_LARGE * usual.memory_mib:
                 raise Refusal("need_far", bucket.cell, gib(known.need_mib), gib(usual.memory_mib))
             text = REASONS[reason] + _predicted(bucket, known, usual, limits)
             choice = SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)

@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.rightsize import NEARLY
-from slurm_migbatch.predict.selection import FAR, PREDICTED, REASONS, USUAL
+from slurm_migbatch.predict.selection import FAR_TOO_LARGE, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.comment import DECISION_BYTES
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
@@ -88,7 +88,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         predicted=PREDICTED,
         usual=USUAL,
         nearly=NEARLY,
-        far=FAR,
+        far_too_large=FAR_TOO_LARGE,
         hint_forms=FORMS,
         hint_order=list(FORMS),
         choices=CHOICES,
