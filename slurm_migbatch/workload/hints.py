@@ -49,25 +49,6 @@ MAX_BYTES: Final = 999
 MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - / :, for example bert-large"
 PROFILE_FORM: Final = "a full profile name, for example 1g.10gb"
 
-FORMS: Final = {
-    "model": MODEL_FORM,
-    "batch": "a number from 1 to 65536",
-    "input": "the size of one item, for example 512tok or 224px",
-    "items": "how many items, for example 50000 or 50k",
-    "slo": "a time with its unit from 100us to 1d, for example 200ms",
-    "deadline": "a time with its unit from 1s to 366d, for example 2h",
-    "pipeline": "a name of up to 64 letters, digits and . _ -, for example caption-7",
-    "mem": "an amount of memory with its unit, for example 18gb",
-    "role": "infer, train or serve",
-    "min": PROFILE_FORM,
-    "max": PROFILE_FORM,
-    "signal": "usr1 or usr2",
-    "cuda": "uuid or index",
-    "retry": "oom",
-    **llmhints.FORMS,
-}
-"""What to write for each key; also rendered into the Lua shims."""
-
 _STRANGE = re.compile(r"[^A-Za-z0-9 =._:/+-]")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
 _PIPELINE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -75,7 +56,6 @@ _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
 
 
 NO_LLM: Final = LlmHints()
-_ORDER: Final = {key: place for place, key in enumerate(FORMS)}
 
 GivenFields = Mapping[str, str | int]
 """Values by the field that they are for."""
@@ -154,10 +134,9 @@ def given_fields(*texts: str) -> tuple[GivenFields, GivenFields]:
             _pairs(text, values)
     fields: dict[str, str | int] = {}
     of_llm: dict[str, str | int] = {}
-    for key in sorted(
-        values, key=_ORDER.__getitem__
-    ):  # in a fixed order, so that of several errors the same one is always reported
-        (of_llm if key in llmhints.FORMS else fields).update(_value(key, values[key]))
+    for key in _KEYS:  # in a fixed order, so that of several errors the same one is always reported
+        if key in values:
+            (of_llm if key in llmhints.KEYS else fields).update(_value(key, values[key]))
     return fields, of_llm
 
 
@@ -192,7 +171,7 @@ def _unknown(key: str) -> Refusal:
 
 @lru_cache(1024)
 def _value(key: str, text: str) -> Mapping[str, str | int]:
-    value = _READERS[key](lower(text))
+    value = _KEYS[key][1](lower(text))
     if value is None:
         if key == "model" and text.startswith("/"):
             raise Refusal("model_path", show(text))
@@ -228,20 +207,25 @@ def _profile(name: str) -> Reader:
     return read
 
 
-_READERS: dict[str, Reader] = {
-    "model": matching("model", _MODEL),
-    "batch": count("batch"),
-    "input": _input,
-    "items": _items,
-    "slo": duration("slo_us"),
-    "deadline": _deadline,
-    "pipeline": matching("pipeline", _PIPELINE),
-    "mem": _mem,
-    "role": one_of("role", "infer", "train", SERVE),
-    "min": _profile("min"),
-    "max": _profile("max"),
-    "signal": one_of("signal", "usr1", "usr2"),
-    "cuda": one_of("cuda", "uuid", "index"),
-    "retry": one_of("retry", "oom"),
-    **llmhints.READERS,
+_KEYS: Final[dict[str, tuple[str, Reader]]] = {
+    "model": (MODEL_FORM, matching("model", _MODEL)),
+    "batch": (llmhints.COUNT, count("batch")),
+    "input": ("the size of one item, for example 512tok or 224px", _input),
+    "items": ("how many items, for example 50000 or 50k", _items),
+    "slo": ("a time with its unit from 100us to 1d, for example 200ms", duration("slo_us")),
+    "deadline": ("a time with its unit from 1s to 366d, for example 2h", _deadline),
+    "pipeline": (
+        "a name of up to 64 letters, digits and . _ -, for example caption-7",
+        matching("pipeline", _PIPELINE),
+    ),
+    "mem": ("an amount of memory with its unit, for example 18gb", _mem),
+    "role": ("infer, train or serve", one_of("role", "infer", "train", SERVE)),
+    "min": (PROFILE_FORM, _profile("min")),
+    "max": (PROFILE_FORM, _profile("max")),
+    "signal": ("usr1 or usr2", one_of("signal", "usr1", "usr2")),
+    "cuda": ("uuid or index", one_of("cuda", "uuid", "index")),
+    "retry": ("oom", one_of("retry", "oom")),
+    **llmhints.KEYS,
 }
+FORMS: Final = {key: form for key, (form, _) in _KEYS.items()}
+"""What to write for each key; also rendered into the Lua shims."""

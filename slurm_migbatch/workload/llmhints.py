@@ -40,30 +40,10 @@ CHOICES: Final = {
     "checkpointing": ("on", "off"),
 }
 TOKENS: Final = "a number of tokens, for example 8192 or 8k"
+COUNT: Final = "a number from 1 to 65536"
 TIME: Final = "a time with its unit from 100us to 1d, for example 500ms"
 NAME: Final = "a name of up to 24 letters, digits and . _ -, for example %s"
 ARCH: Final = "name:number pairs joined by +, for example layers:32+hidden:4096+heads:32+kv:8 (migbatch model describe)"
-FORMS: Final = {
-    "engine": "one of " + ", ".join(CHOICES["engine"]),
-    "dtype": "auto, bf16, fp16, fp32 or tf32",
-    "quantization": NAME % "awq",
-    "max_model_len": TOKENS,
-    "max_num_seqs": "a number from 1 to 65536",
-    "output": TOKENS,
-    "kv_cache_dtype": NAME % "fp8",
-    "gpu_memory_utilization": "a share from 0.05 to 1, for example 0.9",
-    "ttft": TIME,
-    "tpot": TIME,
-    "rate": "requests a second from 0.001 to 100000, for example 2",
-    "method": "full, lora or qlora",
-    "optimizer": "one of " + ", ".join(CHOICES["optimizer"]),
-    "checkpointing": "on or off",
-    "seq": TOKENS,
-    "micro_batch": "a number from 1 to 65536",
-    "params": "a number of parameters, for example 8b or 350m",
-    "arch": ARCH,
-}
-"""What to write for each key; also rendered into the Lua shims."""
 MOST_TOKENS: Final = 10000000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,23}")
 _ARCH = re.compile(r"[a-z_]+:[0-9]+(?:\+[a-z_]+:[0-9]+)*")
@@ -145,23 +125,27 @@ def _arch(text: str) -> Read | None:
     return {"arch": text} if len(text) <= 400 and _ARCH.fullmatch(text) else None
 
 
-READERS: Final[dict[str, Reader]] = {
-    "engine": one_of("engine", *CHOICES["engine"]),
-    "dtype": one_of("dtype", *CHOICES["dtype"]),
-    "quantization": matching("quantization", _NAME),
-    "max_model_len": _tokens("max_model_len"),
-    "max_num_seqs": count("max_num_seqs"),
-    "output": _tokens("output"),
-    "kv_cache_dtype": matching("kv_cache_dtype", _NAME),
-    "gpu_memory_utilization": _thousandths("gpu_memory_utilization", 50, 1000),
-    "ttft": duration("ttft_us"),
-    "tpot": duration("tpot_us"),
-    "rate": _thousandths("rate", 1, 100000000),
-    "method": one_of("method", *CHOICES["method"]),
-    "optimizer": one_of("optimizer", *CHOICES["optimizer"]),
-    "checkpointing": one_of("checkpointing", *CHOICES["checkpointing"]),
-    "seq": _tokens("seq"),
-    "micro_batch": count("micro_batch"),
-    "params": _params,
-    "arch": _arch,
+KEYS: Final[dict[str, tuple[str, Reader]]] = {
+    "engine": ("one of " + ", ".join(CHOICES["engine"]), one_of("engine", *CHOICES["engine"])),
+    "dtype": ("auto, bf16, fp16, fp32 or tf32", one_of("dtype", *CHOICES["dtype"])),
+    "quantization": (NAME % "awq", matching("quantization", _NAME)),
+    "max_model_len": (TOKENS, _tokens("max_model_len")),
+    "max_num_seqs": (COUNT, count("max_num_seqs")),
+    "output": (TOKENS, _tokens("output")),
+    "kv_cache_dtype": (NAME % "fp8", matching("kv_cache_dtype", _NAME)),
+    "gpu_memory_utilization": (
+        "a share from 0.05 to 1, for example 0.9",
+        _thousandths("gpu_memory_utilization", 50, 1000),
+    ),
+    "ttft": (TIME, duration("ttft_us")),
+    "tpot": (TIME, duration("tpot_us")),
+    "rate": ("requests a second from 0.001 to 100000, for example 2", _thousandths("rate", 1, 100000000)),
+    "method": ("full, lora or qlora", one_of("method", *CHOICES["method"])),
+    "optimizer": ("one of " + ", ".join(CHOICES["optimizer"]), one_of("optimizer", *CHOICES["optimizer"])),
+    "checkpointing": ("on or off", one_of("checkpointing", *CHOICES["checkpointing"])),
+    "seq": (TOKENS, _tokens("seq")),
+    "micro_batch": (COUNT, count("micro_batch")),
+    "params": ("a number of parameters, for example 8b or 350m", _params),
+    "arch": (ARCH, _arch),
 }
+"""What to write for each key, also rendered into the Lua shims, and its reader."""

@@ -180,4 +180,4 @@ def test_retry_hint_accepts_only_oom():
 
 def test_refusal_of_an_unknown_hint_lists_all_general_hints():
     named = set(re.findall(r"[a-z_]+", str(Refusal("hint_key", "colour"))))
-    assert named >= FORMS.keys() - llmhints.FORMS.keys()
+    assert named >= FORMS.keys() - llmhints.KEYS.keys()
