@@ -13,32 +13,21 @@ from slurm_migbatch.workload.refusal import lower
 
 LONGEST_KEY: Final = 24
 """Maximum bytes of a key that is compared with others."""
-OTHER_WORDS: Final = {
-    "memory": "mem",
-    "vram": "mem",
-    "gpu_mem": "mem",
-    "gpu_memory": "mem",
-    "batch_size": "batch",
-    "latency": "slo",
-    "quant": "quantization",
-    "precision": "dtype",
-    "torch_dtype": "dtype",
-    "context": "max_model_len",
-    "context_length": "max_model_len",
-    "ctx_size": "max_model_len",
-    "num_ctx": "max_model_len",
-    "max_seq_len": "max_model_len",
-    "max_batch_size": "max_num_seqs",
-    "max_running_requests": "max_num_seqs",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "max_length": "seq",
-    "max_seq_length": "seq",
-    "seq_len": "seq",
-    "micro_batch_size": "micro_batch",
-    "optim": "optimizer",
-    "gradient_checkpointing": "checkpointing",
-    "activation_checkpointing": "checkpointing",
+_OTHER_WORDS: Final = {
+    "mem": "memory vram gpu_mem gpu_memory",
+    "batch": "batch_size",
+    "slo": "latency",
+    "quantization": "quant",
+    "dtype": "precision torch_dtype",
+    "max_model_len": "context context_length ctx_size num_ctx max_seq_len",
+    "max_num_seqs": "max_batch_size max_running_requests",
+    "gpu_memory_utilization": "mem_fraction_static",
+    "seq": "max_length max_seq_length seq_len",
+    "micro_batch": "micro_batch_size",
+    "optimizer": "optim",
+    "checkpointing": "gradient_checkpointing activation_checkpointing",
 }
+OTHER_WORDS: Final = {word: key for key, words in _OTHER_WORDS.items() for word in words.split()}
 """Common alternatives to a key, among them options of SGLang, TensorRT-LLM, llama.cpp, Ollama and Hugging Face."""
 _DEVICES: Final = (
     "gpus num_gpus devices nproc_per_node world_size tp tp_size tensor_parallel tensor_parallel_size pp pp_size "
