@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.values.grouping import grouped
 
 LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 MOST_POINTS: Final = 3
@@ -147,11 +148,11 @@ def calibrate(scores: Sequence[Score], strangers: Calibration | None = None) -> 
         of_points = [score for score in scores if score.points == points]
         for letter, least in _GROUPS.items():
             group = [score for score in of_points if letter in _LETTERS[score.pace]]
-            by_model: dict[str, list[float]] = {}
-            for score in group:
-                by_model.setdefault(score.model, []).append(max(score.value, 1e-3))
+            by_model = grouped(group, lambda score: score.model)
             if len(by_model) >= least:
-                factors[f"{points}{letter}"] = _factors([np.sort(values) for values in by_model.values()])
+                factors[f"{points}{letter}"] = _factors(
+                    [np.sort([max(score.value, 1e-3) for score in own]) for own in by_model.values()]
+                )
     return Calibration(factors)
 
 

@@ -18,6 +18,7 @@ from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.values.grouping import grouped
 
 LARGEST_MISS: Final = math.log(10.0)
 """An error counts at most as a factor of ten, so that one outlier does not decide."""
@@ -69,10 +70,9 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
     """
     expect = expected_by(learned)
     rows = list(rows)
-    groups: dict[Key, list[Measurement]] = {}
-    for row in rows:
-        if row.kind != SERVE:
-            groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
+    groups = grouped(
+        (row for row in rows if row.kind != SERVE), lambda row: (knowledge.canonical(row.model), row.kind, row.gpu)
+    )
     of_servers = served.ServedMeasurements(learned.served).misses(served.points_of(rows))
     of_trainings = trained.TrainedMeasurements(learned.trained).misses(trained.points_of(rows))
     logs: dict[tuple[str, Key], Array] = {
@@ -96,14 +96,14 @@ def _value(figure: str, row: Measurement) -> float | None:
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
     """Return the error of predictions by figure; figures without rows are missing."""
-    errors_by_figure: dict[str, list[Array]] = {}
-    for (figure, _), away in distances(learned, rows, knowledge).items():
-        errors_by_figure.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
+    by_figure = grouped(distances(learned, rows, knowledge).items(), lambda item: item[0][0])
     return {
         figure: Miss(
-            fmean(float(np.mean(errors)) for errors in arrays), len(arrays), sum(len(errors) for errors in arrays)
+            fmean(float(np.mean(np.minimum(np.abs(away), LARGEST_MISS))) for _, away in items),
+            len(items),
+            sum(len(away) for _, away in items),
         )
-        for figure, arrays in errors_by_figure.items()
+        for figure, items in by_figure.items()
     }
 
 
@@ -156,9 +156,7 @@ def promises(
     predictor: LearnedPredictor, observations: Iterable[Observation], confidence: float
 ) -> dict[str, Coverage]:
     """Return how many runs ended within the upper bounds of their time and memory, by figure."""
-    groups: dict[Key, list[Measurement]] = {}
-    for observation in observations:
-        groups.setdefault(observation.key, []).append(observation.row)
+    groups = grouped((observation.row for observation in observations), lambda row: (row.model, row.kind, row.gpu))
     runs: dict[str, int] = {}
     within: dict[str, int] = {}
     for key, group in groups.items():

@@ -16,6 +16,7 @@ from typing import Final
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
+from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.modelfile import spellings, without_ending
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
@@ -231,9 +232,7 @@ def _family_of(input_size: int | None) -> str:
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Known]:
     """Return the geometric mean of the typical models of each family."""
-    groups: dict[str, list[Known]] = {}
-    for facts in TYPICAL:
-        groups.setdefault(facts.family, []).append(from_facts(facts))
+    groups = grouped(map(from_facts, TYPICAL), lambda known: known.family)
     return {family: _mean(models) for family, models in groups.items()}
 
 

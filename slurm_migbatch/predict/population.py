@@ -27,6 +27,7 @@ from slurm_migbatch.predict.cells import Array, GpuSpec
 from slurm_migbatch.predict.known import TEXT_FAMILIES, TRANSFORMERS, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.values.grouping import grouped
 
 EVERYWHERE: Final = 0.1
 ON_GPU: Final = 0.05
@@ -254,12 +255,9 @@ class _Pooled:
         self.physical = surface.spread(0) ** 2
         self.distance = np.array([unit.theta - surface.expected(unit.known, unit.gpu.facts, kind) for unit in units])
         self.kind = kind
-        of_model: dict[str, list[int]] = {}
-        for i, unit in enumerate(units):
-            of_model.setdefault(unit.model, []).append(i)
-        self.of_model, self.trust = of_model, trust
+        self.of_model, self.trust = grouped(range(len(units)), lambda i: units[i].model), trust
         # a model that many laboratories measured counts once
-        self.weight = trust * np.array([1.0 / len(of_model[unit.model]) for unit in units])
+        self.weight = trust * np.array([1.0 / len(self.of_model[unit.model]) for unit in units])
         spread = np.array([surface.spread(unit.known.doubt) ** 2 for unit in units])
         variance = np.array([unit.variance for unit in units])
         # a parameter that a unit's points do not determine has kept the physical prior's variance

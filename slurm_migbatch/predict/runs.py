@@ -39,6 +39,7 @@ from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
+from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import short_name
 from slurm_migbatch.workload.hints import SERVE
 from slurm_migbatch.workload.lesson import Lesson
@@ -235,9 +236,7 @@ def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
     """Drop implausible observations. `expect`: the current predictor, with whose curves figures are compared."""
-    groups: dict[Key, list[Observation]] = {}
-    for observation in observations:
-        groups.setdefault(observation.key, []).append(observation)
+    groups = grouped(observations, lambda observation: observation.key)
     kept: list[Observation] = []
     left_out: list[LeftOut] = []
     for key, group in groups.items():
@@ -305,10 +304,7 @@ def _implausible(
 
 
 def _by_user(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
-    groups: dict[str, list[Observation]] = {}
-    for observation in observations:
-        groups.setdefault(observation.user, []).append(observation)
-    return groups
+    return grouped(observations, lambda observation: observation.user)
 
 
 def _without(figure: str, observation: Observation) -> Observation:
@@ -319,9 +315,8 @@ def _without(figure: str, observation: Observation) -> Observation:
 
 def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     """Make a table of runs: each cell once, by medians; the rows do not depend on the order of users."""
-    cells: dict[tuple[Any, ...], list[Observation]] = {}
-    for observation in sorted(observations, key=lambda observation: observation.number):
-        cells.setdefault(observation.cell, []).append(observation)
+    ordered = sorted(observations, key=lambda observation: observation.number)
+    cells = grouped(ordered, lambda observation: observation.cell)
     reported = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _timed(group)}
     peaks = _memories(observations)
     by_key: dict[Key, list[tuple[int, Measurement]]] = {}
@@ -348,11 +343,10 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
     """Return the peak in MiB by key, batch, input size and profile: the median over users, of two the larger. `_peak`
     selects the peak of each user.
     """
-    groups: dict[tuple[Any, ...], list[Observation]] = {}
-    for observation in observations:
-        if observation.row.memory_mib is not None:
-            cell = (*observation.key, observation.row.batch, observation.row.input_size)
-            groups.setdefault(cell, []).append(observation)
+    groups = grouped(
+        (observation for observation in observations if observation.row.memory_mib is not None),
+        lambda observation: (*observation.key, observation.row.batch, observation.row.input_size),
+    )
     peaks_by_profile: dict[tuple[Any, ...], float] = {}
     for cell, group in groups.items():
         peaks = sorted(_peak(own) for own in _by_user(group).values())
@@ -365,9 +359,7 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
 def _peak(observations: Sequence[Observation]) -> tuple[float, str]:
     """Return the peak in MiB of one user's runs of one cell, and its profile: the smallest that sufficed."""
     sufficient = [observation for observation in observations if not observation.short]
-    profiles: dict[str, list[Observation]] = {}
-    for observation in sufficient or observations:
-        profiles.setdefault(observation.row.profile, []).append(observation)
+    profiles = grouped(sufficient or observations, lambda observation: observation.row.profile)
     peaks = [(peak, name) for name, group in profiles.items() if (peak := _agreed(group, "memory")) is not None]
     # if all runs failed, the largest peak is closest to the need
     return min(peaks) if sufficient else max(peaks)

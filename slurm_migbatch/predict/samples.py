@@ -11,6 +11,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 
 NOISE: Final = 0.05
@@ -62,14 +63,9 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
     Servers of language models are handled in `llm.served`, and training jobs that do not take the whole model's usual
     step in `llm.trained`.
     """
-    by_gpu: dict[str, list[Measurement]] = {}
-    by_model: dict[str, list[Measurement]] = {}
-    for row in rows:
-        if row.kind == SERVE or not row.trained.usual:
-            continue
-        by_gpu.setdefault(row.gpu, []).append(row)
-        by_model.setdefault(knowledge.canonical(row.model), []).append(row)
-    gpus = _joined({name: GpuSpec.of_rows(group) for name, group in by_gpu.items()})
+    rows = [row for row in rows if row.kind != SERVE and row.trained.usual]
+    by_model = grouped(rows, lambda row: knowledge.canonical(row.model))
+    gpus = _joined({name: GpuSpec.of_rows(group) for name, group in grouped(rows, lambda row: row.gpu).items()})
     known = {name: knowledge.of(name, group) for name, group in by_model.items()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
     for name, group in by_model.items():

@@ -19,6 +19,7 @@ from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, sam
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
 from slurm_migbatch.predict.surface import Belief, Surface
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.values.grouping import grouped
 
 ENOUGH: Final = 6
 """Minimum points of a model whose fit is pooled."""
@@ -56,7 +57,7 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
             if units:
                 populations[figure, kind] = pool(SURFACES[figure], kind, [unit for unit, _ in units])
                 calibrations[figure, kind] = calibrate(scores_of(figure, kind, units), unmeasured(figure, kind))
-        for key, group in _by_key(of_kind).items():
+        for key, group in grouped(of_kind, lambda sample: sample.key).items():
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
@@ -70,9 +71,8 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     rows = list(rows)
     samples = samples_of(rows, knowledge)
     fitted = {
-        key: _fit(group, learned.populations, kind)
-        for kind in KINDS
-        for key, group in _by_key([sample for sample in samples if sample.kind == kind]).items()
+        key: _fit(group, learned.populations, key[1])
+        for key, group in grouped(samples, lambda sample: sample.key).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **_of_language_models(rows))
@@ -156,13 +156,6 @@ def _scores(
     for i in range(len(cells)):
         if i not in done:
             yield Score(model, points, int(pace[i]), float(distance[i]))
-
-
-def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sample]]:
-    groups: dict[tuple[str, str, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.key, []).append(sample)
-    return groups
 
 
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:

@@ -23,6 +23,7 @@ from slurm_migbatch.predict.llm.memory import MIB
 from slurm_migbatch.predict.llm.names import generates
 from slurm_migbatch.predict.llm.speed import SPAN
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.values.grouping import grouped
 
 FAR: Final = math.log(3.0)
 """Logarithm of measured over predicted from which a point is unusual if it also lies outside the predicted interval."""
@@ -62,9 +63,7 @@ class Unusual:
 
 def unusual(rows: Iterable[Measurement], predictor: LearnedPredictor) -> list[Unusual]:
     """Return the points of a table that are far from the predictions of a predictor that has not seen it."""
-    groups: dict[tuple[str, str, str], list[Measurement]] = {}
-    for row in rows:
-        groups.setdefault((predictor.knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
+    groups = grouped(rows, lambda row: (predictor.knowledge.canonical(row.model), row.kind, row.gpu))
     reports = []
     for (model, kind, gpu), group in sorted(groups.items()):
         for figure, distances in _distances(model, kind, group, predictor):
@@ -111,12 +110,8 @@ def _by_weights(rows: Sequence[Measurement], known: Known, measured: int) -> dic
 
     A measured curve is that of one precision: rows of another one are left out.
     """
-    groups: dict[Known, list[Measurement]] = {}
-    for row in rows:
-        described = _in_precision(known, row)
-        if described == known or not measured:
-            groups.setdefault(described, []).append(row)
-    return groups
+    groups = grouped(rows, lambda row: _in_precision(known, row))
+    return {described: group for described, group in groups.items() if described == known or not measured}
 
 
 def _in_precision(known: Known, row: Measurement) -> Known:

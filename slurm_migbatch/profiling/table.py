@@ -31,6 +31,7 @@ from slurm_migbatch.profiling.measurement import (
 )  # fmt: skip
 from slurm_migbatch.profiling.sources import LABORATORIES, Reading
 from slurm_migbatch.values import atomicfile
+from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.refusal import show
 
 _FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY, *TRAINED_IDENTITY))
@@ -55,9 +56,7 @@ class MeasurementTable:
 
 def merge(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return each point once, in order of first occurrence; see above for points measured again."""
-    points: dict[tuple[Any, ...], list[Measurement]] = {}
-    for row in rows:
-        points.setdefault(row.point, []).append(row)
+    points = grouped(rows, lambda row: row.point)
     return [group[0] if len(group) == 1 else _merged(group) for group in points.values()]
 
 

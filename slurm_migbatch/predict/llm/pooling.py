@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.values.grouping import grouped
 
 if TYPE_CHECKING:
     from slurm_migbatch.predict.llm.served import ServedPoint
@@ -54,11 +55,8 @@ def solve(alike: Array, spread: Array, off: Array, trusts: Array) -> tuple[Array
 def bounded(points: Sequence[P], order: Callable[[P], Any]) -> list[P]:
     """Return at most MOST_POINTS of each GPU in a stable order, of each series an even choice of those in `order`."""
     kept: list[P] = []
-    for gpu in sorted({point.gpu for point in points}):
-        series: dict[tuple[str, ...], list[P]] = {}
-        for point in points:
-            if point.gpu == gpu:
-                series.setdefault(point.series, []).append(point)
+    for _, own in sorted(grouped(points, lambda point: point.gpu).items()):
+        series = grouped(own, lambda point: point.series)
         limit = max(MOST_POINTS // len(series), 1)
         for _, members in sorted(series.items())[:MOST_POINTS]:
             members = sorted(members, key=order)

@@ -30,6 +30,7 @@ from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmet
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, SITE
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.llmhints import CHOICES, LlmHints
@@ -195,10 +196,7 @@ class ServedMeasurements:
 
     def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
         self.points = tuple(points)
-        by_gpu: dict[str, list[ServedPoint]] = {}
-        for point in self.points:
-            by_gpu.setdefault(point.gpu, []).append(point)
-        self._by_gpu = {gpu: _Process(own) for gpu, own in by_gpu.items()}
+        self._by_gpu = {gpu: _Process(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a workload on a share of a GPU."""
