@@ -34,6 +34,7 @@ from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
+from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
@@ -175,15 +176,14 @@ class LearnedPredictor:
         """
         grid = self._grids[block.model]
         shape = 3, len(block.batches), len(block.inputs), len(infos)
-        key = block.model, block.role, kind
-        grown = self._grown.get(key)
-        if grown is None:
-            if len(self._grown) >= _MOST_GROWN:
-                self._grown.clear()
+
+        def accumulated() -> Array:
             whole = Block(block.model, block.role, grid.unit, grid.batches, grid.inputs)
             ends = self._memory_ends(whole, kind, infos, gpu)
             ends = ends.reshape(3, len(grid.batches), len(grid.inputs), len(infos))
-            grown = self._grown[key] = np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)
+            return np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)
+
+        grown = remembered(self._grown, _MOST_GROWN, (block.model, block.role, kind), accumulated)
         rows = np.searchsorted(grid.batches, block.batches, "right") - 1
         columns = np.searchsorted(grid.inputs, block.inputs, "right") - 1
         mib: Array = np.where(

@@ -31,6 +31,7 @@ from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
 from slurm_migbatch.predict.rightsize import Terms, rightsize
 from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
 from slurm_migbatch.values.figures import digits, gib
+from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
@@ -152,12 +153,7 @@ class Chooser:
         """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
         key = (cell, partition.kinds)
-        cached = self._figures.get(key)
-        if cached is None:
-            if len(self._figures) >= _MOST_FIGURES:
-                self._figures.clear()
-            cached = self._figures[key] = self._merged(cell, partition)
-        return cached
+        return remembered(self._figures, _MOST_FIGURES, key, lambda: self._merged(cell, partition))
 
     def _merged(self, cell: Bucket, partition: Partition) -> Mapping[str, Figures]:
         ladder = self._ladders.get(_of_all_batches(cell, partition))
@@ -184,15 +180,14 @@ class Chooser:
         chosen = workload.batch if batch else 0
         cell = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
         key = (cell, partition.kinds, offer.profile)
-        if key not in self._advice:
-            if len(self._advice) >= _MOST_FIGURES:
-                self._advice.clear()
-            kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
-            advices = [self.predictor.advice(cell, kind, offer.profile) for kind in kinds]
-            known = [advice for advice in advices if advice is not None]
-            common = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
-            self._advice[key] = common if len(known) == len(advices) else None
-        return self._advice[key]
+        return remembered(self._advice, _MOST_FIGURES, key, lambda: self._common_advice(*key))
+
+    def _common_advice(self, cell: Bucket, kinds: Iterable[GpuKind], profile: Profile) -> Advice | None:
+        advices = [self.predictor.advice(cell, kind, profile) for kind in kinds if profile in kind.geometry]
+        known = [advice for advice in advices if advice is not None]
+        if not known or len(known) < len(advices):
+            return None
+        return Advice(min(advice.batch for advice in known), min(advice.copies for advice in known))
 
     def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:
         """Rank every plain profile of the partition: sufficient ones first, each group from the cheapest to the
@@ -313,15 +308,10 @@ class Chooser:
 
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
         """Return the prediction for each plain profile at each candidate batch, the worst over kinds."""
+        batches = self._grids[workload.model].ladder
+        block = Block(workload.model, workload.role, workload.unit, batches, (workload.input,))
         key = _of_all_batches(workload, partition)
-        cached = self._ladders.get(key)
-        if cached is None:
-            if len(self._ladders) >= _MOST_FIGURES:
-                self._ladders.clear()
-            cell, batches = key[0], self._grids[workload.model].ladder
-            block = Block(cell.model, cell.role, cell.unit, batches, (cell.input,))
-            cached = self._ladders[key] = ladder_of(self.predictor, block, partition)
-        return cached
+        return remembered(self._ladders, _MOST_FIGURES, key, lambda: ladder_of(self.predictor, block, partition))
 
     def workload(self, hints: Hints) -> Workload | None:
         """Return the language model workload of the hints; None if they describe anything else.
@@ -343,13 +333,12 @@ class Chooser:
     def token_figures(self, workload: Workload, rate: int | None, partition: Partition) -> Mapping[str, TokenFigures]:
         """Return the figures of a language model on each plain profile by GRES type; `rate` in thousandths of requests
         a second."""
-        key = (workload, rate, partition.kinds)
-        cached = self._tokens.get(key)
-        if cached is None:
-            if len(self._tokens) >= _MOST_WORKLOADS:
-                self._tokens.clear()
-            cached = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
-        return cached
+        return remembered(
+            self._tokens,
+            _MOST_WORKLOADS,
+            (workload, rate, partition.kinds),
+            lambda: llm_choice.figures_by_profile(workload, partition, rate, self.predictor),
+        )
 
     def holding(self, hints: Hints, partition: Partition, allowed: Sequence[ProfileOffer]) -> list[ProfileOffer]:
         """Return the allowed slices with enough memory for a job; raises Refusal if there are none."""

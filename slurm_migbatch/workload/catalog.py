@@ -18,6 +18,7 @@ from typing import Any, Final
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
+from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.holding import GpuLayouts, Need, can_hold, layouts_of
 
 WIRE_VERSION = 1
@@ -249,12 +250,7 @@ class SiteCatalog:
     def able(self, names: Collection[str], need: Need) -> int:
         """Return how many nodes of the partitions `names` could hold these slices at once, if they were empty."""
         key = tuple(names), need
-        cached = self._able.get(key)
-        if cached is None:
-            if len(self._able) >= _MOST_NEEDS:
-                self._able.clear()
-            cached = self._able[key] = self.able_of(self.nodes.values(), names, need)
-        return cached
+        return remembered(self._able, _MOST_NEEDS, key, lambda: self.able_of(self.nodes.values(), names, need))
 
     def able_of(self, nodes: Iterable[MigNode], names: Collection[str], need: Need) -> int:
         """Return how many of `nodes` are in the partitions `names` and could hold these slices at once, if empty."""
