@@ -209,7 +209,7 @@ def run(**options: Any) -> None:
 
 
 def _run(options: RunOptions) -> None:
-    from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
+    from slurm_migbatch.profiling.device import NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, measure
     from slurm_migbatch.profiling.runner import first
     from slurm_migbatch.profiling.runner import run as run_points
@@ -231,7 +231,7 @@ def _run(options: RunOptions) -> None:
     subject = _subject(options, device)
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
     program = _program(options, wanted)
-    meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
+    meter = None if device.is_cpu else NvmlMeter(device.visible)
     rule = first if points is None else partial(_most_informative, subject, options.slo)
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
     with progress(subject, most if points is None else min(points, most), options.quiet) as (before, after):

@@ -6,12 +6,12 @@ import math
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest
-from slurm_migbatch.profiling.measurement import CPU
+from slurm_migbatch.profiling.measurement import CPU, TEXT_LENGTHS
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
 
 _NO_GPU = ("", "-1", "nodevfiles", "none", "void")
@@ -43,6 +43,17 @@ class Device:
         """Whether no GPU is used."""
         return not self.visible
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns of a row measured here."""
+        slices = {"compute_slices": self.compute_slices, "memory_slices": self.memory_slices}
+        return {"gpu": self.gpu, "profile": self.profile, "sm_count": self.sm_count, **slices}
+
+    def source(self, *parts: str) -> str:
+        """Return the column `source` of a row measured here: the parts that are not empty, and the driver."""
+        driver = f"driver {self.driver}" if self.driver else ""
+        return " ".join(filter(None, (*parts, driver)))[: TEXT_LENGTHS["source"]]
+
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a program that sees this device only and allocates no more than it needs."""
         return {**_ALLOCATE, **base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -70,26 +81,8 @@ class MemoryPeak:
             self.mib = mib
 
 
-class Meter(Protocol):
-    """Measure how much of the device's memory a set of processes takes."""
-
-    def watch(self, sessions: Collection[int]) -> AbstractContextManager[MemoryPeak]:
-        """Keep the peak while the context is open. `sessions`, which may grow meanwhile, holds the session ids that
-        count.
-        """
-
-
-class NoMeter:
-    """Measure nothing: on the CPU the processes report their own memory."""
-
-    @contextmanager
-    def watch(self, _sessions: Collection[int]) -> Iterator[MemoryPeak]:
-        """Do nothing: memory cannot be observed here."""
-        yield MemoryPeak()
-
-
 class NvmlMeter:
-    """Sample NVML twenty times a second.
+    """Measure how much of a device's memory a set of processes takes: sample NVML twenty times a second.
 
     If no other process is on the device, the increase of its memory in use counts: that is what must fit. Otherwise
     only the processes of the sessions count, as far as NVML reports their share. The baseline is the minimum before any
@@ -103,7 +96,9 @@ class NvmlMeter:
 
     @contextmanager
     def watch(self, sessions: Collection[int]) -> Iterator[MemoryPeak]:
-        """Keep the peak while the context is open; raises DriverError at its start."""
+        """Keep the peak while the context is open; raises DriverError at its start. `sessions`, which may grow
+        meanwhile, holds the session ids that count.
+        """
         from slurm_migbatch.mig.nvml.visible import Usage, VisibleDevice
 
         peak, over = MemoryPeak(), threading.Event()

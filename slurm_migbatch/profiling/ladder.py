@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.load import LoadPoint, LoadRefused, LoadResult
-from slurm_migbatch.profiling.measurement import SERVE, TEXT_LENGTHS, Measurement, rounded
+from slurm_migbatch.profiling.measurement import SERVE, Measurement, rounded
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,19 @@ class ServedModel:
 
     def row(self, found: LoadResult, memory_mib: float | None = None) -> Measurement:
         """Return the row of a result."""
-        device = self.device
-        source = [self.source, f"driver {device.driver}" if device.driver else ""]
         tpot = found.tpot
         return Measurement(
-            gpu=device.gpu,
+            **self.device.columns,
             model=self.model,
             family=self.family,
             kind=SERVE,
-            profile=device.profile,
-            compute_slices=device.compute_slices,
-            memory_slices=device.memory_slices,
-            sm_count=device.sm_count,
             batch=found.point.concurrency,
             input_size=found.inputs,
             throughput_per_s=rounded(found.requests_s),
             latency_s=rounded(found.request.mean),
             latency_p99_s=rounded(found.request.p99),
             memory_mib=rounded(memory_mib),
-            source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
+            source=self.device.source(self.source),
             engine=self.engine,
             precision=self.precision,
             output=found.outputs,

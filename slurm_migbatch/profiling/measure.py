@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 import slurm_migbatch
 from slurm_migbatch.profiling.cells import MeasurementCell
-from slurm_migbatch.profiling.device import Device, Meter
+from slurm_migbatch.profiling.device import Device, MemoryPeak, NvmlMeter
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.profiling.target import Python, status
 from slurm_migbatch.profiling.timing import Effort, Summary
@@ -81,15 +81,15 @@ class Program:
     count_flops: bool = False
 
 
-def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCell) -> Ran | DidNotFit:
-    """Run the cell in processes of its own.
+def measure(program: Program, device: Device, meter: NvmlMeter | None, cell: MeasurementCell) -> Ran | DidNotFit:
+    """Run the cell in processes of its own. `meter`: None on the CPU, where the processes report their own memory.
 
     Raises PointFailed, also if the program did not use the device, and DriverError if the device cannot be queried.
     """
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     sessions: set[int] = set()
     with ExitStack() as stack:
-        peak = stack.enter_context(meter.watch(sessions))
+        peak = stack.enter_context(meter.watch(sessions)) if meter else MemoryPeak()
         children: list[_Child] = []
         for number in range(cell.procs):
             children.append(stack.enter_context(_Child(number, program, device, cell, events)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from slurm_migbatch.profiling.cells import MeasurementCell, open_cells
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, Ran
-from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement, rounded
+from slurm_migbatch.profiling.measurement import Measurement, rounded
 
 Rule = Callable[[Sequence[Measurement], Sequence[MeasurementCell]], "MeasurementCell | None"]
 """Choose the cell to measure next; None: stop.
@@ -50,19 +50,16 @@ class ProfiledModel:
         """Return the row of an outcome; one without speed if the cell did not fit."""
         ran = outcome if isinstance(outcome, Ran) else None
         device = self.device
-        source = [self.source, software, f"driver {device.driver}" if device.driver else ""]
+        columns = device.columns
+        if ran and ran.sm_count:  # a framework's count is right for whole GPUs too, for which NVML has none
+            columns["sm_count"] = ran.sm_count
         return Measurement(
-            gpu=device.gpu,
+            **columns,
             model=self.model,
             family=self.family,
             kind=self.kind,
             tuning=self.tuning,
             precision=self.precision,
-            profile=device.profile,
-            compute_slices=device.compute_slices,
-            memory_slices=device.memory_slices,
-            # a framework's count is right for whole GPUs too, for which NVML has none
-            sm_count=(ran.sm_count if ran else None) or device.sm_count,
             batch=cell.batch,
             input_size=cell.input_size,
             procs=cell.procs,
@@ -72,7 +69,7 @@ class ProfiledModel:
             memory_mib=rounded(ran.memory_mib) if ran else None,
             params=self.params or (ran.params if ran else None),
             flops_per_item=self.flops_per_item or (ran.flops_per_item if ran else None),
-            source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
+            source=device.source(self.source, software),
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.profiling.cells import MeasurementCell
-from slurm_migbatch.profiling.device import Device, NoMeter
+from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Program, Ran, measure
 from slurm_migbatch.profiling.target import Python, parse_command
 from slurm_migbatch.profiling.timing import Effort
@@ -106,7 +106,7 @@ def targets(tmp_path, monkeypatch):
 
 
 def go(target, cell=TWO, device=CPU, effort=BRIEF, **program):
-    return measure(Program(target, sys.executable, effort, **program), device, NoMeter(), cell)
+    return measure(Program(target, sys.executable, effort, **program), device, None, cell)
 
 
 def failure(target, **more):
@@ -428,14 +428,14 @@ def test_child_processes_end_when_the_caller_is_killed(targets, tmp_path):
             f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
             "from slurm_migbatch.profiling import measure as m\n"
             "from slurm_migbatch.profiling.cells import MeasurementCell\n"
-            "from slurm_migbatch.profiling.device import Device, NoMeter\n"
+            "from slurm_migbatch.profiling.device import Device\n"
             "from slurm_migbatch.profiling.target import Python\n"
             "class Child(m._Child):\n"
             "    def __init__(self, *args):\n"
             "        super().__init__(*args); print(self.pid, flush=True)\n"
             "m._Child = Child\n"
             f"program = m.Program(Python({targets!r}, 'hangs'), sys.executable)\n"
-            "m.measure(program, Device(), NoMeter(), MeasurementCell(1))\n"
+            "m.measure(program, Device(), None, MeasurementCell(1))\n"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
     os.close(write)
