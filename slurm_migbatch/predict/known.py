@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
@@ -99,8 +99,6 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     """Estimate the specifications of an undescribed model from its parameters and operations per item."""
     family = family if family in _families() else _family_of(input_size)
     like = _families()[family]
-    unit = "tok" if family in TEXT_FAMILIES else "px"
-    reference = input_size or REFERENCE[unit]
     if params and params < LEAST_COUNT:
         params = None
     doubt = 1 if flops or params else 2
@@ -111,10 +109,9 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     # the depth of a network grows more slowly than its work, and so does the data it moves
     scale = flops / like.flops
     size = params if params is not None else like.params * math.sqrt(scale)
-    return Known(
-        family=family,
-        unit=unit,
-        reference=reference,
+    return replace(
+        like,
+        reference=input_size or REFERENCE[like.unit],
         kernels=like.kernels * scale**0.25,
         flops=flops,
         traffic_mib=like.traffic_mib * scale**0.5,
@@ -122,7 +119,6 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
         weight_mib=size * like.weight_mib / like.params,
         alive_mib=like.alive_mib * scale**0.5,
         kept_mib=like.kept_mib * scale**0.5,
-        quadratic=like.quadratic,
         doubt=doubt,
     )
 
@@ -240,17 +236,6 @@ def _mean(models: list[Known]) -> Known:
     def middle(name: str) -> float:
         return math.exp(sum(math.log(getattr(model, name)) for model in models) / len(models))
 
-    first = models[0]
-    return Known(
-        family=first.family,
-        unit=first.unit,
-        reference=first.reference,
-        kernels=middle("kernels"),
-        flops=middle("flops"),
-        traffic_mib=middle("traffic_mib"),
-        params=middle("params"),
-        weight_mib=middle("weight_mib"),
-        alive_mib=middle("alive_mib"),
-        kept_mib=middle("kept_mib"),
-        quadratic=sum(model.quadratic for model in models) / len(models),
-    )
+    figures = ("kernels", "flops", "traffic_mib", "params", "weight_mib", "alive_mib", "kept_mib")
+    means: dict[str, Any] = {name: middle(name) for name in figures}
+    return replace(models[0], quadratic=sum(model.quadratic for model in models) / len(models), **means)
