@@ -16,7 +16,6 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.values.grouping import grouped
 
@@ -48,20 +47,11 @@ def expected_by(learned: Learned) -> Expect:
     """Return the median predictions of a learned state, for `runs.select_learnable` and for the errors."""
 
     def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
-        belief = belief_of(learned, figure, key, known, gpu)
+        belief, _, _ = learned.belief(figure, key[0], key[1], known, gpu)
         values: list[float] = belief.predict(SURFACES[figure], Cells.of_rows(rows, gpu, known))[0].tolist()
         return values
 
     return expect
-
-
-def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpec) -> Belief:
-    """Return the belief about a model: its own fit, else the population's."""
-    gpu = learned.as_measured(gpu)
-    fitted = learned.fitted.get((key[0], key[1], gpu.name))
-    if fitted is not None and figure in fitted.beliefs:
-        return fitted.beliefs[figure]
-    return learned.population(figure, key[1]).prior(key[0], known, gpu)
 
 
 def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
@@ -83,15 +73,11 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            with_figure = [row for row in group if _value(figure, row) is not None]
+            with_figure = [row for row in group if row.figure(figure) is not None]
             if with_figure:
-                values = np.log([_value(figure, row) or 1.0 for row in with_figure])
+                values = np.log([row.figure(figure) or 1.0 for row in with_figure])
                 logs[figure, key] = values - np.asarray(expect(figure, key, with_figure, known, gpu))
     return logs
-
-
-def _value(figure: str, row: Measurement) -> float | None:
-    return row.seconds if figure == "time" else row.memory_mib
 
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
@@ -162,11 +148,11 @@ def promises(
     for key, group in groups.items():
         known, gpu = predictor.knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            with_figure = [row for row in group if _value(figure, row) is not None]
+            with_figure = [row for row in group if row.figure(figure) is not None]
             if not with_figure:
                 continue
             high = predictor.interval(figure, key[0], known, gpu, key[1], Cells.of_rows(with_figure, gpu, known))[2]
-            values = np.array([_value(figure, row) or 0.0 for row in with_figure])
+            values = np.array([row.figure(figure) or 0.0 for row in with_figure])
             runs[figure] = runs.get(figure, 0) + len(with_figure)
             within[figure] = within.get(figure, 0) + int(np.sum(values <= high))
     return {figure: Coverage(count, within[figure], confidence) for figure, count in runs.items()}

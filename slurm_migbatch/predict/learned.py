@@ -17,7 +17,6 @@ import numpy as np
 
 from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.calibration import MOST_POINTS
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -33,7 +32,6 @@ from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
@@ -231,7 +229,7 @@ class LearnedPredictor:
 
     def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
         """Return low, mid and high (3 x points) of a figure: seconds per batch, or MiB in use."""
-        belief, points, stack = self.belief(figure, model, known, gpu, role)
+        belief, points, stack = self.learned.belief(figure, model, role, known, gpu)
         surface = SURFACES[figure]
         value, deviation, pace = belief.predict_paced(surface, cells)
         stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
@@ -240,16 +238,6 @@ class LearnedPredictor:
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
-
-    def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int, str | None]:
-        """Return the belief about a model, the number of its measured points (0: predicted from other models) and where
-        they were measured.
-        """
-        gpu = self.learned.as_measured(gpu)
-        fitted = self.learned.fitted.get((model, role, gpu.name))
-        if fitted is not None and figure in fitted.beliefs:
-            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
-        return self.learned.population(figure, role).prior(model, known, gpu), 0, None
 
     def _grid(self, model: str, known: Known) -> Grid:
         """Return the bucket edges from the model's own curve, that of inference if both kinds of work are known."""

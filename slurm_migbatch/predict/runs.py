@@ -92,7 +92,7 @@ class Observation:
 
     def value(self, figure: str) -> float | None:
         """Return the logarithm of seconds per batch (`time`) or of MiB (`memory`)."""
-        measured = self.row.seconds if figure == "time" else self.row.memory_mib
+        measured = self.row.figure(figure)
         return None if measured is None else math.log(measured)
 
 

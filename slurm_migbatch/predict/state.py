@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.calibration import Calibration, unmeasured
+from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, unmeasured
 from slurm_migbatch.predict.cells import GpuSpec
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.predict.llm.served import ServedPoint
@@ -77,6 +77,16 @@ class Learned:
         if not self._unlisted or gpu.name in self._measured or facts_of(gpu.name) is not None:
             return gpu
         return replace(gpu, name=self._unlisted.get(model_of(gpu.name), gpu.name))
+
+    def belief(self, figure: str, model: str, role: str, known: Known, gpu: GpuSpec) -> tuple[Belief, int, str | None]:
+        """Return the belief about a model, the number of its measured points (0: predicted from other models) and where
+        they were measured.
+        """
+        gpu = self.as_measured(gpu)
+        fitted = self.fitted.get((model, role, gpu.name))
+        if fitted is not None and figure in fitted.beliefs:
+            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
+        return self.population(figure, role).prior(model, known, gpu), 0, None
 
     @cached_property
     def _measured(self) -> frozenset[str]:

@@ -91,13 +91,13 @@ def _of_curves(
     known, gpu = predictor.knowledge.of(model, rows), GpuSpec.of_rows(rows)
     for figure in ("time", "memory"):
         distances: list[_Away] = []
-        with_figure = [row for row in rows if (row.seconds if figure == "time" else row.memory_mib) is not None]
-        _, measured, _ = predictor.belief(figure, model, known, gpu, kind)
+        with_figure = [row for row in rows if row.figure(figure) is not None]
+        _, measured, _ = predictor.learned.belief(figure, model, kind, known, gpu)
         groups = _by_weights(with_figure, known, measured) if figure == "memory" else {known: with_figure}
         for described, group in groups.items():
             ends = predictor.interval(figure, model, described, gpu, kind, Cells.of_rows(group, gpu, known))
             low, middle, high = np.log(ends)
-            values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in group])
+            values: Array = np.log([row.figure(figure) or 1.0 for row in group])
             logs = values - middle
             tolerance = np.where(logs > 0, high - middle, middle - low)
             distances += zip(group, logs.tolist(), tolerance.tolist(), strict=True)

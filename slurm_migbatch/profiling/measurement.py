@@ -166,6 +166,10 @@ class Measurement:
             return self.throughput_per_s
         return None if self.latency_s is None else self.batch * self.procs / self.latency_s
 
+    def figure(self, name: str) -> float | None:
+        """Return the seconds per batch (`time`) or the MiB (`memory`); None if unknown."""
+        return self.seconds if name == "time" else self.memory_mib
+
     @property
     def trained(self) -> Tuning:
         """How a language model was trained."""

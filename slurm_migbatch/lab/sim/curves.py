@@ -171,7 +171,7 @@ class Predicted:
         infos = [info for info in self.geometry.profiles if not info.profile.suffix]
         cells = Cells.grid(batch, known.reference, infos, self.gpu, known)
         whole = Cells.grid(batch, known.reference, [self.geometry.full] * len(infos), self.gpu, known)
-        belief, _, _ = self.predictor.belief("time", app, known, self.gpu, kind)
+        belief, _, _ = self.predictor.learned.belief("time", app, kind, known, self.gpu)
         middle, _ = belief.predict(TIME, whole)
         speeds = relative_speed(belief, cells, whole)
         mib = self.predictor.interval("memory", app, known, self.gpu, kind, cells)[1]
