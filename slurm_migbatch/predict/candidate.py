@@ -104,18 +104,16 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
+        figures = self.figures
+        intervals: dict[str, list[float] | None] = dict.fromkeys(("latency_s", "throughput_per_s", "memory_mib"))
+        if figures is not None:
+            intervals = {name: getattr(figures, name).to_list() for name in intervals}
+            intervals |= {name: interval.to_list() for name, interval in figures.tokens.items()}
         return {
             "profile": self.profile.name,
             "compute_slices": self.offer.compute_slices,
             "capacity_mib": self.offer.memory_mib,
-            "latency_s": None if self.figures is None else self.figures.latency_s.to_list(),
-            "throughput_per_s": None if self.figures is None else self.figures.throughput_per_s.to_list(),
-            "memory_mib": None if self.figures is None else self.figures.memory_mib.to_list(),
-            **(
-                {}
-                if self.figures is None
-                else {name: interval.to_list() for name, interval in self.figures.tokens.items()}
-            ),
+            **intervals,
             "ok": self.ok,
             "why": self.why,
         }

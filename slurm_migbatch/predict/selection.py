@@ -121,18 +121,10 @@ class Chooser:
         self._choices: dict[tuple[str, Bucket, JobLimits, bool, int | None], tuple[Partition, SliceChoice]] = {}
         self._advice: dict[tuple[Bucket, tuple[GpuKind, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[GpuKind, ...]], Mapping[str, TokenFigures]] = {}
-        self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
-        self._aliases = predictor.aliases()
-
-    @property
-    def grids(self) -> Mapping[str, Grid]:
-        """The known models with their bucket edges."""
-        return self._grids
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """Other names of known models."""
-        return self._aliases
+        #: the known models with their bucket edges
+        self.grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
+        #: other names of known models
+        self.aliases = predictor.aliases()
 
     def bucket(self, hints: Hints) -> Bucket | None:
         """Return the request's bucket, or None if no known model is named.
@@ -141,8 +133,8 @@ class Chooser:
         """
         if hints.model is None:
             return None
-        model = canonical(hints.model, self._grids, self._aliases)
-        grid = self._grids.get(model)
+        model = canonical(hints.model, self.grids, self.aliases)
+        grid = self.grids.get(model)
         if grid is None:
             return None
         if hints.input_unit and hints.input_unit != grid.unit:
@@ -308,7 +300,7 @@ class Chooser:
 
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
         """Return the prediction for each plain profile at each candidate batch, the worst over kinds."""
-        batches = self._grids[workload.model].ladder
+        batches = self.grids[workload.model].ladder
         block = Block(workload.model, workload.role, workload.unit, batches, (workload.input,))
         key = _of_all_batches(workload, partition)
         return remembered(self._ladders, _MOST_FIGURES, key, lambda: ladder_of(self.predictor, block, partition))
@@ -379,7 +371,7 @@ class Chooser:
 
     def has_curve(self, model: str) -> bool:
         """Return whether a model has buckets, other than a language model."""
-        return canonical(model, self._grids, self._aliases) in self._grids
+        return canonical(model, self.grids, self.aliases) in self.grids
 
     def _choose_for_tokens(
         self, workload: Workload, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
@@ -409,10 +401,7 @@ class Chooser:
     ) -> SliceChoice:
         model = "this job" if hints.model is None else show(hints.model)
         if hints.mem_mib is not None:
-            holding = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
-            if not holding:
-                raise _mem_nowhere(hints.mem_mib, allowed)
-            offer, reason = holding[0], "by_memory"
+            offer, reason = self.holding(hints, partition, allowed)[0], "by_memory"
             text = REASONS[reason] % (gib(hints.mem_mib), gib(offer.memory_mib), model)
         else:
             offer = _default(partition, allowed)
@@ -425,9 +414,9 @@ class Chooser:
 
     def _meant(self, name: str) -> str | None:
         """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
-        if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:
+        if len(name) > llm_names.LONGEST or canonical(name, self.grids, self.aliases) in self.grids:
             return None
-        known = {*self._grids, *self._aliases}
+        known = {*self.grids, *self.aliases}
         same_initial = (model for model in sorted(known) if model[:1] == name[:1])
         near = [model for model in same_initial if abs(len(model) - len(name)) <= _LETTERS_OFF]
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)

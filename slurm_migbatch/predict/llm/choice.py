@@ -58,32 +58,28 @@ class Targets:
             rate = max(rate or 0, rate_of(hints.items, hints.deadline_s))
         return cls(hints.llm.ttft_us, hints.llm.tpot_us, hints.slo_us, rate)
 
+    def _times(self, figures: TokenFigures) -> Iterator[tuple[str, int, float]]:
+        """Yield each limited time in words, with its limit in microseconds and the conservative figure in seconds."""
+        times = {"first token": figures.ttft_s, "token": figures.tpot_s, "request": figures.latency_s}
+        limits = (self.ttft_us, self.tpot_us, self.slo_us)
+        for (name, interval), limit in zip(times.items(), limits, strict=True):
+            if limit is not None:
+                yield name, limit, interval.high
+
     def missed(self, figures: TokenFigures) -> str:
         """Return which limit a slice may miss; "" if it keeps all."""
         if not figures.has_speeds:
             return ""
-        limits = (
-            ("first token", self.ttft_us, figures.ttft_s),
-            ("token", self.tpot_us, figures.tpot_s),
-            ("request", self.slo_us, figures.latency_s),
-        )
-        for name, limit, interval in limits:
-            if limit is not None and interval.high * 1e6 > limit:
-                return f"a {name} may take {digits(interval.high * 1e3)} ms, over {digits(limit / 1e3)} ms"
+        for name, limit, time_s in self._times(figures):
+            if time_s * 1e6 > limit:
+                return f"a {name} may take {digits(time_s * 1e3)} ms, over {digits(limit / 1e3)} ms"
         if self.rate is not None and figures.throughput_per_s.low * 1e3 < self.rate:
             return f"may serve only {digits(figures.throughput_per_s.low)} requests/s, needs {digits(self.rate / 1e3)}"
         return ""
 
     def excess(self, figures: TokenFigures) -> float:
         """Return the factor by which the worst figure misses its limit; at most 1 if all are kept."""
-        worst = 0.0
-        for limit, interval in (
-            (self.ttft_us, figures.ttft_s),
-            (self.tpot_us, figures.tpot_s),
-            (self.slo_us, figures.latency_s),
-        ):
-            if limit is not None:
-                worst = max(worst, interval.high * 1e6 / limit)
+        worst = max((time_s * 1e6 / limit for _, limit, time_s in self._times(figures)), default=0.0)
         if self.rate is not None:
             worst = max(worst, self.rate / max(figures.throughput_per_s.low * 1e3, 1e-9))
         return worst
