@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,9 +25,9 @@ class Interval:
     mid: float
     high: float
 
-    def hull(self, other: Interval) -> Interval:
-        """Return the interval that covers both, with the larger median."""
-        return Interval(min(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high))
+    def hull(self, other: Interval, worse: Callable[[float, float], float] = max) -> Interval:
+        """Return the interval that covers both, with the worse median."""
+        return Interval(min(self.low, other.low), worse(self.mid, other.mid), max(self.high, other.high))
 
     def widened(self, factor: float) -> Interval:
         """Return the interval with its width, in logarithms, times `factor`; this very one for a factor of 1."""
@@ -56,10 +56,9 @@ class Figures:
 
     def worst(self, other: Figures) -> Figures:
         """Return the figures that hold on both kinds of GPUs."""
-        throughput = self.throughput_per_s.hull(other.throughput_per_s)
         return Figures(
             self.latency_s.hull(other.latency_s),
-            Interval(throughput.low, min(self.throughput_per_s.mid, other.throughput_per_s.mid), throughput.high),
+            self.throughput_per_s.hull(other.throughput_per_s, min),
             self.memory_mib.hull(other.memory_mib),
         )
 

@@ -63,13 +63,14 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
     groups = grouped(
         (row for row in rows if row.kind != SERVE), lambda row: (knowledge.canonical(row.model), row.kind, row.gpu)
     )
-    of_servers = served.ServedMeasurements(learned.served).misses(served.points_of(rows))
-    of_trainings = trained.TrainedMeasurements(learned.trained).misses(trained.points_of(rows))
-    logs: dict[tuple[str, Key], Array] = {
-        (figure, (model, kind, gpu)): np.array(away)
-        for kind, missed in ((SERVE, of_servers), ("train", of_trainings))
-        for (figure, model, gpu), away in missed.items()
-    }
+    servers, trainings = served.ServedMeasurements(learned.served), trained.TrainedMeasurements(learned.trained)
+    errors: dict[tuple[str, Key], list[float]] = {}
+    computed = [((at.model, SERVE, at.gpu), servers.errors(at)) for at in served.points_of(rows)]
+    computed += [((at.model, "train", at.gpu), trainings.errors(at)) for at in trained.points_of(rows)]
+    for key, figures in computed:
+        for figure, away, _ in figures:
+            errors.setdefault((figure, key), []).append(away)
+    logs: dict[tuple[str, Key], Array] = {key: np.array(away) for key, away in errors.items()}
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:

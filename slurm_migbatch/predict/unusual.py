@@ -7,7 +7,7 @@ that is wrong by the same factor everywhere looks like that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -21,6 +21,7 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.llm.memory import MIB
 from slurm_migbatch.predict.llm.names import generates
+from slurm_migbatch.predict.llm.pooling import Errors, P
 from slurm_migbatch.predict.llm.speed import SPAN
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.values.grouping import grouped
@@ -78,9 +79,11 @@ def _distances(
     model: str, kind: str, rows: Sequence[Measurement], predictor: LearnedPredictor
 ) -> Iterator[tuple[str, list[_Away]]]:
     if kind == SERVE:
-        yield from _of_servers(rows, predictor)
+        servers = served.ServedMeasurements(predictor.learned.served)
+        yield from _computed(rows, served.point_of, servers.errors)
     elif kind == "train" and (generates(model) or predictor.computable("time", model, kind, GpuSpec.of_rows(rows))):
-        yield from _of_trainings(rows, predictor)
+        trainings = trained.TrainedMeasurements(predictor.learned.trained)
+        yield from _computed(rows, trained.point_of, trainings.errors)
     else:
         yield from _of_curves(model, kind, rows, predictor)
 
@@ -124,26 +127,13 @@ def _in_precision(known: Known, row: Measurement) -> Known:
     return known if same else replace(known, weight_mib=weight_mib)
 
 
-def _of_servers(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
-    store = served.ServedMeasurements(predictor.learned.served)
-    points = [(row, point) for row in rows if (point := served.point_of(row)) is not None]
-    for index, figure in enumerate(served.FIGURES):
-        distances = []
-        for row, point in points:
-            predicted = store.at(point)
-            shift, spread = ((predicted.ttft, predicted.spread_ttft), (predicted.tpot, predicted.spread_tpot))[index]
-            distances.append((row, point.away[index] - shift, SPAN * (spread or point.spread[index])))
-        yield figure, distances
-
-
-def _of_trainings(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
-    store = trained.TrainedMeasurements(predictor.learned.trained)
-    points = [(row, point) for row in rows if (point := trained.point_of(row)) is not None]
-    for index, figure in enumerate(trained.FIGURES):
-        distances = []
-        for row, point in points:
-            log = point.away[index]
-            if log is not None:
-                shift, spread = store.at(figure, point)
-                distances.append((row, log - shift, SPAN * spread))
-        yield figure, distances
+def _computed(
+    rows: Sequence[Measurement], point_of: Callable[[Measurement], P | None], errors: Callable[[P], Errors]
+) -> Iterable[tuple[str, list[_Away]]]:
+    """Return the distances from figures that are computed and corrected by measurements."""
+    distances: dict[str, list[_Away]] = {}
+    for row in rows:
+        point = point_of(row)
+        for figure, log, spread in () if point is None else errors(point):
+            distances.setdefault(figure, []).append((row, log, SPAN * spread))
+    return distances.items()

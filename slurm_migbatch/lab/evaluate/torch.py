@@ -29,8 +29,7 @@ from slurm_migbatch.predict.llm.speed import (
     Machine,
     TrainingEfficiencies,
     prefill_s,
-    training_spread,
-    training_step_s,
+    training_step,
 )
 from slurm_migbatch.predict.llm.trained import BESIDE_SPREAD, tuned_workload
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
@@ -67,7 +66,7 @@ class Point:
     def seconds(self, eff: Efficiencies | TrainingEfficiencies) -> float:
         """Return the computed seconds of a pass or step."""
         if isinstance(eff, TrainingEfficiencies):
-            return training_step_s(self.workload, self.need, self.machine, eff)
+            return training_step(self.workload, self.need, self.machine, eff)[0]
         work, tokens = self.workload, float(self.row.input_size or 1)
         return prefill_s(work.architecture, work.precision, tokens, self.machine, eff, float(self.row.batch))
 
@@ -187,7 +186,7 @@ def _ideal(shipped: Efficiencies | TrainingEfficiencies) -> Efficiencies | Train
 def _spread(point: Point) -> float:
     if point.workload.training is None:
         return EAGER.spread_ttft
-    return training_spread(point.workload, point.need, point.machine)
+    return training_step(point.workload, point.need, point.machine)[1]
 
 
 def _named(eff: Efficiencies | TrainingEfficiencies, kind: str) -> dict[str, float]:

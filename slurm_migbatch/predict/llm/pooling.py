@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -25,6 +26,8 @@ _ROUNDS: Final = 3
 
 
 P = TypeVar("P", bound="ServedPoint | TrainedPoint")
+Errors = Iterator[tuple[str, float, float]]
+"""Figures of a point, each with its error against the prediction and the standard deviation of that."""
 
 
 def trust(distance: float) -> float:
@@ -32,24 +35,36 @@ def trust(distance: float) -> float:
     return max(0.0, 1.0 - distance / LIMIT) ** 2
 
 
-def solve(alike: Array, spread: Array, off: Array, trusts: Array) -> tuple[Array, Array]:
-    """Return the inverse of the points' covariance with its noise, and its product with their errors.
+class Pool:
+    """The points of one figure, solved for what they say about others."""
 
-    Args:
-        alike: correlation of each pair, 1 for a point with itself.
-        spread: standard deviation of the computed value, by point.
-        off: logarithms of measured over computed.
-        trusts: weight of each, above 0.
-    """
-    covariance = alike * np.outer(spread, spread)
-    weight = np.ones(len(off))
-    for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight)))
-        # each point against the prediction from the others
-        missed = (inverse @ off) ** 2 / inverse.diagonal()
-        weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
-    solved = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight))).astype(np.float64)
-    return solved, solved @ off
+    def __init__(self, alike: Array, spread: Array, off: Array, trusts: Array, least: float) -> None:
+        """Solve for the points.
+
+        Args:
+            alike: correlation of each pair, 1 for a point with itself.
+            spread: standard deviation of the computed value, by point.
+            off: logarithms of measured over computed.
+            trusts: weight of each, above 0.
+            least: standard deviation that no number of measurements removes.
+        """
+        covariance = alike * np.outer(spread, spread)
+        weight = np.ones(len(off))
+        for _ in range(_ROUNDS):
+            inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight)))
+            # each point against the prediction from the others
+            missed = (inverse @ off) ** 2 / inverse.diagonal()
+            weight = np.minimum((TAIL + 1.0) / (TAIL + missed), 1.0) ** 2
+        self._inverse = np.linalg.inv(covariance + np.diag(NOISE**2 / (trusts * weight))).astype(np.float64)
+        self._weights, self._spread, self._least = self._inverse @ off, spread, least
+
+    def at(self, alike: Array, spread: float) -> tuple[float, float]:
+        """Return the error of a computed value of this spread, from the correlation of each point with it, and the
+        standard deviation that remains.
+        """
+        covariance = alike * self._spread * spread
+        variance = spread**2 - float(covariance @ self._inverse @ covariance)
+        return float(covariance @ self._weights), math.sqrt(max(variance, self._least**2))
 
 
 def bounded(points: Sequence[P], order: Callable[[P], Any]) -> list[P]:

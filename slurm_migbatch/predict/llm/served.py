@@ -24,7 +24,7 @@ import numpy as np
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
+from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
 from slurm_migbatch.predict.llm.precision import UNQUANTISED
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
@@ -213,14 +213,12 @@ class ServedMeasurements:
         process = self._by_gpu.get(asked.gpu)
         return ASIS if process is None else process.correction(asked)
 
-    def misses(self, points: Iterable[ServedPoint]) -> dict[tuple[str, str, str], list[float]]:
-        """Return the errors of points against their predictions, by figure, model and GPU."""
-        errors: dict[tuple[str, str, str], list[float]] = {}
-        for point in points:
-            predicted = self.at(point)
-            for figure, away, shift in zip(FIGURES, point.away, (predicted.ttft, predicted.tpot), strict=True):
-                errors.setdefault((figure, point.model, point.gpu), []).append(away - shift)
-        return errors
+    def errors(self, point: ServedPoint) -> Errors:
+        """Yield the errors of a point against the prediction."""
+        predicted = self.at(point)
+        for figure, away, spread in zip(FIGURES, point.away, point.spread, strict=True):
+            shift, corrected = getattr(predicted, figure), getattr(predicted, f"spread_{figure}")
+            yield figure, away - shift, corrected or spread
 
 
 class _Process:
@@ -229,8 +227,6 @@ class _Process:
     def __init__(self, points: Sequence[ServedPoint]) -> None:
         self._points = points
         self._load = np.array([point.load for point in points]) / REACH
-        self._away = np.array([point.away for point in points])
-        self._spread = np.array([point.spread for point in points])
         self._trust = np.array([point.trust for point in points])
         models: dict[str, set[str]] = {}
         for point in points:
@@ -244,21 +240,17 @@ class _Process:
             return ASIS
         network = (asked.model, asked.precision)
         own = sum((p.model, p.precision) == network and asked.engine in ("", p.engine) for p in self._points)
-        shifts, spreads = [], []
-        for index, figure in enumerate(FIGURES):
-            inverse, weights = self._solved[index]
-            covariance = alike * self._spread[:, index] * asked.spread[index]
-            shifts.append(float(covariance @ weights))
-            variance = asked.spread[index] ** 2 - float(covariance @ inverse @ covariance)
-            spreads.append(math.sqrt(max(variance, LEAST[figure] ** 2)))
-        return Correction(shifts[0], shifts[1], spreads[0], spreads[1], own)
+        ttft, tpot = (pool.at(alike, spread) for pool, spread in zip(self._pools, asked.spread, strict=True))
+        return Correction(ttft[0], tpot[0], ttft[1], tpot[1], own)
 
     @cached_property
-    def _solved(self) -> list[tuple[Array, Array]]:
-        """For each figure the inverse of the points' covariance with its noise, and its product with their errors."""
+    def _pools(self) -> list[Pool]:
+        """The points of each figure."""
         alike = np.array([self._alike(point) for point in self._points])
+        away, spread = (np.array([getattr(point, name) for point in self._points]) for name in ("away", "spread"))
         return [
-            solve(alike, self._spread[:, index], self._away[:, index], self._trust) for index in range(len(FIGURES))
+            Pool(alike, spread[:, index], away[:, index], self._trust, LEAST[figure])
+            for index, figure in enumerate(FIGURES)
         ]
 
     def _alike(self, asked: ServedPoint) -> Array:

@@ -187,15 +187,13 @@ class TokenFigures(Figures):
     def worst(self, other: Figures) -> TokenFigures:
         """Return the figures that hold on both kinds of GPUs."""
         assert isinstance(other, TokenFigures)
-        base = super().worst(other)
-        tokens = self.tokens_s.hull(other.tokens_s)
         return TokenFigures(
-            base.latency_s,
-            base.throughput_per_s,
-            base.memory_mib,
+            self.latency_s.hull(other.latency_s),
+            self.throughput_per_s.hull(other.throughput_per_s, min),
+            self.memory_mib.hull(other.memory_mib),
             self.ttft_s.hull(other.ttft_s),
             self.tpot_s.hull(other.tpot_s),
-            Interval(tokens.low, min(self.tokens_s.mid, other.tokens_s.mid), tokens.high),
+            self.tokens_s.hull(other.tokens_s, min),
             max(self.slice_mib, other.slice_mib),
             self.has_speeds,
             min(self.measured, other.measured),
@@ -388,10 +386,9 @@ def _training_figures(
 def corrected_step(
     workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS
 ) -> tuple[float, float]:
-    """Return the seconds of a training step, and the standard deviation of their logarithm."""
-    device, host = _training_parts(workload, need, machine, TRAINING)
-    spread = correction.spread_step or _spread_of(device, host, workload, machine)
-    return math.hypot(device, host) * math.exp(correction.step), spread
+    """Return the seconds of a training step after a correction, and the standard deviation of their logarithm."""
+    seconds, spread = training_step(workload, need, machine)
+    return seconds * math.exp(correction.step), correction.spread_step or spread
 
 
 def step_interval(workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS) -> Interval:
@@ -399,23 +396,10 @@ def step_interval(workload: Workload, need: Need, machine: Machine, correction: 
     return _interval(*corrected_step(workload, need, machine, correction))
 
 
-def training_spread(workload: Workload, need: Need, machine: Machine) -> float:
-    """Return the standard deviation of the logarithm of a computed training step."""
-    return _spread_of(*_training_parts(workload, need, machine, TRAINING), workload, machine)
-
-
-def _spread_of(device: float, host: float, workload: Workload, machine: Machine) -> float:
-    by_host = host**2 / (device**2 + host**2)
-    return math.hypot(TRAINING_SPREAD, HOST_SPREAD * by_host, _doubt(workload, machine))
-
-
-def training_step_s(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies = TRAINING) -> float:
-    """Return the computed seconds of a training step."""
-    return math.hypot(*_training_parts(workload, need, machine, eff))
-
-
-def _training_parts(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies) -> tuple[float, float]:
-    """Return the seconds that a training step takes the GPU, and those of its launches."""
+def training_step(
+    workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies = TRAINING
+) -> tuple[float, float]:
+    """Return the computed seconds of a training step, and the standard deviation of their logarithm."""
     architecture, training = workload.architecture, workload.training
     assert training is not None
     tokens = float(training.seq * training.micro_batch)
@@ -430,7 +414,8 @@ def _training_parts(workload: Workload, need: Need, machine: Machine, eff: Train
     device = compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s
     layers = architecture.layers + architecture.encoder_layers
     host = passes * layers * eff.layer_us * 1e-6 * (1.0 if training.method == "full" else eff.adapted)
-    return device, host
+    by_host = host**2 / (device**2 + host**2)
+    return math.hypot(device, host), math.hypot(TRAINING_SPREAD, HOST_SPREAD * by_host, _doubt(workload, machine))
 
 
 def _doubt(workload: Workload, machine: Machine) -> float:

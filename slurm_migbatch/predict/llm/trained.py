@@ -23,9 +23,9 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
+from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
 from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, weights_hint
-from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_spread, training_step_s
+from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_step
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import RUNS, SILENT, SITE
 from slurm_migbatch.profiling.measurement import CPU, Measurement
@@ -133,15 +133,16 @@ def point_of(row: Measurement) -> TrainedPoint | None:
         return None
     machine, sm = machine_of(row)
     need = need_of(workload, int(machine.mib))
+    computed, spread = training_step(workload, need, machine)
     seconds = None if facts_of(row.gpu) is None else row.seconds
-    step = None if seconds is None else math.log(seconds / training_step_s(workload, need, machine))
+    step = None if seconds is None else math.log(seconds / computed)
     beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
     memory = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
     if step is None and memory is None:
         return None
     return TrainedPoint(
         model_of(row.gpu), workload.model.name, way_of(workload), laboratory_of(row), shape_of(workload),
-        load_of(workload, sm), (step, memory), training_spread(workload, need, machine),
+        load_of(workload, sm), (step, memory), spread,
     )  # fmt: skip
 
 
@@ -217,9 +218,8 @@ class TrainedMeasurements:
         """Return the correction for a training job on a share of a GPU."""
         if gpu not in self._steps or workload.training is None or workload.architecture.kind == "plain":
             return ASIS
-        spread = training_spread(workload, need_of(workload, int(machine.mib)), machine)
-        asked = _asked(workload, gpu, share, spread)
-        shift, spread, own = self._steps[gpu].at(asked)
+        _, spread = training_step(workload, need_of(workload, int(machine.mib)), machine)
+        shift, spread, own = self._steps[gpu].at(_asked(workload, gpu, share, spread))
         return Correction(step=shift, spread_step=spread, points=own)
 
     def sized(self, workload: Workload) -> Workload:
@@ -229,23 +229,12 @@ class TrainedMeasurements:
         shift, _, _ = self._beside.at(_asked(workload, "", 1.0, BESIDE_SPREAD))
         return replace(workload, beside=math.exp(shift))
 
-    def misses(self, points: Iterable[TrainedPoint]) -> dict[tuple[str, str, str], list[float]]:
-        """Return the errors of points against their predictions, by figure, model and GPU."""
-        errors: dict[tuple[str, str, str], list[float]] = {}
-        for point in points:
-            for figure, away in zip(FIGURES, point.away, strict=True):
-                if away is not None:
-                    errors.setdefault((figure, point.model, point.gpu), []).append(away - self.at(figure, point)[0])
-        return errors
-
-    def at(self, figure: str, asked: TrainedPoint) -> tuple[float, float]:
-        """Return the error of a figure at a point's coordinates, and its standard deviation; the point's own error is
-        ignored.
-        """
-        if figure == FIGURES[1]:
-            return self._beside.at(asked)[:2]
-        process = self._steps.get(asked.gpu)
-        return (0.0, asked.spread) if process is None else process.at(asked)[:2]
+    def errors(self, point: TrainedPoint) -> Errors:
+        """Yield the errors of a point against the prediction."""
+        for figure, away, process in zip(FIGURES, point.away, (self._steps.get(point.gpu), self._beside), strict=True):
+            if away is not None:
+                shift, spread = (0.0, point.spread) if process is None else process.at(point)[:2]
+                yield figure, away - shift, spread
 
 
 def _asked(workload: Workload, gpu: str, share: float, spread: float) -> TrainedPoint:
@@ -280,24 +269,17 @@ class _Process:
         alike = self._alike(asked, 1.0)
         if not alike.any():
             return 0.0, spread, 0
-        inverse, weights = self._solved
-        covariance = alike * self._spread * spread
-        variance = spread**2 - float(covariance @ inverse @ covariance)
         own = sum((point.shape, point.way) == (asked.shape, asked.way) for point in self._points)
-        return float(covariance @ weights), math.sqrt(max(variance, LEAST**2)), own
+        return *self._pool.at(alike, spread), own
 
     def _spread_of(self, point: TrainedPoint) -> float:
         return point.spread if self._place == 0 else BESIDE_SPREAD
 
     @cached_property
-    def _spread(self) -> Array:
-        return np.array([self._spread_of(point) for point in self._points])
-
-    @cached_property
-    def _solved(self) -> tuple[Array, Array]:
+    def _pool(self) -> Pool:
         weighted = zip(self._points, self._trust.tolist(), strict=True)
         alike = np.array([self._alike(point, trusted) for point, trusted in weighted])
-        return solve(alike, self._spread, self._away, self._trust)
+        return Pool(alike, np.array(list(map(self._spread_of, self._points))), self._away, self._trust, LEAST)
 
     def _alike(self, asked: TrainedPoint, trusted: float) -> Array:
         """Return the correlation of each point with another: 1 for itself."""
