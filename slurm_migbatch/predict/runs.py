@@ -28,8 +28,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-import numpy as np
-
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.predict.cells import Cells, GpuSpec
@@ -246,9 +244,12 @@ def select_learnable(
             measured = [observation for observation in group if observation.value(figure) is not None]
             if not measured:
                 continue
-            measured_rows = [observation.row for observation in measured]
-            physical = dict(zip(map(id, measured), physics(figure, key, measured_rows, known, gpu), strict=True))
-            present = dict(zip(map(id, measured), expect(figure, key, measured_rows, known, gpu), strict=True))
+            rows = [observation.row for observation in measured]
+            values = [observation.value(figure) or 0.0 for observation in measured]
+            physical, present = (
+                {id(one): value - mean for one, value, mean in zip(measured, values, means, strict=True)}
+                for means in (physics(figure, key, rows, known, gpu), expect(figure, key, rows, known, gpu))
+            )
             bad = _implausible(figure, key, measured, physical, present, left_out)
             group = [
                 observation if id(observation) not in bad else _without(figure, observation) for observation in group
@@ -271,35 +272,26 @@ def _implausible(
 ) -> set[int]:
     """Return the ids of observations whose figure is implausible, and add them to `left_out` by user.
 
-    `physical` and `present`: expected logarithms by id, from physics and from the current predictor.
+    `physical` and `present`: distances of logarithms by id, from physics and from the current predictor.
     """
-
-    def distance(observation: Observation, expected: Mapping[int, float]) -> float:
-        value = observation.value(figure)
-        assert value is not None
-        return value - expected[id(observation)]
-
     bad: set[int] = set()
+
+    def drop(user: str, own: Sequence[Observation], distance: float) -> None:
+        bad.update(map(id, own))
+        left_out.append(LeftOut(key, user, figure, len(own), math.exp(min(abs(distance), 50.0))))
+
     for user, own in _by_user(observations).items():
-        absurd = [d for observation in own if abs(d := distance(observation, physical)) > math.log(ABSURD)]
-        bad |= {id(observation) for observation in own if abs(distance(observation, physical)) > math.log(ABSURD)}
-        if absurd:
-            factor = math.exp(min(abs(median(absurd)), 50.0))
-            left_out.append(LeftOut(key, user, figure, len(absurd), factor))
-    users = _by_user([observation for observation in observations if id(observation) not in bad])
-    medians = {user: median(distance(observation, present) for observation in own) for user, own in users.items()}
-    if len(users) < 2:
-        return bad
-    agreed = median(medians.values())
-    if len(users) == 2 and abs(np.diff(list(medians.values()))[0]) > math.log(APART):
-        agreed = medians[
-            min(users, key=lambda user: abs(median(distance(observation, physical) for observation in users[user])))
-        ]
+        if absurd := [observation for observation in own if abs(physical[id(observation)]) > math.log(ABSURD)]:
+            drop(user, absurd, median(physical[id(observation)] for observation in absurd))
+    users = _by_user(observation for observation in observations if id(observation) not in bad)
+    medians = {user: median(present[id(observation)] for observation in own) for user, own in users.items()}
+    agreed = median(medians.values() or [0.0])
+    if len(users) == 2 and max(medians.values()) - min(medians.values()) > math.log(APART):
+        nearer = min(users, key=lambda user: abs(median(physical[id(observation)] for observation in users[user])))
+        agreed = medians[nearer]
     for user, own in users.items():
         if abs(medians[user] - agreed) > math.log(APART):
-            bad |= {id(observation) for observation in own}
-            factor = math.exp(min(abs(medians[user] - agreed), 50.0))
-            left_out.append(LeftOut(key, user, figure, len(own), factor))
+            drop(user, own, medians[user] - agreed)
     return bad
 
 
