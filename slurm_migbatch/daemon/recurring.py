@@ -67,7 +67,7 @@ class RecurringJobs:
         return self._runs.get(key, ())
 
     def _rows(self, key: str) -> list[list[Any]]:
-        return [run.to_list() for run in self._runs[key]]
+        return [list(run) for run in self._runs[key]]
 
 
 class RecurringWatch:

@@ -3,7 +3,7 @@
 It is a child of migbatchd. It reads lines of JSON from stdin, first `{"config": "<migbatch.toml>", "level": ...,
 "catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes, `{"model": <version>}` when another learned
 model becomes current, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs
-have ended (`predict.recurring.PastRun.to_list`); the process exits at the end of stdin. It writes lines to stdout:
+have ended (`predict.recurring.PastRun`); the process exits at the end of stdin. It writes lines to stdout:
 `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are answers.
 
 One thread answers and, between answers, does small parts of other work, because a second busy thread would hold the
@@ -200,7 +200,7 @@ def main() -> None:
         if "model" in news:
             service.use(chooser=chooser_of(config))
         elif "recurring" in news:
-            service.learn({key: [PastRun.of_list(run) for run in runs] for key, runs in news["recurring"].items()})
+            service.learn({key: [PastRun(*run) for run in runs] for key, runs in news["recurring"].items()})
         else:
             service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
     server.stop()

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from slurm_migbatch.values.figures import gib
 from slurm_migbatch.workload.catalog import ProfileOffer
@@ -52,8 +52,7 @@ DONE, OUT_OF_MEMORY, FAILED, CUT = "done", "oom", "failed", "cut"
 """How a run ended: it completed or reached its time limit; it reported out of memory; it failed; it was cancelled."""
 
 
-@dataclass(frozen=True)
-class PastRun:
+class PastRun(NamedTuple):
     """One ended run of a recurring job.
 
     Attributes:
@@ -72,15 +71,6 @@ class PastRun:
     sm: float | None = None
     dram: float | None = None
     engine: str = ""
-
-    def to_list(self) -> list[Any]:
-        """Return the values, JSON-able."""
-        return [self.run, self.profile, self.ended, self.peak_mib, self.sm, self.dram, self.engine]
-
-    @classmethod
-    def of_list(cls, values: Sequence[Any]) -> PastRun:
-        """Return the run that `to_list` described."""
-        return cls(*values)
 
 
 @dataclass(frozen=True)

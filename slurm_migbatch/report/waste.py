@@ -8,7 +8,7 @@ and a half times its peak must fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 from typing import Any, Final
@@ -228,7 +228,7 @@ def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOf
 
 def _as_done(past: Sequence[PastRun]) -> list[PastRun]:
     """Return the runs as `need_of` expects them: a job ended by its user has mostly done what was wanted."""
-    return [replace(run, ended=DONE) if run.ended == CUT else run for run in past]
+    return [run._replace(ended=DONE) if run.ended == CUT else run for run in past]
 
 
 def _smaller(
