@@ -170,6 +170,12 @@ class Measurement:
         """Return the seconds per batch (`time`) or the MiB (`memory`); None if unknown."""
         return self.seconds if name == "time" else self.memory_mib
 
+    def agrees(self, most: float) -> bool:
+        """Return whether throughput and latency differ by a factor of at most `most`, or one of them is unknown."""
+        if self.throughput_per_s is None or self.latency_s is None:
+            return True
+        return 1 / most <= self.throughput_per_s * self.latency_s / (self.batch * self.procs) <= most
+
     @property
     def trained(self) -> Tuning:
         """How a language model was trained."""

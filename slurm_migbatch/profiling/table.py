@@ -232,7 +232,7 @@ def _of_lines(path: Path, lines: Sequence[_Line]) -> Iterator[str]:
 
     if named := [line for line in lines if line.row.gpu != line.gpu]:
         yield f"{where(named)} the slice is read from the GPU's name: {show(named[0].gpu)}"
-    if contradicting := [line for line in lines if _disagrees(line.row)]:
+    if contradicting := [line for line in lines if not line.row.agrees(DISAGREE)]:
         yield (
             f"{where(contradicting)} throughput_per_s and latency_s contradict each other: throughput is items per "
             "second of all processes, latency seconds per batch"
@@ -263,13 +263,6 @@ def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
         return f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run"
     duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1})
     return f"has duplicate columns: {', '.join(duplicates)}" if duplicates else ""
-
-
-def _disagrees(row: Measurement) -> bool:
-    if row.throughput_per_s is None or row.latency_s is None:
-        return False
-    ratio = row.throughput_per_s * row.latency_s / (row.batch * row.procs)
-    return not 1 / DISAGREE <= ratio <= DISAGREE
 
 
 def _names(paths: Sequence[Path], root: Path) -> str:

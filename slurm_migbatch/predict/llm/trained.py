@@ -126,7 +126,7 @@ def point_of(row: Measurement) -> TrainedPoint | None:
     Of a GPU of unknown speed only the memory counts, which does not depend on the GPU.
     """
     usable = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
-    if not usable or row.gpu == CPU or not _agrees(row):
+    if not usable or row.gpu == CPU or not row.agrees(AGREE):
         return None
     workload = tuned_workload(row)
     if workload is None or workload.architecture.kind == "plain":
@@ -161,13 +161,6 @@ def hints_of(row: Measurement) -> Hints:
         weights_hint(row), method=tuning.method, optimizer=tuning.optimizer, checkpointing=tuning.checkpointing
     )
     return Hints(model=row.model, batch=row.batch, input=row.input_size, input_unit="tok", role="train", llm=llm)
-
-
-def _agrees(row: Measurement) -> bool:
-    """Return whether throughput and latency are consistent; with one of them, or none, they are."""
-    if row.latency_s is None or row.throughput_per_s is None:
-        return True
-    return 1 / AGREE <= row.throughput_per_s * row.latency_s / row.batch <= AGREE
 
 
 def _believed(place: int, away: float | None) -> float | None:
