@@ -43,7 +43,7 @@ LEFT_OUT: Final = 200
 """Models that calibration scores; an even choice if there are more."""
 
 
-def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: int = 1, created: float = 0.0) -> Learned:
+def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
     """Learn from a table; rows that did not run and missing figures are ignored."""
     rows = list(rows)
     samples = samples_of(rows, knowledge)
@@ -60,7 +60,7 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
         for key, group in grouped(of_kind, lambda sample: sample.key).items():
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
+    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:

@@ -105,7 +105,7 @@ def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
         for model, extra in (("bert-base", 150.0), ("mine", 260.0), ("theirs", 90.0))
         for batch, size in ((2, 128), (16, 128), (32, 256))
     ]  # fmt: skip
-    predictor = LearnedPredictor(learn(rows, ModelKnowledge(), version=1))
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
     for model, role, kind in itertools.product(("bert-base", "mine", "vit-b-16"), ("infer", "train"), (H100, A100_40)):
         grid = predictor.grids()[model]
         batches, inputs = (*grid.batches, 2 * grid.batches[-1]), grid.inputs
@@ -138,7 +138,7 @@ def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Meas
 def test_unlisted_gpu_uses_its_own_measurements(profiles: list[str]) -> None:
     """Slices show neither the memory nor the SMs of the whole GPU, and the driver's name shows neither."""
     kind = GpuKind("x999-141gb", gpus.geometry("h200"), 400.0, 3500.0, 132)
-    predictor = LearnedPredictor(learn(_measured_on("NVIDIA X999", profiles), ModelKnowledge(), version=1))
+    predictor = LearnedPredictor(learn(_measured_on("NVIDIA X999", profiles), ModelKnowledge()))
     figures = predictor.figures(Bucket("resnet50", "infer", 64, 224, "px"), kind)
     seconds = figures[P(profiles[0] or "7g.141gb")].latency_s
     assert seconds.mid == pytest.approx(0.12 if profiles[0] else 0.12 * 16 / 132, rel=0.1)
@@ -150,7 +150,7 @@ def test_measurements_and_runs_of_an_unlisted_gpu_are_merged() -> None:
     found = samples_of(rows, ModelKnowledge())
     assert {(sample.gpu.name, len(sample.rows)) for sample in found} == {("x999-141gb", 6)}
     slow = [*_measured_on("x999-141gb", ["1g.18gb"]), *_measured_on("x999-80gb", ["1g.18gb", "3g.71gb"], 3.0)]
-    learned = learn(slow, ModelKnowledge(), version=1)
+    learned = learn(slow, ModelKnowledge())
     for name in ("x999-141gb", "x999-80gb", "h200-141gb", "y1-141gb"):
         gpu = GpuSpec(name, guess(132, 141), 141)
         assert learned.as_measured(gpu) == gpu, "each has its own measurements, or none"
@@ -317,6 +317,6 @@ def test_predicted_memory_of_such_a_model_holds_its_weights(name: str) -> None:
         for model, mib in (("bert-base", 900.0), ("bert-large", 1900.0), ("gpt2", 1100.0), (name, None))
         for batch in (1, 2, 4, 8, 16, 32)
     ]  # fmt: skip
-    predictor = LearnedPredictor(learn(rows, ModelKnowledge(), version=1))
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
     figures = predictor.figures(Bucket(name, "infer", 1, 512, "tok"), H100)[P("7g.80gb")]
     assert figures.memory_mib.high > ModelKnowledge().of(name).weight_mib

@@ -285,7 +285,7 @@ def test_training_of_a_public_encoder_is_computed_until_two_points_are_measured(
     assert plain.memory_mib == computed.memory_mib
 
     rows = [bert(16, 0.2, 5000.0), bert(8, 0.1, 4000.0), bert(32, 0.4, 8000.0)]
-    once, often = (learn(rows[:count], KNOWLEDGE, version=1) for count in (1, 3))
+    once, often = (learn(rows[:count], KNOWLEDGE) for count in (1, 3))
     corrected = LearnedPredictor(once).figures(cell, H100)[profile]
     assert corrected.latency_s.mid > 1.5 * plain.latency_s.mid  # the measured step took three times the computed one
     measured = LearnedPredictor(often).figures(cell, H100)[P("7g.80gb")]

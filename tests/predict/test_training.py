@@ -47,7 +47,7 @@ def rows() -> list[Measurement]:
 
 @pytest.fixture(scope="module")
 def learned(rows: list[Measurement]) -> Learned:
-    return learn(rows, KNOWLEDGE, version=3, created=1e9)
+    return replace(learn(rows, KNOWLEDGE), version=3, created=1e9)
 
 
 def test_measurements_of_other_models_improve_the_first_guess() -> None:

@@ -161,9 +161,7 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
     if part.kind == "table":
         return Table(measured, scenario.geometry)
     predictor = LearnedPredictor()
-    return Predicted(
-        LearnedPredictor(learn(measured, predictor.knowledge, version=1)), scenario.geometry, scenario.cluster.gpu
-    )
+    return Predicted(LearnedPredictor(learn(measured, predictor.knowledge)), scenario.geometry, scenario.cluster.gpu)
 
 
 def _trace(scenario: Scenario) -> Trace:

@@ -268,4 +268,4 @@ def _chooser(config: Config, measured: tuple[Measurement, ...], params: Migbatch
 
 @lru_cache(maxsize=1)
 def _learned(measured: tuple[Measurement, ...]) -> Learned:
-    return learn(measured, LearnedPredictor().knowledge, version=1)
+    return learn(measured, LearnedPredictor().knowledge)
