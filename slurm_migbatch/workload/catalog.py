@@ -66,10 +66,6 @@ class GpuKind:
         """The GRES type of the profile that each other name of a slice means, `3g.40gb` for AutoDetect's `3g.39gb`."""
         return {name.gres_type: own.gres_type for name, own in self.geometry.other_names.items()}
 
-    def answers_to(self, gpu_type: str) -> bool:
-        """Return whether a GPU type written by a user names this one."""
-        return gpu_type == self.name or gpu_type in self.types
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
         return {
@@ -167,7 +163,7 @@ class Partition:
         """Return the GPU type that `gpu:<type>` means in this partition; without a type the partition's first."""
         if gpu_type is None:
             return self.kinds[0]
-        return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
+        return next((kind for kind in self.kinds if gpu_type in (kind.name, *kind.types)), None)
 
     def slice_of(self, gpu_type: str) -> str | None:
         """Return the GRES type of the profile that a GPU type of static MIG names, `a100_3g.39gb`; None if none.
