@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import socket
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,14 +173,8 @@ class ServerConnection:
                 raise self._broken(error) from None
 
     def _open(self) -> http.client.HTTPConnection:
-        address = self._address
-        if address.secure:
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=self._timeout, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(address.host, address.port, timeout=self._timeout)
+        kind = http.client.HTTPSConnection if self._address.secure else http.client.HTTPConnection
+        self._connection = kind(self._address.host, self._address.port, timeout=self._timeout)
         return self._connection
 
     def _broken(self, error: Exception) -> Exception:
