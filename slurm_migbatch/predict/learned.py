@@ -98,7 +98,7 @@ class LearnedPredictor:
         """Return the figures of every plain profile; none for an unknown model."""
         if cell.model not in self._known:
             return {}
-        sheet = self.sheet(Block(cell.model, cell.role, cell.unit, (cell.batch,), (cell.input,)), kind)[:, :, 0]
+        sheet = self.sheet(Block(cell.model, cell.role, (cell.batch,), (cell.input,)), kind)[:, :, 0]
         plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
         return {
             profile: Figures(*(Interval(*ends) for ends in sheet[:, :, i].tolist())) for i, profile in enumerate(plain)
@@ -176,7 +176,7 @@ class LearnedPredictor:
         shape = 3, len(block.batches), len(block.inputs), len(infos)
 
         def accumulated() -> Array:
-            whole = Block(block.model, block.role, grid.unit, grid.batches, grid.inputs)
+            whole = Block(block.model, block.role, grid.batches, grid.inputs)
             ends = self._memory_ends(whole, kind, infos, gpu)
             ends = ends.reshape(3, len(grid.batches), len(grid.inputs), len(infos))
             return np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)

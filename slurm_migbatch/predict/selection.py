@@ -301,7 +301,7 @@ class Chooser:
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
         """Return the prediction for each plain profile at each candidate batch, the worst over kinds."""
         batches = self.grids[workload.model].ladder
-        block = Block(workload.model, workload.role, workload.unit, batches, (workload.input,))
+        block = Block(workload.model, workload.role, batches, (workload.input,))
         key = _of_all_batches(workload, partition)
         return remembered(self._ladders, _MOST_FIGURES, key, lambda: ladder_of(self.predictor, block, partition))
 

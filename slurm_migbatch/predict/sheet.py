@@ -33,7 +33,6 @@ class Block:
 
     model: str
     role: str
-    unit: str
     batches: Sequence[int]
     inputs: Sequence[int]
 

@@ -257,7 +257,7 @@ def _text(codes: Array, digits: int) -> Array:
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
     """Return the conservative seconds, items per second and MiB, cells x plain profiles."""
     grid = chooser.grids[model]
-    sheet = chooser.predictor.sheet(Block(model, role, grid.unit, grid.batches, grid.inputs), kind)
+    sheet = chooser.predictor.sheet(Block(model, role, grid.batches, grid.inputs), kind)
     return sheet[0, 2], sheet[1, 0], sheet[2, 2]
 
 

@@ -109,7 +109,7 @@ def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
     for model, role, kind in itertools.product(("bert-base", "mine", "vit-b-16"), ("infer", "train"), (H100, A100_40)):
         grid = predictor.grids()[model]
         batches, inputs = (*grid.batches, 2 * grid.batches[-1]), grid.inputs
-        block = Block(model, role, grid.unit, batches, inputs)
+        block = Block(model, role, batches, inputs)
         mib = predictor.sheet(block, kind)[2].reshape(3, len(batches), len(inputs), -1)
         assert (np.diff(mib, axis=1) >= 0).all() and (np.diff(mib, axis=2) >= 0).all(), (model, role, kind.name)
         for batch, size in itertools.product(batches[::7], inputs[::5]):

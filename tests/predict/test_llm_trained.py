@@ -294,7 +294,7 @@ def test_training_of_a_public_encoder_is_computed_until_two_points_are_measured(
 
 
 def test_table_without_the_service_has_the_computed_figures_of_training() -> None:
-    sheet = LearnedPredictor().sheet(Block("roberta-base", "train", "tok", (1, 8), (128, 512)), H100)
+    sheet = LearnedPredictor().sheet(Block("roberta-base", "train", (1, 8), (128, 512)), H100)
     profiles = [info.profile for info in H100.geometry.profiles if not info.profile.suffix]
     full = profiles.index(P("7g.80gb"))
     assert (sheet[0] >= sheet[0][:, :, full : full + 1]).all(), "a slice is faster than the GPU"

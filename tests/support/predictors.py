@@ -10,12 +10,15 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.sheet import Block
-from slurm_migbatch.workload.buckets import Bucket
+from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
 
 
 class ByCells:
-    """A predictor that implements only `figures`."""
+    """A predictor that implements only `figures` and `grids`."""
+
+    def grids(self) -> Mapping[str, Grid]:
+        raise NotImplementedError
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         raise NotImplementedError
@@ -23,9 +26,8 @@ class ByCells:
     def sheet(self, block: Block, kind: GpuKind) -> Array:
         plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
         values = np.full((3, 3, len(block), len(plain)), np.nan)
-        cells = (
-            Bucket(block.model, block.role, batch, size, block.unit) for batch in block.batches for size in block.inputs
-        )
+        unit = self.grids()[block.model].unit
+        cells = (Bucket(block.model, block.role, batch, size, unit) for batch in block.batches for size in block.inputs)
         for number, cell in enumerate(cells):
             figures = self.figures(cell, kind)
             for column, profile in enumerate(plain):
