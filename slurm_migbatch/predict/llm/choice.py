@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 from slurm_migbatch.predict.candidate import Interval
 from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.memory import Need, need_of, resized
-from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
-from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+from slurm_migbatch.predict.llm.workload import Training, Workload
 from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import rate_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
@@ -151,36 +150,28 @@ def _ways(
 
 
 def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
-    serving = workload.serving
-    assert serving is not None
+    serving = workload.served
     for concurrency in _halves(serving.concurrency):
         yield f"max_num_seqs={concurrency}", replace(workload, serving=replace(serving, concurrency=concurrency))
     for length in _halves(max(serving.length, serving.reserve), 512):
         shorter = replace(serving, length=length, input=min(serving.input, length), reserve=0)
         yield f"max_model_len={length}", replace(workload, serving=shorter)
     for name in NARROWER:
-        quantised = precision.quantised(name)
-        if quantised is not None and quantised.bits < workload.precision.bits:
+        quantised = precision.known(name)
+        if quantised.bits < workload.precision.bits:
             yield f"quantization={name}", resized(workload, quantised)
     if workload.precision.bits > 5:
-        quantised = precision.quantised("awq")
-        assert quantised is not None
         short = min(serving.length, 4096)
         shortest = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
         yield (
             "quantization=awq max_num_seqs=1 max_model_len=4096",
-            resized(replace(workload, serving=shortest), quantised),
+            resized(replace(workload, serving=shortest), precision.known("awq")),
         )
 
 
 def _of_training(workload: Workload) -> Iterator[tuple[str, Workload]]:
-    training = workload.training
-    assert training is not None
-    for words, changed in _easier(training):
-        kept: Precision | None = workload.precision
-        if changed.method == "qlora":
-            kept = precision.quantised("qlora")
-        assert kept is not None
+    for words, changed in _easier(workload.tuned):
+        kept = precision.known("qlora") if changed.method == "qlora" else workload.precision
         yield words, resized(replace(workload, training=changed), kept)
 
 
@@ -233,16 +224,11 @@ def _speeds(workload: Workload, figures: TokenFigures) -> str:
     if workload.training is not None:
         return f"{_span(figures.latency_s, 1.0)} s a step, {_span(figures.tokens_s, 1.0)} tokens/s"
     if workload.architecture.kind in ("encoder", "plain"):
-        return f"{_span(figures.latency_s, 1.0)} s for {_served(workload).concurrency} at once"
+        return f"{_span(figures.latency_s, 1.0)} s for {workload.served.concurrency} at once"
     return (
         f"first token {_span(figures.ttft_s, 1e3)} ms, {_span(figures.tpot_s, 1e3)} ms a token, "
         f"{_span(figures.tokens_s, 1.0)} tokens/s"
     )
-
-
-def _served(workload: Workload) -> Serving:
-    assert workload.serving is not None
-    return workload.serving
 
 
 def _span(found: Interval, scale: float) -> str:

@@ -96,8 +96,7 @@ def need_of(workload: Workload, slice_mib: int) -> Need:
     """Return what a workload needs on a slice of this size."""
     if workload.training is not None:
         return _training(workload, workload.training)
-    assert workload.serving is not None
-    return _serving(workload, workload.serving, slice_mib)
+    return _serving(workload, workload.served, slice_mib)
 
 
 def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:

@@ -244,9 +244,7 @@ def native(model: Model) -> Precision:
     """Return the precision in which a public model is published."""
     if model.native in precision.DTYPES:
         return precision.plain(model.native)
-    quantised = precision.quantised(model.native)
-    assert quantised is not None
-    return replace(quantised, experts_only=model.native == "mxfp4")
+    return replace(precision.known(model.native), experts_only=model.native == "mxfp4")
 
 
 @lru_cache(maxsize=1024)

@@ -93,6 +93,13 @@ def plain(dtype: str) -> Precision:
     return Precision(wide if bits == 32.0 else halves, bits, bits)
 
 
+def known(name: str) -> Precision:
+    """Return the precision of a quantisation that this module lists."""
+    found = quantised(name)
+    assert found is not None
+    return found
+
+
 def quantised(name: str) -> Precision | None:
     """Return the precision of a quantisation by its name; None if it is unknown."""
     if name in GGUF:

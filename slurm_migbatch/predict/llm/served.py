@@ -183,8 +183,7 @@ def agrees(row: Measurement) -> bool:
 
 def load_of(workload: Workload, share: float) -> tuple[float, float, float, float]:
     """Return the coordinates of a load: logarithms of its concurrency, tokens in and out, and the share of the GPU."""
-    serving = workload.serving
-    assert serving is not None
+    serving = workload.served
     return (
         math.log(serving.concurrency), math.log(max(serving.input, 1)), math.log(max(serving.output, 1)),
         math.log(share),

@@ -21,7 +21,7 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.memory import LOGIT_BYTES, MIB, Need, weights_mib
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.predict.llm.workload import Training, Workload
+from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.workload.catalog import GpuKind
 
 
@@ -234,8 +234,7 @@ def prefill_s(
 
 def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
     """Return the seconds of one decode step, in which each of `sequences` of `tokens` each gets one more token."""
-    architecture, kept, serving = workload.architecture, workload.precision, workload.serving
-    assert serving is not None
+    architecture, kept, serving = workload.architecture, workload.precision, workload.served
     read = weights_read_mib(architecture, kept, sequences) * MIB
     read += sequences * workload.cache_values(round(tokens)) * serving.cache_bits / 8
     compute = sequences * architecture.operations(1, tokens) / _rate(kept, machine, eff)
@@ -275,8 +274,7 @@ def _with_launches(device_s: float, architecture: Architecture, eff: Efficiencie
 
 def fitting(workload: Workload, need: Need, machine: Machine) -> float:
     """Return how many sequences of the usual length fit into the cache, at least one."""
-    serving = workload.serving
-    assert serving is not None
+    serving = workload.served
     sequence_mib = workload.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
     cache_mib = machine.mib * serving.share - (need.used - need.cache)
     return max(cache_mib / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
@@ -286,8 +284,7 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
     """Return the performance of a slice with this many sequences at once, each followed by another: a closed-loop
     benchmark. `eff` defaults to those of the workload's engine.
     """
-    serving = workload.serving
-    assert serving is not None
+    serving = workload.served
     eff = eff or efficiencies_of(workload)
     inputs, outputs = float(serving.input), float(max(serving.output, 1))
     at_once = min(float(serving.concurrency), fitting(workload, need, machine))
@@ -315,7 +312,7 @@ def figures_of(
     """
     memory = Interval(need.used - need.doubt, need.used, need.used + need.doubt)
     if workload.training is not None:
-        return _training_figures(workload, workload.training, need, machine, memory, correction)
+        return _training_figures(workload, need, machine, memory, correction)
     pace = pace_at(workload, need, machine, rate, correction)
     computed = arithmetic_spread(workload, machine)
     ttft, tpot = correction.spread_ttft or computed[0], correction.spread_tpot or computed[1]
@@ -371,9 +368,9 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
 
 
 def _training_figures(
-    workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, correction: Correction
+    workload: Workload, need: Need, machine: Machine, memory: Interval, correction: Correction
 ) -> TokenFigures:
-    seconds, spread = corrected_step(workload, need, machine, correction)
+    training, (seconds, spread) = workload.tuned, corrected_step(workload, need, machine, correction)
     speeds = workload.architecture.kind != "plain"
     tokens = training.micro_batch * (training.seq if speeds else 1)
     step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
@@ -400,8 +397,7 @@ def training_step(
     workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies = TRAINING
 ) -> tuple[float, float]:
     """Return the computed seconds of a training step, and the standard deviation of their logarithm."""
-    architecture, training = workload.architecture, workload.training
-    assert training is not None
+    architecture, training = workload.architecture, workload.tuned
     tokens = float(training.seq * training.micro_batch)
     # backward passes cost twice a forward one; frozen weights need no gradient of their own
     passes = (3.0 if training.method == "full" else 2.0) + (1.0 if training.checkpointing else 0.0)

@@ -173,8 +173,7 @@ def _trust(place: int, away: float) -> float:
 
 def way_of(workload: Workload) -> str:
     """Return the part of the training method that affects the error of computed figures."""
-    training = workload.training
-    assert training is not None
+    training = workload.tuned
     return f"{workload.precision.name}/{training.method}{'/checkpointing' if training.checkpointing else ''}"
 
 
@@ -192,8 +191,7 @@ def shape_of(workload: Workload) -> Shape:
 
 def load_of(workload: Workload, share: float) -> Load:
     """Return logarithms of the tokens in a step and of a sequence, and of the share of the GPU."""
-    training = workload.training
-    assert training is not None
+    training = workload.tuned
     return (math.log(training.seq * training.micro_batch), math.log(training.seq), math.log(share))
 
 

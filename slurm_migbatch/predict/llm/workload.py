@@ -114,6 +114,18 @@ class Workload:
         """Precision of its weights."""
         return self.model.precision
 
+    @property
+    def served(self) -> Serving:
+        """How it is served, if it is."""
+        assert self.serving is not None
+        return self.serving
+
+    @property
+    def tuned(self) -> Training:
+        """How it is tuned, if it is."""
+        assert self.training is not None
+        return self.training
+
     def cache_values(self, tokens: int) -> int:
         """Return the number of values that a served sequence of this many tokens keeps in the engine's cache."""
         engine = "" if self.serving is None else self.serving.engine
@@ -128,8 +140,7 @@ class Workload:
             checkpointing = "/checkpointing" if training.checkpointing else ""
             items = self._items(training.micro_batch, training.seq)
             return f"{head}/{training.method}/{training.optimizer}/{items}{checkpointing}"
-        serving = self.serving
-        assert serving is not None
+        serving = self.served
         if self.architecture.kind == "plain":
             return f"{head}/infer/{self._items(serving.concurrency, 0)}"
         return f"{head}/serve/{serving.concurrency}x{serving.length}tok"
@@ -259,9 +270,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
     if llm_hints.dtype not in (None, "auto"):
         return precision.plain(llm_hints.dtype or "auto")
     if llm_hints.engine == "ollama" and not found.stated:
-        usual = precision.quantised(OLLAMA)
-        assert usual is not None
-        return usual
+        return precision.known(OLLAMA)
     if found.precision.bits > 16 and llm_hints.engine in CASTING:
         return precision.plain("fp16")
     return found.precision
@@ -355,9 +364,7 @@ def _training(hints: Hints, found: Found) -> Workload:
         assumed.append(f"checkpointing={checkpointing}")
     model = found
     if method == "qlora":
-        quantised = precision.quantised("qlora")
-        assert quantised is not None
-        model = replace(found, precision=quantised)
+        model = replace(found, precision=precision.known("qlora"))
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
