@@ -120,16 +120,12 @@ class Cells:
     @classmethod
     def of_rows(cls, rows: Sequence[Measurement], gpu: GpuSpec, known: Known) -> Cells:
         """Return the measured rows of one model on one GPU."""
-        shares = [shares_of(row, gpu) for row in rows]
-        sizes = [row.input_size or known.reference for row in rows]
-        return cls(
-            np.array([row.batch for row in rows], dtype=np.float64),
-            np.array([sm for sm, _ in shares], dtype=np.float64),
-            np.array([memory for _, memory in shares], dtype=np.float64),
-            np.array([row.procs for row in rows], dtype=np.float64),
-            np.array([known.work(size) for size in sizes], dtype=np.float64),
-            np.array([known.volume(size) for size in sizes], dtype=np.float64),
-        )
+        points = [
+            (row.batch, *shares_of(row, gpu), row.procs, known.work(size), known.volume(size))
+            for row in rows
+            for size in [row.input_size or known.reference]
+        ]
+        return cls(*np.array(points, dtype=np.float64).reshape(-1, len(fields(cls))).T.copy())
 
     @classmethod
     def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Known) -> Cells:

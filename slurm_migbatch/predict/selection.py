@@ -414,7 +414,7 @@ class Chooser:
 
     def _meant(self, name: str) -> str | None:
         """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
-        if len(name) > llm_names.LONGEST or canonical(name, self.grids, self.aliases) in self.grids:
+        if len(name) > llm_names.LONGEST or self.has_curve(name):
             return None
         known = {*self.grids, *self.aliases}
         same_initial = (model for model in sorted(known) if model[:1] == name[:1])

@@ -195,8 +195,8 @@ def _known(data: Mapping[str, Any]) -> Known:
     known = Known(**data)
     memory = known.weight_mib, known.alive_mib, known.kept_mib
     figures = (known.kernels, known.flops, known.traffic_mib, known.params, *memory)
-    if known.unit not in ("tok", "px") or known.reference < 1 or known.doubt not in (0, 1, 2):
-        raise ValueError("the figures of a model are out of range")
-    if not all(np.isfinite(figure) and figure > 0 for figure in figures) or not 0 <= known.quadratic <= 1:
+    possible = known.unit in ("tok", "px") and known.reference >= 1 and known.doubt in (0, 1, 2)
+    possible = possible and all(np.isfinite(figure) and figure > 0 for figure in figures)
+    if not possible or not 0 <= known.quadratic <= 1:
         raise ValueError("the figures of a model are out of range")
     return known

@@ -171,11 +171,8 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
         cells, logs, noise = observed(figure, main)
         if runs is not None and runs is not main:
             from_runs = observed(figure, runs)
-            cells, logs, noise = (
-                cells.join(from_runs[0]),
-                np.concatenate([logs, from_runs[1]]),
-                np.concatenate([noise, from_runs[2]]),
-            )
+            cells, logs = cells.join(from_runs[0]), np.append(logs, from_runs[1])
+            noise = np.append(noise, from_runs[2])
         if len(cells):
             population = populations.get((figure, kind)) or pool(surface, kind, ())
             beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
