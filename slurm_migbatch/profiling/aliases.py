@@ -82,15 +82,12 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str =
 
     `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
     """
-    if separator != "," and any("," in text and _has_decimal_comma(text.strip()) for text in row.values()):
+    numbers = (text.strip() for text in row.values() if "," in text)
+    if separator != "," and any(_DECIMAL_COMMA.fullmatch(text) or _DOTTED.fullmatch(text) for text in numbers):
         row = {name: _without_dots(names[name], text.strip()) for name, text in row.items()}
     cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
-
-
-def _has_decimal_comma(text: str) -> bool:
-    return _DECIMAL_COMMA.fullmatch(text) is not None or _DOTTED.fullmatch(text) is not None
 
 
 def _without_dots(column: str, text: str) -> str:

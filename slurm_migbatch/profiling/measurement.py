@@ -48,13 +48,6 @@ class Tuning(NamedTuple):
         return self.method in (None, "full") and self.checkpointing != "on"
 
 
-def _profile_name(text: str) -> str:
-    try:
-        return Profile.parse(text).name
-    except ProfileError as error:
-        raise MeasurementError(f"profile: {error}") from None
-
-
 @dataclass(frozen=True)
 class Measurement:
     """One row of the common table. None (in CSV: empty) is "unknown".
@@ -124,7 +117,10 @@ class Measurement:
         if self.kind not in KINDS:
             raise MeasurementError(f"kind must be infer, train or serve, not {show(self.kind)}")
         if self.profile:
-            object.__setattr__(self, "profile", _profile_name(self.profile))
+            try:
+                object.__setattr__(self, "profile", Profile.parse(self.profile).name)
+            except ProfileError as error:
+                raise MeasurementError(f"profile: {error}") from None
         self._check_texts()
         self._check_numbers()
 
