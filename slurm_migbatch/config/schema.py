@@ -1,8 +1,4 @@
-"""Define migbatch.toml: sections, keys, defaults, meanings and bounds, in one place.
-
-The reader checks files against these dataclasses and the writer prints the commented default file from them,
-so that documentation, defaults and validation are always the same.
-"""
+"""Define migbatch.toml: sections, keys, defaults, meanings and bounds. Reader and writer of the file follow them."""
 
 from __future__ import annotations
 
