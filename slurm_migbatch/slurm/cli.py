@@ -214,7 +214,7 @@ class CliClient:
         refused_nodes |= unsent
         if refused_nodes:
             reasons = {node: why.removeprefix("slurm_update error: ") for node, why in refused_nodes.items()}
-            raise SlurmRefused(reasons, len(updates), ("scontrol",))
+            raise SlurmRefused(reasons, len(updates))
 
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
         """Set the GRES of groups of nodes; return Slurm's message for each group that it refused, by position."""
@@ -277,7 +277,7 @@ class CliClient:
                     reasons |= _SCANCEL.findall(output)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
-            raise SlurmRefused(refused, len(names), ("scancel", *options))
+            raise SlurmRefused(refused, len(names))
 
     def _once(self, *arguments: str) -> str:
         """Run scancel and return its error output; kill it before it sends a signal for the second time."""
@@ -288,7 +288,7 @@ class CliClient:
         except subprocess.TimeoutExpired as error:
             return _text(error.stderr or b"")
         except OSError as error:
-            raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})", command) from None
+            raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})") from None
         return _text(process.stderr)
 
     def cancel(self, job_id: int | str) -> None:
@@ -307,7 +307,7 @@ class CliClient:
         if refused:
             jobs = list(requests)
             reasons = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
-            raise SlurmRefused(reasons, len(jobs), ("scontrol",))
+            raise SlurmRefused(reasons, len(jobs))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
         """Send the requests to scontrol; return its message for each refused one, by position."""
@@ -323,9 +323,7 @@ class CliClient:
             if nobody := next(
                 (message for message in refused.values() if any(phrase in message for phrase in _NOBODY)), None
             ):
-                raise SlurmError(
-                    f"scontrol could not reach slurmctld: {nobody}", ("scontrol",), process.returncode, nobody
-                )
+                raise SlurmError(f"scontrol could not reach slurmctld: {nobody}")
             # a request without a result (scontrol died, or reported nothing) is sent once more; every request may be
             # repeated
             alone = [number for number in alone if outcomes.get(number) is None]
@@ -366,24 +364,18 @@ class CliClient:
             )
         except subprocess.TimeoutExpired:
             raise SlurmError(
-                f"{program} did not answer within {timeout:g} s; is slurmctld running and not overloaded?",
-                command,
+                f"{program} did not answer within {timeout:g} s; is slurmctld running and not overloaded?"
             ) from None
         except OSError as error:
             raise SlurmError(
-                f"{program} cannot be started ({error.strerror}: {command[0]}); install slurm-client or set slurm_bin",
-                command,
+                f"{program} cannot be started ({error.strerror}: {command[0]}); install slurm-client or set slurm_bin"
             ) from None
 
 
 def _failed(program: str, arguments: Sequence[str], done: subprocess.CompletedProcess[bytes]) -> SlurmError:
-    output = _text(done.stderr).strip()
     return SlurmError(
         f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: "
-        f"{_short(output) or 'no reason given'}",
-        (program, *arguments),
-        done.returncode,
-        output[:2000],
+        f"{_short(_text(done.stderr)) or 'no reason given'}"
     )
 
 

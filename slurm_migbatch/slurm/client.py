@@ -8,27 +8,13 @@ only the id is `UNREAD`: neither pending nor active, but present.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
 
 
 class SlurmError(RuntimeError):
-    """Slurm did not answer or refused; nothing may be concluded from it.
-
-    Attributes:
-        command: the command, as an argument list (empty for backends without commands).
-        exit_code: its exit status; None if it did not end (timeout) or could not be started.
-        stderr: its error output, shortened.
-    """
-
-    def __init__(
-        self, message: str, command: Sequence[str] = (), exit_code: int | None = None, stderr: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.command = tuple(command)
-        self.exit_code = exit_code
-        self.stderr = stderr
+    """Slurm did not answer or refused; nothing may be concluded from it."""
 
 
 class SlurmRefused(SlurmError):
@@ -38,13 +24,11 @@ class SlurmRefused(SlurmError):
         refused: job id or node name, as it was given -> Slurm's message.
     """
 
-    def __init__(self, refused: Mapping[str, str], asked: int, command: Sequence[str] = ()) -> None:
+    def __init__(self, refused: Mapping[str, str], asked: int) -> None:
         reasons = [f"{name}: {why}" for name, why in list(refused.items())[:5]]
         omitted = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
         of = f"{len(refused)} of {asked} changes" if asked > 1 else "the change"
-        super().__init__(
-            f"Slurm rejected {of}: {'; '.join(reasons)}{omitted}", command, 1, "\n".join(refused.values())[:2000]
-        )
+        super().__init__(f"Slurm rejected {of}: {'; '.join(reasons)}{omitted}")
         self.refused = dict(refused)
 
 

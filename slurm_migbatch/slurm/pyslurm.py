@@ -93,7 +93,7 @@ class Worker:
         if "ok" in reply:
             return reply["ok"]
         kind = SlurmError if reply.get("slurm") else _NotShown
-        raise kind(f"pyslurm: {reply.get('error')}", stderr=str(reply.get("error")))
+        raise kind(f"pyslurm: {reply.get('error')}")
 
     def close(self) -> None:
         """Terminate the child."""

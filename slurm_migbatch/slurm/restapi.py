@@ -42,7 +42,7 @@ class RestError(SlurmError):
     """
 
     def __init__(self, message: str, number: int, reason: str) -> None:
-        super().__init__(message, stderr=reason)
+        super().__init__(message)
         self.number, self.reason = number, reason
 
 
@@ -158,7 +158,7 @@ class RestApi:
                 if self._token_file
                 else f"it does not know this process as {self._user}; set a token ([cluster] slurmrestd_token)"
             )
-            raise SlurmError(f"slurmrestd at {self.address} answered {status}: {problem}", stderr=text[:2000])
+            raise SlurmError(f"slurmrestd at {self.address} answered {status}: {problem}")
         try:
             answer = json.loads(text, strict=False)
         except ValueError:

@@ -413,10 +413,8 @@ def tool(directory: Path, name: str, script: str, timeout: float = 120.0) -> Cli
 
 def test_error_of_a_failed_command_has_its_message_and_exit_code(tools: Path) -> None:
     client = tool(tools, "squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
-    with pytest.raises(SlurmError, match="Unable to contact slurm controller") as caught:
+    with pytest.raises(SlurmError, match=r"`squeue .*` failed with exit code 1: .*Unable to contact slurm controller"):
         client.jobs()
-    assert caught.value.exit_code == 1
-    assert caught.value.command[0].endswith("squeue")
 
 
 def test_hanging_command_times_out(tools: Path) -> None:

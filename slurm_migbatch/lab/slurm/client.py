@@ -107,7 +107,7 @@ class SimulatedSlurm(Slurmctld):
             if why:
                 refused[name] = why
         if refused:
-            raise SlurmRefused(refused, len(updates), ("scontrol",))
+            raise SlurmRefused(refused, len(updates))
 
     def _set_gres(self, name: str, text: str) -> str:
         machine = self.machines.get(name)
@@ -319,9 +319,9 @@ class SimulatedSlurm(Slurmctld):
     def _asked(self, request: str, costs: float = 0.0) -> None:
         self.calls[request] += 1
         if self.down:
-            raise SlurmError("slurmctld does not answer", (request,), 1, "")
+            raise SlurmError("slurmctld does not answer")
         if request in self.refuse:
-            raise SlurmError(f"slurmctld refuses to {request}", (request,), 1, "")
+            raise SlurmError(f"slurmctld refuses to {request}")
         self._costs(costs)
 
     def _costs(self, seconds: float) -> None:
@@ -339,7 +339,7 @@ class SimulatedSlurm(Slurmctld):
                 refused[name] = why
         self.after_call(request)
         if refused:
-            raise SlurmRefused(refused, len(names), ("scontrol",))
+            raise SlurmRefused(refused, len(names))
 
 
 __all__ = ["PRIORITY", "SimulatedSlurm"]

@@ -70,7 +70,7 @@ class SubmitFilter:
         decision_id = f"{next(self._numbers):08d}"
         answer = rewrite(request, self._catalog, self._chooser, self._policy, decision_id=decision_id, ts=self._clock())
         if isinstance(answer, Refuse):
-            raise SlurmError(answer.sentence, ("sbatch",), 1, answer.sentence)
+            raise SlurmError(answer.sentence)
         if not isinstance(answer, Accept):
             return submission
         if answer.decision is not None:

@@ -274,7 +274,7 @@ class SlurmSimulation:
                 **submission.fields,
             )
         except SlurmError as error:
-            self._refusals[number] = error.stderr or str(error)
+            self._refusals[number] = str(error).removeprefix("Batch job submission failed: ")
             return
         self._submissions[number] = job
         self.numbers[job] = number
@@ -284,7 +284,7 @@ class SlurmSimulation:
         """Return the ids of submissions that another has to wait for; raises SlurmError if one was refused."""
         ids = [job for number in after if (job := self._submissions[number]) is not None]
         if len(ids) < len(after):
-            raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)
+            raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}")
         return ids
 
     def _work(self, row: JobRow) -> Work:

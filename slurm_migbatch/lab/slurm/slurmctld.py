@@ -242,7 +242,7 @@ class Slurmctld:
         row = self._row(want, limit, priority, fields)
         facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
         if not self._placing.listed(self._shape(row, facts)):
-            raise SlurmError(f"Batch job submission failed: {REFUSED}", ("sbatch",), 1, REFUSED)
+            raise SlurmError(f"Batch job submission failed: {REFUSED}")
         task_expression, _, throttle = array.partition("%")
         expanded = expand_tasks(task_expression) if task_expression else range(tasks) if tasks > 1 else ()
         task_numbers = sorted(set(expanded))
@@ -266,7 +266,7 @@ class Slurmctld:
         dependencies = sorted(set(after))
         for job in dependencies:
             if not (job in self.queue or job in self.arrays or job in self.ended_jobs):
-                raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)
+                raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}")
             self._waiting_for.setdefault(job, []).append(row.job_id)
         return self._awaited(replace(row, after=tuple(dependencies))) if dependencies else row
 
@@ -718,7 +718,7 @@ class Slurmctld:
         """Requeue an ended job in held state; raises SlurmError if it is unknown."""
         ended = self.ended_jobs.pop(job, None)
         if ended is None:
-            raise SlurmError("Invalid job id specified", ("scontrol",), 1, "Invalid job id specified")
+            raise SlurmError("Invalid job id specified")
         row = ended.row
         if row.array_job is not None:
             self.ended_tasks[row.array_job].remove(ended)

@@ -40,13 +40,13 @@ class _Slurm(CliClient):
         try:
             return self._run(program, *arguments)
         except SlurmError as error:
-            raise RPCError(1800, error.stderr or str(error)) from None
+            raise RPCError(1800, str(error)) from None
 
     def records(self) -> list[JobRow]:
         try:
             return self.jobs()
         except SlurmError as error:
-            raise RPCError(1800, error.stderr or str(error)) from None
+            raise RPCError(1800, str(error)) from None
 
 
 _slurm = _Slurm(os.environ.get("STANDIN_BIN"))
