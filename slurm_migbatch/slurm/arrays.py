@@ -10,11 +10,12 @@ finds the tasks with their own records, and only those are listed again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.listing import only_jobs
 from slurm_migbatch.slurm.taskexpr import fold_tasks
 
 #: runs squeue with arguments; raises SlurmError
@@ -69,16 +70,15 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     return result
 
 
-def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
+def tasks_command(arrays: Sequence[int]) -> tuple[str, ...]:
     """Return the squeue command that shows each pending task of these arrays, one line each."""
-    jobs = ",".join(map(str, arrays))
     return (
         "squeue",
         "--noheader",
         "--all",
         "--array",
         "--states=PENDING",
-        f"--jobs={jobs},{jobs.rpartition(',')[2]}",  # a single id that no longer exists would be an error
+        only_jobs(arrays),
         "--Format=JobID:0|,ArrayJobID:0|,ArrayTaskID:0",
     )
 

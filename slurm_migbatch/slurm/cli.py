@@ -19,20 +19,17 @@ from typing import Final
 from slurm_migbatch.slurm import reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
-from slurm_migbatch.slurm.dependencies import LongDependencies
+from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
     JobReader,
-    dependencies_command,
-    gres_command,
+    field_command,
     new_mark,
-    parse_dependencies,
-    parse_gres,
+    only_jobs,
+    parse_field,
     parse_jobs,
     parse_nodes,
-    parse_reservations,
-    reservation_command,
     squeue_command,
 )
 from slurm_migbatch.slurm.unread import Unread
@@ -122,20 +119,18 @@ class CliClient:
 
     def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Return which jobs these jobs wait for, by one squeue call."""
-        mark = new_mark()
-        return parse_dependencies(self._run(*dependencies_command(mark, jobs)), mark)
+        texts = self._field("Dependency", only_jobs(jobs), width=LONGEST)
+        return {job: jobs_waited_for(text) for job, text in texts.items()}
 
     def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
         """Return the rows with each job's reservation, if a node was reserved when nodes were last listed."""
         if not self._reserved:
             return rows
-        mark = new_mark()
-        return reservations.of_jobs(rows, parse_reservations(self._run(*reservation_command(mark)), mark))
+        return reservations.of_jobs(rows, self._field("Reservation", "--array"))
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
-        # a single id that no longer exists would be an error
-        only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
+        only = [only_jobs(jobs)] if jobs else []
         read = parse_jobs if jobs else self._reader.read
         rows, now = read(self._run(*squeue_command(mark), *only), mark), time.time()
         return self._known(merge_partitions([row.with_ending_run_count(now) for row in rows]))
@@ -158,8 +153,12 @@ class CliClient:
 
     def gres_texts(self) -> dict[int, str]:
         """Return the `gres` of every job that `jobs` lists, by its id; one squeue call."""
+        return self._field("tres-per-node", "--array")
+
+    def _field(self, field: str, *options: str, width: int = 0) -> dict[int, str]:
+        """Return one field of jobs by their ids; one squeue call."""
         mark = new_mark()
-        return parse_gres(self._run(*gres_command(mark)), mark)
+        return parse_field(self._run(*field_command(mark, field, *options, width=width)), mark)
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one scontrol call, and by one more while some are reserved; see SlurmClient."""

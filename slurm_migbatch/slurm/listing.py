@@ -87,26 +87,16 @@ def squeue_command(mark: str) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", _columns(SQUEUE_FIELDS, mark))
 
 
-def gres_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue command whose output `parse_gres` reads."""
-    return ("squeue", "--noheader", "--all", "--array", _columns(_GRES_FIELDS, mark))
+def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple[str, ...]:
+    """Return the squeue command whose output `parse_field` reads: one field of jobs, not truncated if `width` is 0."""
+    return ("squeue", "--noheader", "--all", *options, _columns(("JobID", field), mark, {field: width}))
 
 
-def reservation_command(mark: str) -> tuple[str, ...]:
-    """Return the squeue command whose output `parse_reservations` reads."""
-    return ("squeue", "--noheader", "--all", "--array", _columns(_RESERVATION_FIELDS, mark))
+def only_jobs(jobs: Sequence[object]) -> str:
+    """Return squeue's option for these jobs; one at least, and it may no longer exist: alone that would be an error."""
+    return f"--jobs={','.join(map(str, jobs))},{jobs[-1]}"
 
 
-def dependencies_command(mark: str, jobs: Sequence[int]) -> tuple[str, ...]:
-    """Return the squeue command whose output `parse_dependencies` reads, for these jobs."""
-    only = f"--jobs={','.join(map(str, jobs))},{jobs[-1]}"  # a single id that no longer exists would be an error
-    columns = _columns(_DEPENDENCY_FIELDS, mark, {"Dependency": dependencies.LONGEST})
-    return ("squeue", "--noheader", "--all", only, columns)
-
-
-_GRES_FIELDS = ("JobID", "tres-per-node")
-_DEPENDENCY_FIELDS = ("JobID", "Dependency")
-_RESERVATION_FIELDS = ("JobID", "Reservation")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
@@ -146,21 +136,9 @@ class JobReader:
         return rows
 
 
-def parse_gres(output: str, mark: str) -> dict[int, str]:
-    """Return the GRES by job id from the output of `gres_command`; raises SlurmError."""
-    return {_id(job): _text(text) or "" for job, text in _records(output, mark, len(_GRES_FIELDS))}
-
-
-def parse_reservations(output: str, mark: str) -> dict[int, str]:
-    """Return the reservation of each job that requests one, from the output of `reservation_command`."""
-    pairs = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
-    return {job: name for job, name in pairs if name}
-
-
-def parse_dependencies(output: str, mark: str) -> dict[int, tuple[int, ...]]:
-    """Return which jobs each job waits for, from the output of `dependencies_command`; see `JobRow.after`."""
-    records = _records(output, mark, len(_DEPENDENCY_FIELDS))
-    return {_id(job): dependencies.jobs_waited_for(text, dependencies.LONGEST) for job, text in records}
+def parse_field(output: str, mark: str) -> dict[int, str]:
+    """Return the field by job id from the output of `field_command`, empty for none; raises SlurmError."""
+    return {_id(job): _text(text) or "" for job, text in _records(output, mark, 2)}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
@@ -230,7 +208,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         _number(cpus) or 0,
         count_tasks(array_task) if array_task and state == "PENDING" else 1,
         int(throttle[1]) if throttle else None,
-        "",  # reservation; see parse_reservations
+        "",  # reservation; see `reservations.of_jobs`
         _number(gid),
         _shared(qos),
         _shared(wckey),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_field, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import NEWEST, parse_version
@@ -270,12 +270,12 @@ def test_invalid_job_id_is_an_error_but_a_leading_warning_is_skipped() -> None:
 @given(st.lists(texts, max_size=5))
 def test_gres_of_each_job_is_parsed_whatever_its_text(listed: list[str]) -> None:
     output = "".join(f"{number}{MARK}{text}{MARK}\n" for number, text in enumerate(listed))
-    found = parse_gres(output, MARK)
+    found = parse_field(output, MARK)
     assert list(found) == list(range(len(listed)))
     assert all(found[number] in (text, "") for number, text in enumerate(listed))
     if listed:
         with pytest.raises(SlurmError, match="truncated"):
-            parse_gres(output.removesuffix(f"{MARK}\n"), MARK)
+            parse_field(output.removesuffix(f"{MARK}\n"), MARK)
 
 
 CPUS = "CPUAlloc=0 CPUTot=64"
