@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slurm_migbatch.slurm.constraint import satisfier
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from slurm_migbatch.workload.refusal import Refusal, show
@@ -22,8 +23,9 @@ READ: Final = 512
 MOST_NAMED: Final = 32
 """Most nodes of a list that becomes a constraint."""
 
-_ITEM = re.compile(r"([A-Za-z0-9_.-]*)(?:\[([0-9,-]+)\])?")
-_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_NUMBERS = r"\[[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*\]"
+_ITEM = rf"(?:[A-Za-z0-9_.-]+(?:{_NUMBERS})?|{_NUMBERS})"
+_LIST = re.compile(rf"{_ITEM}(?:,{_ITEM})*")
 
 
 @dataclass(frozen=True)
@@ -43,46 +45,12 @@ class NodeChoice:
 
 def listed(text: str) -> tuple[str, ...] | None:
     """Return the names of a short node list, each once; None if it is longer or has another form."""
-    names: dict[str, None] = {}
-    start = 0
-    for end in [*_commas(text), len(text)]:
-        item = _ITEM.fullmatch(text[start:end])
-        start = end + 1
-        if item is None or not item[0]:
-            return None
-        numbers = [""]
-        if item[2] is not None:
-            parts = [_numbers(part) for part in item[2].split(",")]
-            numbers = [number for part in parts if part is not None for number in part]
-            if None in parts:
-                return None
-        if len(names) + len(numbers) > MOST_NAMED:
-            return None
-        names.update(dict.fromkeys(item[1] + number for number in numbers))
-    return tuple(names)
-
-
-def _commas(text: str) -> list[int]:
-    """Return the positions of the commas outside brackets."""
-    depth, positions = 0, []
-    for at, char in enumerate(text):
-        if char == "[":
-            depth += 1
-        elif char == "]":
-            depth -= 1
-        elif char == "," and depth == 0:
-            positions.append(at)
-    return positions
-
-
-def _numbers(part: str) -> list[str] | None:
-    match = _RANGE.fullmatch(part)
-    if match is None:
+    if _LIST.fullmatch(text) is None:
         return None
-    low, high = int(match[1]), int(match[2] or match[1])
-    if high < low or high - low >= MOST_NAMED:
+    try:
+        return expand(text, MOST_NAMED)
+    except NodeListError:
         return None
-    return [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
 
 
 def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
