@@ -47,24 +47,11 @@ class SubmitDecision:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
         return {
-            "id": self.id,
-            "ts": self.ts,
-            "uid": self.uid,
-            "user": self.user,
-            "partition": self.partition,
-            "job_id": self.job_id,
+            **vars(self),
             "asked": {key: text.encode("latin-1").decode("utf-8", "replace") for key, text in self.asked.items()},
             "hints": self.hints.to_dict(),
-            "bucket": self.bucket,
-            "predictor": self.predictor,
             "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "granted": self.granted,
-            "reason": self.reason,
-            "message": self.message,
-            "source": self.source,
             "advice": None if self.advice is None else {"batch": self.advice.batch, "copies": self.advice.copies},
-            "recurring": self.recurring,
-            "engine": self.engine,
         }
 
 

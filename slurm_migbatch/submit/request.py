@@ -106,17 +106,11 @@ class JobRequest:
 
     def to_fields(self) -> dict[str, str]:
         """Return the request as the protocol's keys and values."""
-        flat: dict[str, str] = {"kind": "submit" if self.now is None else "modify"}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is not None and item.name != "now":
-                flat[item.name] = str(value)
-        if self.now is not None:
-            for item in fields(self.now):
-                value = getattr(self.now, item.name)
-                if value is not None:
-                    flat[f"now_{item.name}"] = str(int(value)) if item.name == "pending" else value
-        return flat
+        given = {name: str(value) for name, value in vars(self).items() if value is not None and name != "now"}
+        if self.now is None:
+            return {"kind": "submit", **given}
+        now = {f"now_{name}": value for name, value in vars(self.now).items() if value is not None}
+        return {"kind": "modify", **given, **now, "now_pending": str(int(self.now.pending))}
 
     @classmethod
     def from_fields(cls, flat: Mapping[str, str]) -> JobRequest:
@@ -146,21 +140,7 @@ class JobRequest:
         return cls(**values, now=Present(**now) if kind == "modify" else None)
 
 
-_NUMBERS = frozenset(
-    {
-        "uid",
-        "job_id",
-        "ntasks_per_tres",
-        "min_nodes",
-        "max_nodes",
-        "num_tasks",
-        "ntasks_per_node",
-        "sockets_per_node",
-        "shared",
-        "batch",
-        "uncatalogued",
-    }
-)
+_NUMBERS = frozenset(item.name for item in fields(JobRequest) if str(item.type).startswith("int"))
 _TEXTS = frozenset(item.name for item in fields(JobRequest)) - _NUMBERS - {"now"}
 _PRESENT = frozenset(item.name for item in fields(Present)) - {"pending"}
 
