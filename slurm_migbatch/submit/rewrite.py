@@ -8,11 +8,11 @@ service; a property test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from slurm_migbatch.mig.grant import MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
@@ -201,18 +201,12 @@ class _Job:
             return self._modify_started(marker, excluded, tres_given=tres_given)
         if not tres_given and not marker:
             return Pass()
-        merged = replace(
-            request,
-            partition=_either(request.partition, now.partition),
-            tres_per_node=_either(request.tres_per_node, now.tres_per_node),
-            tres_per_job=_either(request.tres_per_job, now.tres_per_job),
-            tres_per_socket=_either(request.tres_per_socket, now.tres_per_socket),
-            tres_per_task=_either(request.tres_per_task, now.tres_per_task),
-            comment=_either(request.comment, text),
-            extra=_either(request.extra, now.extra),
-            features=_either(request.features, now.features),
-            exc_nodes=excluded,
-        )
+        kept: dict[str, Any] = {
+            name: getattr(now, name)
+            for name in ("partition", *TRES_FIELDS, "extra", "features")
+            if getattr(request, name) is None
+        }
+        merged = replace(request, **kept, comment=_either(request.comment, text), exc_nodes=excluded)
         if elastic:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
         answer = self._grant(merged, old_marker=marker)
@@ -247,20 +241,15 @@ class _Job:
 
     def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request
-        tres = [getattr(request, name) for name in TRES_FIELDS]
-        if tres_given and (marker or mentions(tres)):
+        if tres_given and (marker or mentions(getattr(request, name) for name in TRES_FIELDS)):
             raise Refusal("running")
         if not marker or request.comment is None:
             return Pass()
         return Accept({"comment": with_marker(request.comment, marker, excluded)}, "")
 
     def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
-        differing: dict[str, str] = {}
-        for name, value in changes.items():
-            present = _either(getattr(self.request, name), getattr(now, name, None))
-            if value != (present or ""):
-                differing[name] = value
-        return differing
+        present = {name: _either(getattr(self.request, name), getattr(now, name, None)) or "" for name in changes}
+        return {name: value for name, value in changes.items() if value != present[name]}
 
     # -- the grant ---------------------------------------------------------------------------------------------
 
@@ -278,7 +267,7 @@ class _Job:
         kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
         partition = self.catalog.view(managed, kinds)
         asking = by_profile(asking, partition)
-        texts = self._hint_texts(request)
+        texts = [request.comment or "", *([request.extra or ""] if self.policy.hints_in_extra else [])]
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
         limits = limits_of(hints, partition)
@@ -311,15 +300,8 @@ class _Job:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
         if not notes and not choice.changes:
             return answer
-        first_part = [answer.message] if answer.message else []
-        message = "; ".join([*first_part, *notes]) if first_part else f"migbatch: {'; '.join(notes)}" if notes else ""
+        message = "; ".join([answer.message, *notes]) if answer.message else _said(notes)
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
-
-    def _hint_texts(self, request: JobRequest) -> list[str]:
-        texts = [request.comment or ""]
-        if self.policy.hints_in_extra:
-            texts.append(request.extra or "")
-        return texts
 
     def _check_partitions(self, names: Sequence[str], managed: Sequence[str]) -> None:
         if not self.catalog.partitions:
@@ -372,7 +354,6 @@ class _Job:
             raise Refusal("kinds")
         messages += [*_several(asking, request, sum(slices.values())), *self._below_weights(hints, asking)]
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
-        message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
@@ -380,16 +361,16 @@ class _Job:
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
             if prefix == PREFIX_OF_OLD_RELEASES:
-                message = f"{message}; {MESSAGES['retry_later']}" if message else f"migbatch: {MESSAGES['retry_later']}"
+                messages.append(MESSAGES["retry_later"])
         bucket = choice.bucket if choice is not None else None
         if choice is not None and choice.batch is not None:
             advice: Advice | None = Advice(choice.batch, 1)
         else:
             advice = self._advice(bucket, hints, partition, grant)
-        outcome = _Outcome(grant.decided, grant.gres, reason, message, bucket, choice, advice)
+        outcome = _Outcome(grant.decided, grant.gres, reason, _said(messages), bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        accepted = Accept(changes, message, decision, advised)
+        accepted = Accept(changes, outcome.message, decision, advised)
         return accepted, {profile.gres_type: count for profile, count in slices.items()}
 
     def _lend(
@@ -420,10 +401,9 @@ class _Job:
         if request.now is None:
             changes["requeue"] = "1"
         notes = [*self._below_weights(hints, asking), *self._unknown(hints)]
-        message = "migbatch: " + "; ".join([MESSAGES["loan"] % (low, high, low), *notes])
+        message = _said([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
-        decision = self._decision(request, partition, hints, outcome)
-        return Accept(changes, message, decision, waits=True)
+        return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
 
     @cached_property
     def _key(self) -> str:
@@ -590,26 +570,23 @@ def _named_slice(part: GresEntry, partition: Partition) -> str:
 def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
         raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
-    if request.cpus_per_tres and "gpu" in request.cpus_per_tres:
-        raise Refusal("per_gpu", "--cpus-per-gpu", "--cpus-per-task")
-    if request.mem_per_tres and "gpu" in request.mem_per_tres:
-        raise Refusal("per_gpu", "--mem-per-gpu", "--mem")
-    if request.tres_freq and "gpu" in request.tres_freq:
-        raise Refusal("per_gpu", "--gpu-freq", "no clock rate")
+    for text, option, instead in (
+        (request.cpus_per_tres, "--cpus-per-gpu", "--cpus-per-task"),
+        (request.mem_per_tres, "--mem-per-gpu", "--mem"),
+        (request.tres_freq, "--gpu-freq", "no clock rate"),
+    ):
+        if text and "gpu" in text:
+            raise Refusal("per_gpu", option, instead)
     if request.ntasks_per_tres:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
 
 
 def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str) -> dict[str, str]:
-    entries: list[str] = []
     if asking.field == "tres_per_node":
-        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, GresEntry))
-        before = [entry for entry in asking.entries[:first] if isinstance(entry, str)]
-        after = [entry for entry in asking.entries[first:] if isinstance(entry, str)]
-        entries = [*before, *granted, *after]
+        first = asking.entries.index(asking.parts[0])
+        tres = ",".join([*asking.others[:first], *granted, *asking.others[first:]])
     else:
-        entries = [*([request.tres_per_node] if request.tres_per_node else []), *granted]
-    tres = ",".join(entries)
+        tres = ",".join([*filter(None, [request.tres_per_node]), *granted])
     if len(tres) > SLURM_LIMIT:
         raise Refusal("gres_long")
     changes = {"tres_per_node": tres, "comment": comment}
@@ -620,6 +597,10 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes
+
+
+def _said(notes: Collection[str]) -> str:
+    return f"migbatch: {'; '.join(dict.fromkeys(notes))}" if notes else ""
 
 
 def _times(count: int, offer: ProfileOffer) -> str:
