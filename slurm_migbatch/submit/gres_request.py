@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from slurm_migbatch.predict.limits import JobLimits
 from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.gres import profile_in
 from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS, JobRequest
-from slurm_migbatch.workload.catalog import Partition
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.loans import GUEST, LOAN
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 AUTO: Final = "auto"
@@ -221,3 +224,46 @@ def auto_again(present: str) -> str:
             replaced = True
             entries.append(f"{prefix}mig:{AUTO}")
     return ",".join(entries)
+
+
+def named_offer(part: GresEntry, partition: Partition, limits: JobLimits) -> ProfileOffer:
+    """Return the slice that an entry names; raises Refusal if the partition lacks it or the limits exclude it."""
+    name = (part.type or "").replace("+", ".")
+    if name == FILLER:
+        raise Refusal("filler", partition.profile_list)
+    if name in (LOAN, GUEST):
+        raise Refusal("reserved", name, partition.profile_list)
+    offer = partition.offers.get(name)
+    if offer is None:
+        raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
+    if limits.mem_mib is not None and limits.mem_mib > offer.memory_mib:
+        raise Refusal("mem_over_profile", str(limits.mem_mib), name, str(offer.memory_mib))
+    if not limits.within(offer):
+        raise Refusal("profile_outside", name)
+    return offer
+
+
+def whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
+    """Return the largest slice of the kind of GPU that an entry names; raises Refusal."""
+    kind = partition.kind_of(part.type)
+    if kind is None:
+        if (profile := profile_in(part.type or "")) is not None:
+            raise Refusal("unknown_profile", partition.name, show(profile), partition.profile_list)
+        names = ", ".join(kind.name for kind in partition.kinds)
+        raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
+    return partition.offers[kind.full.profile.gres_type]
+
+
+def check_options(asking: GresRequest, request: JobRequest) -> None:
+    """Refuse options that apply to whole GPUs; raises Refusal."""
+    if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
+        raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
+    for text, option, instead in (
+        (request.cpus_per_tres, "--cpus-per-gpu", "--cpus-per-task"),
+        (request.mem_per_tres, "--mem-per-gpu", "--mem"),
+        (request.tres_freq, "--gpu-freq", "no clock rate"),
+    ):
+        if text and "gpu" in text:
+            raise Refusal("per_gpu", option, instead)
+    if request.ntasks_per_tres:
+        raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")

@@ -8,7 +8,7 @@ service; a property test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -21,28 +21,39 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.slurm.client import SLURM_LIMIT
-from slurm_migbatch.slurm.gres import profile_in
 from slurm_migbatch.submit import nodes
 from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
     AUTO,
-    FILLER,
     MAX_COUNT,
-    GresEntry,
     GresRequest,
     auto_again,
     by_profile,
+    check_options,
     count_of,
     is_auto,
     is_open,
     mentions,
+    named_offer,
     nodes_of,
     per_node,
     read,
     takes_one_node,
+    whole_gpu,
 )
 from slurm_migbatch.submit.nodes import NodeChoice
+from slurm_migbatch.submit.notes import (
+    MESSAGES,
+    below_weights,
+    named_slice,
+    said,
+    several,
+    tight,
+    times,
+    unknown,
+    whole,
+)
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,
@@ -55,14 +66,12 @@ from slurm_migbatch.submit.request import (
     Refuse,
 )
 from slurm_migbatch.submit.script import recurring_key
-from slurm_migbatch.values.figures import gib
 from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import NODE_FEATURE, Partition, ProfileOffer, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import (
-    GUEST,
     LOAN,
     LONGEST_MARK,
     PREFIX_OF_OLD_RELEASES,
@@ -71,33 +80,6 @@ from slurm_migbatch.workload.loans import (
     waiting_count,
 )
 from slurm_migbatch.workload.refusal import Refusal, show
-
-MESSAGES: Final = {
-    "chosen": "%s for mig:auto: %s",
-    "whole": "%s for %s: on this partition a whole GPU is its largest slice",
-    "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
-    "use whole GPUs outside MIG for a program that needs several GPUs",
-    "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
-    "slice_kinds": " (%s have it: --constraint chooses one)",
-    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
-    "any time, so it must continue from its checkpoints; for a dedicated slice use --gres=mig:%s",
-    "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
-    "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
-    "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
-    "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
-    "ask for another by gpu:<kind>",
-    "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
-    "moment; features from sinfo and --constraint let it wait",
-    "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
-    "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
-    "ReservationName=... Nodes=...",
-    "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
-    "extra": "hints in --extra are not read here: put them into --comment",
-    "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
-    "for the next submission only",
-    "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
-}
-"""Messages about an accepted job; rendered into the Lua shims too."""
 
 Past = Mapping[str, Sequence[PastRun]]
 """Runs of recurring jobs, the newest last, by the job's key."""
@@ -271,7 +253,7 @@ class _Job:
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
         limits = limits_of(hints, partition)
-        _check_options(asking, request)
+        check_options(asking, request)
         batch = request.now is None and request.batch == 1
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
@@ -300,7 +282,7 @@ class _Job:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
         if not notes and not choice.changes:
             return answer
-        message = "; ".join([answer.message, *notes]) if answer.message else _said(notes)
+        message = "; ".join([answer.message, *notes]) if answer.message else said(notes)
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
 
     def _check_partitions(self, names: Sequence[str], managed: Sequence[str]) -> None:
@@ -322,7 +304,7 @@ class _Job:
     ) -> tuple[Accept, dict[str, int]]:
         """Accept the request; return the answer, and the number of slices by GRES type."""
         slices: dict[Profile, int] = {}
-        messages = [_named_slice(part, partition) for part in asking.parts if part.as_gpu]
+        messages = [named_slice(part, partition) for part in asking.parts if part.as_gpu]
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
@@ -332,8 +314,8 @@ class _Job:
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
-                offer = _whole_gpu(part, partition)
-                messages.append(_whole(part, partition, _times(count, offer)))
+                offer = whole_gpu(part, partition)
+                messages.append(whole(part, partition, times(count, offer)))
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
             elif is_auto(part):
@@ -341,18 +323,18 @@ class _Job:
                     hints, partition, self._recurring(), self.policy.runs, passes_batch=in_environment
                 )
                 offer, reason = choice.offer, choice.reason
-                messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
+                messages.append(MESSAGES["chosen"] % (times(count, offer), choice.text))
             else:
-                offer = _explicit(part, partition, NO_LIMITS if free else limits)
+                offer = named_offer(part, partition, NO_LIMITS if free else limits)
                 if not free and offer.profile not in warned:
                     warned.add(offer.profile)
-                    messages += self._warning(offer, partition, hints)
+                    messages += tight(self.chooser, offer, partition, hints)
             slices[offer.profile] = slices.get(offer.profile, 0) + count
             if slices[offer.profile] > MAX_COUNT:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
-        messages += [*_several(asking, request, sum(slices.values())), *self._below_weights(hints, asking)]
+        messages += [*several(asking, request, sum(slices.values())), *below_weights(self.chooser, hints, asking)]
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
@@ -367,7 +349,7 @@ class _Job:
             advice: Advice | None = Advice(choice.batch, 1)
         else:
             advice = self._advice(bucket, hints, partition, grant)
-        outcome = _Outcome(grant.decided, grant.gres, reason, _said(messages), bucket, choice, advice)
+        outcome = _Outcome(grant.decided, grant.gres, reason, said(messages), bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
         accepted = Accept(changes, outcome.message, decision, advised)
@@ -400,8 +382,8 @@ class _Job:
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
-        notes = [*self._below_weights(hints, asking), *self._unknown(hints)]
-        message = _said([MESSAGES["loan"] % (low, high, low), *notes])
+        notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints)]
+        message = said([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
 
@@ -481,104 +463,12 @@ class _Job:
             return old_grant
         return Grant(grant.parts, name)
 
-    def _warning(self, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
-        bucket = self.chooser.bucket(hints)
-        if hints.mem_mib is not None:
-            return []
-        need = self.chooser.need(hints, offer)
-        if need is None and bucket is not None:
-            figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
-            need = None if figures is None else (bucket.cell, figures.need_mib)
-        if need is None or need[1] <= offer.memory_mib:
-            return []
-        return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
-
-    def _unknown(self, hints: Hints) -> list[str]:
-        """Return the warning about a model of which nothing is known, without mem=."""
-        if hints.model is None or hints.mem_mib is not None or self.chooser.has_curve(hints.model):
-            return []
-        return [] if self.chooser.workload(hints) else [MESSAGES["loan_unknown"] % show(hints.model)]
-
-    def _below_weights(self, hints: Hints, asking: GresRequest) -> list[str]:
-        """Return the warning about a language model whose mem= does not hold its weights, if slices are requested."""
-        if hints.mem_mib is None or not any(part.name == "mig" for part in asking.parts):
-            return []
-        weights = self.chooser.weights(hints)
-        if weights is None or weights[1] <= hints.mem_mib:
-            return []
-        return [MESSAGES["mem_below"] % (hints.mem_mib, weights[0], gib(weights[1]))]
-
 
 def _check_lengths(holder: JobRequest | Present) -> None:
     for name, option in TEXTS.items():
         text = getattr(holder, name, None)
         if text is not None and len(text) > SLURM_LIMIT:
             raise Refusal("text_long", option, str(len(text)))
-
-
-def _explicit(part: GresEntry, partition: Partition, limits: JobLimits) -> ProfileOffer:
-    name = (part.type or "").replace("+", ".")
-    if name == FILLER:
-        raise Refusal("filler", partition.profile_list)
-    if name in (LOAN, GUEST):
-        raise Refusal("reserved", name, partition.profile_list)
-    offer = partition.offers.get(name)
-    if offer is None:
-        raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
-    if limits.mem_mib is not None and limits.mem_mib > offer.memory_mib:
-        raise Refusal("mem_over_profile", str(limits.mem_mib), name, str(offer.memory_mib))
-    if not limits.within(offer):
-        raise Refusal("profile_outside", name)
-    return offer
-
-
-def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
-    kind = partition.kind_of(part.type)
-    if kind is None:
-        if (profile := profile_in(part.type or "")) is not None:
-            raise Refusal("unknown_profile", partition.name, show(profile), partition.profile_list)
-        names = ", ".join(kind.name for kind in partition.kinds)
-        raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
-    return partition.offers[kind.full.profile.gres_type]
-
-
-def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
-    text = show(part.asked)
-    if part.type is None and len(partition.kinds) > 1:
-        return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
-    return MESSAGES["whole"] % (granted, text)
-
-
-def _several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
-    """Return the note for a job that may be one program on all its slices, `count` on each node: with fewer tasks than
-    slices, or with whole GPUs, among which such programs communicate.
-    """
-    if any(part.name == "gpu" for part in asking.parts):
-        shared = count > 1 or (request.min_nodes or 1) > 1
-    else:
-        shared = count > (request.ntasks_per_node or request.num_tasks or 1)
-    return [MESSAGES["several"]] if shared else []
-
-
-def _named_slice(part: GresEntry, partition: Partition) -> str:
-    profile = Profile.parse(part.type or "")
-    kinds = [kind.name for kind in partition.kinds if profile in kind.geometry]
-    several = MESSAGES["slice_kinds"] % ", ".join(kinds) if len(kinds) > 1 else ""
-    return MESSAGES["slice"] % (show(part.asked), part.type, several)
-
-
-def _check_options(asking: GresRequest, request: JobRequest) -> None:
-    if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
-        raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
-    for text, option, instead in (
-        (request.cpus_per_tres, "--cpus-per-gpu", "--cpus-per-task"),
-        (request.mem_per_tres, "--mem-per-gpu", "--mem"),
-        (request.tres_freq, "--gpu-freq", "no clock rate"),
-    ):
-        if text and "gpu" in text:
-            raise Refusal("per_gpu", option, instead)
-    if request.ntasks_per_tres:
-        raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
 
 
 def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str) -> dict[str, str]:
@@ -597,14 +487,6 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes
-
-
-def _said(notes: Collection[str]) -> str:
-    return f"migbatch: {'; '.join(dict.fromkeys(notes))}" if notes else ""
-
-
-def _times(count: int, offer: ProfileOffer) -> str:
-    return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
 
 
 def _either(given: str | None, present: str | None) -> str | None:

@@ -1,0 +1,110 @@
+"""Notes for the user of an accepted job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.gres_request import GresEntry, GresRequest
+from slurm_migbatch.submit.request import JobRequest
+from slurm_migbatch.values.figures import gib
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import show
+
+MESSAGES: Final = {
+    "chosen": "%s for mig:auto: %s",
+    "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
+    "use whole GPUs outside MIG for a program that needs several GPUs",
+    "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
+    "slice_kinds": " (%s have it: --constraint chooses one)",
+    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
+    "any time, so it must continue from its checkpoints; for a dedicated slice use --gres=mig:%s",
+    "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
+    "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
+    "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
+    "ask for another by gpu:<kind>",
+    "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
+    "moment; features from sinfo and --constraint let it wait",
+    "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
+    "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
+    "ReservationName=... Nodes=...",
+    "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
+    "extra": "hints in --extra are not read here: put them into --comment",
+    "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
+    "for the next submission only",
+    "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
+}
+"""Messages about an accepted job; rendered into the Lua shims too."""
+
+
+def said(notes: Collection[str]) -> str:
+    """Return the message with these notes; empty if there are none."""
+    return f"migbatch: {'; '.join(dict.fromkeys(notes))}" if notes else ""
+
+
+def times(count: int, offer: ProfileOffer) -> str:
+    """Return slices of one profile in words."""
+    return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
+
+
+def whole(part: GresEntry, partition: Partition, granted: str) -> str:
+    """Return the note for a job that gets the largest slice for a whole GPU."""
+    text = show(part.asked)
+    if part.type is None and len(partition.kinds) > 1:
+        return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
+    return MESSAGES["whole"] % (granted, text)
+
+
+def named_slice(part: GresEntry, partition: Partition) -> str:
+    """Return the note for a slice that was requested as a GPU of its type."""
+    profile = Profile.parse(part.type or "")
+    kinds = [kind.name for kind in partition.kinds if profile in kind.geometry]
+    of_kinds = MESSAGES["slice_kinds"] % ", ".join(kinds) if len(kinds) > 1 else ""
+    return MESSAGES["slice"] % (show(part.asked), part.type, of_kinds)
+
+
+def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
+    """Return the note for a job that may be one program on all its slices, `count` on each node: with fewer tasks than
+    slices, or with whole GPUs, among which such programs communicate.
+    """
+    if any(part.name == "gpu" for part in asking.parts):
+        shared = count > 1 or (request.min_nodes or 1) > 1
+    else:
+        shared = count > (request.ntasks_per_node or request.num_tasks or 1)
+    return [MESSAGES["several"]] if shared else []
+
+
+def tight(chooser: Chooser, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
+    """Return the warning about a slice that is predicted to be too small, although the user named it."""
+    bucket = chooser.bucket(hints)
+    if hints.mem_mib is not None:
+        return []
+    need = chooser.need(hints, offer)
+    if need is None and bucket is not None:
+        figures = chooser.figures(bucket, partition).get(offer.profile.gres_type)
+        need = None if figures is None else (bucket.cell, figures.need_mib)
+    if need is None or need[1] <= offer.memory_mib:
+        return []
+    return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
+
+
+def unknown(chooser: Chooser, hints: Hints) -> list[str]:
+    """Return the warning about a model of which nothing is known, without mem=."""
+    if hints.model is None or hints.mem_mib is not None or chooser.has_curve(hints.model):
+        return []
+    return [] if chooser.workload(hints) else [MESSAGES["loan_unknown"] % show(hints.model)]
+
+
+def below_weights(chooser: Chooser, hints: Hints, asking: GresRequest) -> list[str]:
+    """Return the warning about a language model whose mem= does not hold its weights, if slices are requested."""
+    if hints.mem_mib is None or not any(part.name == "mig" for part in asking.parts):
+        return []
+    weights = chooser.weights(hints)
+    if weights is None or weights[1] <= hints.mem_mib:
+        return []
+    return [MESSAGES["mem_below"] % (hints.mem_mib, weights[0], gib(weights[1]))]
