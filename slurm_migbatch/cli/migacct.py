@@ -36,7 +36,13 @@ OPTIONS = (
     Option(("-K", "--timelimit-max"), "With -k: up to this time limit.", "TIME", "limit_max", default=""),
     _words("-M", "--clusters", metavar="NAMES", help="Only jobs of these clusters; `all` for all in the record."),
     Option(("-L", "--allclusters"), "Jobs of every cluster in the record."),
-    _words("-N", "--nodelist", metavar="NODES", help="Only jobs that held slices on one of these nodes: n[1-4],m7."),
+    _words(
+        "-N",
+        "--nodelist",
+        name="nodes",
+        metavar="NODES",
+        help="Only jobs that held slices on one of these nodes: n[1-4],m7.",
+    ),
     _words(
         "-s",
         "--state",
@@ -44,13 +50,17 @@ OPTIONS = (
         metavar="STATES",
         help="Only jobs in these states within the window: CD,F or names.",
     ),
-    Option(("-S", "--starttime"), "Start of the window.", "TIME", default=""),
-    Option(("-E", "--endtime"), "End of the window.", "TIME", default=""),
+    Option(("-S", "--starttime"), "Start of the window.", "TIME", "start", default=""),
+    Option(("-E", "--endtime"), "End of the window.", "TIME", "end", default=""),
     Option(("-T", "--truncate"), "Limit times and durations to the window."),
     Option(("-D", "--duplicates"), "Include earlier runs of requeued jobs."),
     Option(("-X", "--allocations"), "One line per job, none for its slices."),
     _words(
-        "-o", "--format", metavar="COLUMNS", help="Columns: name, name%20, name%-20 (left), +name adds to the default."
+        "-o",
+        "--format",
+        name="columns",
+        metavar="COLUMNS",
+        help="Columns: name, name%20, name%-20 (left), +name adds to the default.",
     ),
     Option(("-b", "--brief"), "JobID, State and ExitCode."),
     Option(("-l", "--long"), "Most columns."),
@@ -61,7 +71,7 @@ OPTIONS = (
     Option(("--json",), "Everything as JSON: raw numbers, units in the names.", name="as_json"),
     Option(("--yaml",), "Everything as YAML.", name="as_yaml"),
     Option(("--noconvert",), "Print sizes in MiB (M)."),
-    Option(("--units",), "Print sizes in this unit.", "K|M|G|T|P"),
+    Option(("--units",), "Print sizes in this unit.", "K|M|G|T|P", default=""),
     Option(("--db",), "Database to read.", "URL"),
     Option(("-c", "--completion"), "Refused: there is no job completion log."),
     _words("-x", "--associations", metavar="IDS", help="Only jobs of these associations of slurmdbd."),
@@ -71,60 +81,40 @@ OPTIONS = (
 )
 
 
+#: fields of the query that are options of that name: values as given, lists of words, lists that the query reads
+_AS_GIVEN = (
+    *("allusers", "start", "end", "duplicates", "limit_min", "limit_max", "truncate", "brief", "long", "units"),
+    *("as_json", "as_yaml"),
+)
+_LISTS = ("users", "accounts", "partitions", "groups", "qos", "wckeys", "names", "associations", "clusters")
+_JOINED = ("jobs", "nodes", "states", "columns")
+
+
 def show(options: Mapping[str, Any]) -> int:
     """Print what the options select; return the exit code."""
     from slurm_migbatch.cli.asking import ask_and_print
     from slurm_migbatch.query.questions import RunsQuestion
+    from slurm_migbatch.report.format import split
 
-    _refuse(options)
+    if options["completion"]:
+        raise Failure("Slurm job completion is disabled: migacct only reads the record of migbatchd; omit -c")
     parted = options["parsable"] or options["parsable2"]
+    fields: dict[str, Any] = {name: options[name] for name in _AS_GIVEN}
+    fields |= {name: ",".join(options[name]) for name in _JOINED}
+    fields |= {name: split(options[name]) for name in _LISTS}
+    if options["allclusters"]:
+        fields["clusters"] = ("all",)
     question = RunsQuestion(
-        jobs=",".join(options["jobs"]),
-        users=_split(options["users"]),
-        allusers=options["allusers"],
-        accounts=_split(options["accounts"]),
-        partitions=_split(options["partitions"]),
-        nodes=",".join(options["nodelist"]),
-        states=",".join(options["states"]),
-        start=options["starttime"],
-        end=options["endtime"],
-        duplicates=options["duplicates"],
-        groups=_split(options["groups"]),
-        qos=_split(options["qos"]),
-        wckeys=_split(options["wckeys"]),
-        names=_split(options["names"]),
-        associations=_split(options["associations"]),
-        clusters=("all",) if options["allclusters"] else _split(options["clusters"]),
-        limit_min=options["limit_min"],
-        limit_max=options["limit_max"],
-        truncate=options["truncate"],
+        **fields,
         slices=not options["allocations"],
-        columns=",".join(options["format"]),
         default_columns=os.environ.get("MIGACCT_FORMAT", ""),
-        brief=options["brief"],
-        long=options["long"],
         header=not options["noheader"],
         delimiter=options["delimiter"] if parted else None,
         closed=options["parsable"] and not options["parsable2"],
-        as_json=options["as_json"],
-        as_yaml=options["as_yaml"],
         convert=not options["noconvert"],
-        units=options["units"] or "",
         time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
     )
     return ask_and_print(question, db=options["db"] or os.environ.get("MIGBATCH_DB"))
-
-
-def _refuse(options: Mapping[str, Any]) -> None:
-    """Say what to use instead of sacct features that the record does not have."""
-    if options["completion"]:
-        raise Failure("Slurm job completion is disabled: migacct only reads the record of migbatchd; omit -c")
-
-
-def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from slurm_migbatch.report.format import split
-
-    return split(texts)
 
 
 def called(arguments: Sequence[str]) -> int:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from slurm_migbatch.cli.common import HELP, show_stage, source_option
 from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.usage import filters
 
 
 @click.command(context_settings=HELP)
 @click.option(
     "--html", metavar="FILE", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Output file."
 )
-@click.option(
-    "-S", "--starttime", "start", default="now-30days", show_default=True, metavar="TIME", help="Start of the window."
-)
-@click.option("-E", "--endtime", "end", default="now", show_default=True, metavar="TIME", help="End of the window.")
+@click.option("-S", "--starttime", default="now-30days", show_default=True, metavar="TIME", help="Start of the window.")
+@click.option("-E", "--endtime", default="now", show_default=True, metavar="TIME", help="End of the window.")
 @click.option(
     "-A", "--account", "--accounts", "accounts", multiple=True, metavar="NAMES", help="Only runs of these accounts."
 )
@@ -25,9 +25,7 @@ from slurm_migbatch.cli.ending import Failure
     "-u", "--user", "users", multiple=True, metavar="NAMES", help="Only runs of these users (names or numbers)."
 )
 @click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only runs in these partitions.")
-@click.option(
-    "-N", "--nodelist", "nodes", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7."
-)
+@click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7.")
 @click.option(
     "--db",
     envvar="MIGBATCH_DB",
@@ -35,7 +33,7 @@ from slurm_migbatch.cli.ending import Failure
     help="Database to read [env MIGBATCH_DB; default: from the configuration].",
 )
 @source_option
-def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
+def report(html: Path, db: str | None, config: str | None, **options: Any) -> None:
     """Draw the use of GPU slices as one self-contained HTML file.
 
     Use by account and over time, busy and idle; profiles; GPU layouts; waits; predicted against measured; loans. If
@@ -45,16 +43,7 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         raise Failure(f"no such directory: {html.parent}: create it, or choose another file")
     from slurm_migbatch.cli.asking import ask_for_text
     from slurm_migbatch.query.questions import PageQuestion
-    from slurm_migbatch.report.format import split
 
-    question = PageQuestion(
-        users=split(names["users"]),
-        accounts=split(names["accounts"]),
-        partitions=split(names["partitions"]),
-        nodes=",".join(names["nodes"]),
-        start=start,
-        end=end,
-    )
     show_stage("computing and drawing")
-    document = ask_for_text(question, config, db=db)
+    document = ask_for_text(PageQuestion(**filters(options)), config, db=db)
     html.write_text(document, encoding="utf-8")

@@ -38,7 +38,7 @@ def window_options(command: F) -> F:
 
 
 def filters(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of these options as fields of a query."""
+    """Return the values of the options that select runs as fields of a query."""
     from slurm_migbatch.report.format import split
 
     return {
@@ -46,6 +46,16 @@ def filters(options: Mapping[str, Any]) -> dict[str, Any]:
         "nodes": ",".join(options["nodelist"]),
         "start": options["starttime"],
         "end": options["endtime"],
+    }
+
+
+def output(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options -n, -P, --csv and --json as fields of a query."""
+    return {
+        "header": not options["noheader"],
+        "delimiter": "|" if options["parsable2"] else None,
+        "as_csv": options["as_csv"],
+        "as_json": options["as_json"],
     }
 
 
@@ -67,13 +77,6 @@ def usage(config: str | None, db: str | None, **options: Any) -> int:
     whole window, to the used time. %IDLE is the share of SM time without work, of the sampled time (%SAMPLED). A slice
     shared by two training jobs counts for each.
     """
-    question = UsageQuestion(
-        by=options["by"],
-        **filters(options),
-        header=not options["noheader"],
-        delimiter="|" if options["parsable2"] else None,
-        as_csv=options["as_csv"],
-        as_json=options["as_json"],
-        time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
-    )
+    style = os.environ.get("SLURM_TIME_FORMAT", "")
+    question = UsageQuestion(by=options["by"], **filters(options), **output(options), time_style=style)
     return ask_and_print(question, config, db=db)

@@ -8,7 +8,7 @@ import click
 
 from slurm_migbatch.cli.asking import ask_and_print
 from slurm_migbatch.cli.common import source_option
-from slurm_migbatch.cli.usage import filters, window_options
+from slurm_migbatch.cli.usage import filters, output, window_options
 from slurm_migbatch.query.questions import WasteQuestion, is_job
 
 _OF_TABLES = ("users", "accounts", "partitions", "nodes", "start", "end")
@@ -36,13 +36,5 @@ def waste(job: str, config: str | None, db: str | None, **options: Any) -> int:
         raise click.UsageError(f"{job!r} is not a job id; write 123, 123_4 or 123+1")
     if job and (any(chosen[name] for name in _OF_TABLES) or options["limit"]):
         raise click.UsageError("a job id cannot be combined with -u, -A, -r, -N, -S, -E or --limit")
-    question = WasteQuestion(
-        job=job,
-        **chosen,
-        limit=options["limit"],
-        header=not options["noheader"],
-        delimiter="|" if options["parsable2"] else None,
-        as_csv=options["as_csv"],
-        as_json=options["as_json"],
-    )
+    question = WasteQuestion(job=job, **chosen, limit=options["limit"], **output(options))
     return ask_and_print(question, config, db=db)

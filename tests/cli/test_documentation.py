@@ -44,7 +44,7 @@ def _fault(command: click.Command, name: str, words: list[str], loose: bool) -> 
         return f"{name}: {error.message}"
     if rest and not context.allow_extra_args:
         return f"{name} takes no {rest}"
-    return _unknown_columns(values.get("format", [])) if name == "migacct" else ""
+    return _unknown_columns(values.get("columns", [])) if name == "migacct" else ""
 
 
 def _unknown_columns(asked: list[str]) -> str:
