@@ -20,7 +20,7 @@ from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.partitions import check_partitions
 from slurm_migbatch.doctor.programs import Reader, reader
-from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
+from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
 from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.doctor.service import check_service
@@ -204,7 +204,7 @@ def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) ->
     except SlurmError as error:
         yield Finding(WARN, "Slurm release", str(error), "check that `scontrol show config` works here")
         return
-    yield from check_release(release, SiteTraits(conf, untyped))
+    yield from check_release(release, conf, untyped)
 
 
 def leaving(config: Config) -> Iterator[Finding]:

@@ -7,9 +7,8 @@ controller, Slurm's release notes of 25.05.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.install.slurmconf import Conf
@@ -20,70 +19,32 @@ from slurm_migbatch.slurm.versions import NEWEST, OLDEST, Release
 _SUBJECT: Final = "Slurm release"
 
 
-@dataclass(frozen=True)
-class SiteTraits:
-    """Conditions of a bug; `conf`: keys in lower case, `untyped`: entries of Gres= in slurm.conf that name no type."""
-
-    conf: Mapping[str, str]
-    untyped: Sequence[str] = ()
-
-    @property
-    def metrics(self) -> bool:
-        """Whether slurmctld exports metrics itself."""
-        return self.conf.get("metricstype", "") not in ("", "none", "metrics/none")
-
-    @property
-    def backup(self) -> bool:
-        """Whether there is a second controller."""
-        return bool(self.conf.get("slurmctldhost[1]"))
+def _faults(release: Release, conf: Mapping[str, str], untyped: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield level, text and advice for each bug of a release whose condition this site meets."""
+    if (25, 5, 0) <= release < (25, 5, 1):
+        advice = "install 25.05.1 or later before any job requests slices"
+        yield FAIL, "it allocates the same GRES to several jobs", advice
+    if (25, 11, 0) <= release < (25, 11, 5) and conf.get("metricstype", "") not in ("", "none", "metrics/none"):
+        text = "with MetricsType set, slurmctld may crash (double free) while nodes are updated"
+        advice = "remove MetricsType from slurm.conf, or install 25.11.5 or later"
+        yield WARN, f"{text}, which migbatchd does often", advice
+    if release < (25, 5, 0) and conf.get("slurmctldhost[1]") and untyped:
+        text = "a takeover by the backup controller drains nodes whose Gres= in slurm.conf has no type"
+        advice = "add the types in slurm.conf as in gres.conf (Gres=gpu:h100:8), or install 25.05.1 or later"
+        yield WARN, f"{text} ({', '.join(untyped)})", advice
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A bug in the releases from `first` to before `fixed`, under the condition `when`."""
+def check_release(release: Release, conf: Mapping[str, str], untyped: Sequence[str] = ()) -> Iterator[Finding]:
+    """Check whether slurmctld's release was tested, and whether it has a bug that matters here.
 
-    first: Release
-    fixed: Release
-    level: str
-    text: str
-    advice: str
-    when: Callable[[SiteTraits], bool] = lambda site: True
-
-
-FAULTS: Final = (
-    Fault(
-        (25, 5, 0),
-        (25, 5, 1),
-        FAIL,
-        "it allocates the same GRES to several jobs",
-        "install 25.05.1 or later before any job requests slices",
-    ),
-    Fault(
-        (25, 11, 0),
-        (25, 11, 5),
-        WARN,
-        "with MetricsType set, slurmctld may crash (double free) while nodes are updated, which migbatchd does often",
-        "remove MetricsType from slurm.conf, or install 25.11.5 or later",
-        lambda site: site.metrics,
-    ),
-    Fault(
-        (0, 0, 0),
-        (25, 5, 0),
-        WARN,
-        "a takeover by the backup controller drains nodes whose Gres= in slurm.conf has no type ({untyped})",
-        "add the types in slurm.conf as in gres.conf (Gres=gpu:h100:8), or install 25.05.1 or later",
-        lambda site: site.backup and bool(site.untyped),
-    ),
-)
-
-
-def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
-    """Check whether slurmctld's release was tested, and whether it has a bug that matters here."""
+    Args:
+        conf: `scontrol show config`, keys in lower case.
+        untyped: entries of Gres= in slurm.conf that name no type.
+    """
     shown = "{}.{:02d}.{}".format(*release)
-    faults = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
-    for fault in faults:
-        text = fault.text.format(untyped=", ".join(site.untyped))
-        yield Finding(fault.level, _SUBJECT, f"{shown}: {text}", fault.advice)
+    faults = [*_faults(release, conf, untyped)]
+    for level, text, advice in faults:
+        yield Finding(level, _SUBJECT, f"{shown}: {text}", advice)
     if release[:2] > NEWEST:
         tested = " to ".join("{}.{:02d}".format(*tested) for tested in (OLDEST, NEWEST))
         text = f"{shown} is later than the releases that migbatch was tested with ({tested})"

@@ -11,14 +11,15 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.doctor import doctor
 from slurm_migbatch.doctor.leaving import check_leaving
-from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
+from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
 from slurm_migbatch.slurm.versions import Release, parse_release
 
-PLAIN = SiteTraits({})
-METRICS = SiteTraits({"metricstype": "metrics/openmetrics"})
+Site = tuple[dict[str, str], tuple[str, ...]]
+PLAIN: Site = ({}, ())
+METRICS: Site = ({"metricstype": "metrics/openmetrics"}, ())
 BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
 
 
@@ -32,23 +33,23 @@ BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
         ((25, 11, 0), PLAIN, ["ok"]),
         ((25, 11, 0), METRICS, ["warn"]),
         ((25, 11, 4), METRICS, ["warn"]),
-        ((25, 11, 0), SiteTraits({"metricstype": "metrics/none"}), ["ok"]),
+        ((25, 11, 0), ({"metricstype": "metrics/none"}, ()), ["ok"]),
         ((25, 11, 5), METRICS, ["ok"]),
         ((26, 5, 5), METRICS, ["ok"]),
         ((26, 11, 0), PLAIN, ["warn"]),
         ((27, 5, 1), METRICS, ["warn"]),
-        ((24, 11, 5), SiteTraits(BACKUP, ("gpu:4",)), ["warn"]),
-        ((24, 11, 5), SiteTraits(BACKUP), ["ok"]),
-        ((24, 11, 5), SiteTraits({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),
-        ((25, 5, 1), SiteTraits(BACKUP, ("gpu:4",)), ["ok"]),
+        ((24, 11, 5), (BACKUP, ("gpu:4",)), ["warn"]),
+        ((24, 11, 5), (BACKUP, ()), ["ok"]),
+        ((24, 11, 5), ({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),
+        ((25, 5, 1), (BACKUP, ("gpu:4",)), ["ok"]),
     ],
 )
-def test_release_with_a_relevant_fault_is_reported(release: Release, site: SiteTraits, levels: list[str]) -> None:
-    found = list(check_release(release, site))
+def test_release_with_a_relevant_fault_is_reported(release: Release, site: Site, levels: list[str]) -> None:
+    found = list(check_release(release, *site))
     assert [finding.level for finding in found] == levels
     assert all("{}.{:02d}.{}".format(*release) in finding.text and "{" not in finding.text for finding in found)
     assert all(finding.advice for finding in found if finding.level != "ok")
-    assert all("gpu:4" in finding.text for finding in found if finding.level == "warn" and site.untyped)
+    assert all("gpu:4" in finding.text for finding in found if finding.level == "warn" and site[1])
 
 
 @pytest.mark.parametrize(
