@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -260,15 +261,10 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
     if edit:
         plan.wanted.append(Wanted(str(path), text, "site"))
     else:
-        number = next(i for i, (a, b) in enumerate(_pairs(present, text), 1) if a != b)
+        before_and_after = zip_longest(present.splitlines(), text.splitlines(), fillvalue="")
+        number = next(i for i, (a, b) in enumerate(before_and_after, 1) if a != b)
         lines = text.splitlines()[number - 1 : number + 1]
         plan.lines.append(f"{path}:{number}: add before this line: {'  and  '.join(lines)}")
-
-
-def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
-    old = before.splitlines()
-    for number, line in enumerate(after.splitlines()):
-        yield (old[number] if number < len(old) else ""), line
 
 
 def touched(changed: set[str]) -> Iterator[Path]:

@@ -9,7 +9,8 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 #: seconds after which an ESC is not the beginning of another key
 _ESC_S: Final = 0.1
 _WATCHED: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
+#: errors of a terminal that is gone
+_GONE: Final = (OSError, termios.error)
 
 
 class Ended(SystemExit):
@@ -83,10 +86,8 @@ class Terminal:
 
     def wake(self) -> None:
         """End a `wait`; any thread may call this."""
-        try:
+        with suppress(OSError):  # it is full, or the terminal was left: nobody waits
             os.write(self._wake_out, b"\0")
-        except OSError:
-            return  # it is full, or the terminal was left: nobody waits
 
     def wait(self, seconds: float) -> list[str]:
         """Return the typed keys, at the latest after so many seconds; none if something else happened.
@@ -129,8 +130,10 @@ class Terminal:
         self._write(_ENTER)
 
     def _restore(self) -> None:
-        _quietly(lambda: self._write("\x1b[0m" + _LEAVE))
-        _quietly(lambda: termios.tcsetattr(self._in, termios.TCSADRAIN, self._before))
+        with suppress(*_GONE):
+            self._write("\x1b[0m" + _LEAVE)
+        with suppress(*_GONE):
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
 
     def _end(self) -> None:
         self._restore()
@@ -142,11 +145,3 @@ class Terminal:
         data = text.encode("utf-8", "replace")
         while data:
             data = data[os.write(self._out, data) :]
-
-
-def _quietly(work: Callable[[], None]) -> None:
-    """Operate on a terminal that may be gone."""
-    try:
-        work()
-    except (OSError, termios.error):
-        return
