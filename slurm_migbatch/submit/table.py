@@ -121,20 +121,26 @@ class TableCompiler:
             for model in self._models
         }
         digits = [max((pool.digits for pool in pools), default=1) for pools in (times, needs)]
-        records = _Records()
+        records = bytearray()
+
+        def add(part: bytes) -> int:
+            """Append to the records; return the position."""
+            records.extend(part)
+            return len(records) - len(part)
+
         fields: dict[str, Any] = {
             "digits": digits,
             "order": {kind.name: number for number, kind in enumerate(kinds)},
-            "times": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
-            "needs": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
+            "times": {kind.name: add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
+            "needs": {kind.name: add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
             "models": {},
             "aliases": {alias: new for alias, new in sorted(chooser.aliases.items()) if new in cells},
         }
         for model, sheets in cells.items():
-            fields["models"][model] = records.add(_grid_line(grids[model]))
+            fields["models"][model] = add(_grid_line(grids[model]))
             for pair in sheets:
-                records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
-        return fields, b"".join(records.parts)
+                add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
+        return fields, bytes(records)
 
 
 def write_table(path: Path, source: str) -> None:
@@ -199,19 +205,6 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
 def _grid_line(grid: Grid) -> bytes:
     edges = (",".join(map(str, edges)) for edges in (grid.inputs, grid.batches))
     return ";".join([grid.unit, str(grid.default_input), str(grid.default_batch), *edges, "\n"]).encode("ascii")
-
-
-class _Records:
-    """Pieces of the file in order; `add` returns the position of a piece."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._length = 0
-
-    def add(self, part: bytes) -> int:
-        self.parts.append(part)
-        self._length += len(part)
-        return self._length - len(part)
 
 
 class _Pool:
