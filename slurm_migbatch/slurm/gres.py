@@ -39,18 +39,15 @@ class GresError(ValueError):
 class Gres:
     """One entry of a GRES list.
 
-    `type` is None if the entry names none. `number` is the count as written ("" if missing, then
-    `count` is 1). `prefix` is `gres:`, `gres/` or empty.
+    `type` is None if the entry names none; `count` is 1 if it has none.
     """
 
     name: str
     type: str | None = None
     count: int = 1
-    number: str = ""
-    prefix: str = ""
 
     def __str__(self) -> str:
-        """Return Slurm's own spelling without prefix and details: `mig:1g.10gb:2`, `gpu:4`."""
+        """Return Slurm's own spelling without details: `mig:1g.10gb:2`, `gpu:4`."""
         return f"{self.name}:{self.count}" if self.type is None else f"{self.name}:{self.type}:{self.count}"
 
 
@@ -100,7 +97,7 @@ def prefix_of(entry: str) -> tuple[str, str]:
 
 def parse_entry(entry: str) -> Gres:
     """Read one entry; raises GresError."""
-    prefix, rest = prefix_of(entry)
+    _, rest = prefix_of(entry)
     detail = ""
     if rest.endswith(")") and "(" in rest:
         rest, _, detail = rest[:-1].partition("(")
@@ -114,7 +111,7 @@ def parse_entry(entry: str) -> Gres:
         raise GresError(f"{entry!r} is not a GRES entry: write name[:type][:count]")
     inner = _INNER_COUNT.fullmatch(detail)
     count = count_of(number) if number else int(inner[1]) if inner else 1
-    return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix)
+    return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count)
 
 
 def profile_in(kind: str) -> str | None:

@@ -48,7 +48,7 @@ def test_malformed_gres_is_rejected(text: str) -> None:
 
 
 def test_details_and_prefix_are_kept() -> None:
-    assert parse_entry("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2, "2", "gres/")
+    assert parse_entry("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2)
 
 
 def test_counts_adds_up_typed_entries() -> None:
