@@ -217,7 +217,7 @@ class CliClient:
 
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
         """Set the GRES of groups of nodes; return Slurm's message for each group that it refused, by position."""
-        return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
+        return self._ask([("update", f"NodeName={','.join(nodes)}", f"Gres={gres}") for nodes, gres in offers])
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Update jobs by one scontrol process; a text that scontrol's input syntax cannot hold gets its own process."""
@@ -406,10 +406,6 @@ def checked_job(job: int | str) -> str:
 def _plain(why: str, job: str) -> str:
     """Return Slurm's message without the job that scontrol puts before or after it."""
     return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
-
-
-def _node_update(nodes: Sequence[str], gres: str) -> Request:
-    return ("update", "NodeName=" + ",".join(nodes), f"Gres={gres}")
 
 
 def _short(text: str) -> str:

@@ -77,7 +77,8 @@ class WorkerMethods:
                 rows.append([_short(getattr(job, name)) if name in _LISTS else getattr(job, name) for name in JOB])
                 if job.user_id not in self._users:
                     self._users[job.user_id] = job.user_name or str(job.user_id)
-        return {"jobs": rows, "tiers": self._tiers(), "users": {str(uid): name for uid, name in self._users.items()}}
+        tiers = {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
+        return {"jobs": rows, "tiers": tiers, "users": {str(uid): name for uid, name in self._users.items()}}
 
     def default_partition(self) -> str:
         """Return the default partition's name, or an empty string."""
@@ -86,9 +87,6 @@ class WorkerMethods:
     def is_slurm_error(self, error: Exception) -> bool:
         """Return whether the error came from Slurm."""
         return isinstance(error, self._pyslurm.PyslurmError)
-
-    def _tiers(self) -> dict[str, int]:
-        return {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
 
 
 def _short(lists: dict[str, Any] | None) -> dict[str, Any]:
