@@ -14,6 +14,7 @@ import click
 from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, given, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import CPU, KINDS, SERVE, TEXT_LENGTHS, Measurement
+from slurm_migbatch.report.lines import separated_lines
 from slurm_migbatch.values.figures import plural
 from slurm_migbatch.workload.gpufacts import facts_of
 
@@ -199,8 +200,8 @@ def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, 
         for row in found
     ]
     if parsable2:
-        for line in lines if noheader else [_COLUMNS, *lines]:
-            click.echo("|".join(line))
+        for line in separated_lines(_COLUMNS, lines, "|", show_header=not noheader):
+            click.echo(line)
     else:
         print_table(_COLUMNS, lines, show_header=not noheader)
 

@@ -19,7 +19,7 @@ from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.report.lines import table_lines
+from slurm_migbatch.report.lines import separated_lines, table_lines
 from slurm_migbatch.report.selection import is_number
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
@@ -65,9 +65,8 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     cells = [_cells(row, question.time_style) for row in views]
     if question.delimiter is None:
         return Reply(list(table_lines(COLUMNS, cells, show_header=question.header)), remarks)
-    end = question.delimiter if question.closed else ""
-    lines = ([COLUMNS] if question.header else []) + cells
-    return Reply([question.delimiter.join(line) + end for line in lines], remarks)
+    lines = separated_lines(COLUMNS, cells, question.delimiter, show_header=question.header, closed=question.closed)
+    return Reply([*lines], remarks)
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:

@@ -52,7 +52,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     with no_collection(), reading(site) as connection:
         check_users(question.users, rights, partial(any_run, connection))
         runs = list(_judged(connection, wanted, policy, now))
-        total = wastelines.add_up(run.verdict for run in runs)
+        total = wastelines.add_up([run.verdict for run in runs])
         if not question.job:
             worst_first = sorted(runs, key=lambda run: (-run.verdict.wasted_gpu_hours, run.shown.job_id))
             runs = [run for run in worst_first if run.verdict.findings][: question.limit or WORST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from slurm_migbatch.mig.text import printable
@@ -23,6 +24,14 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_he
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
     for line in lines:
         yield printable("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))).rstrip()
+
+
+def separated_lines(
+    header: Sequence[str], rows: Iterable[Sequence[str]], delimiter: str, *, show_header: bool, closed: bool = False
+) -> Iterator[str]:
+    """Yield columns with a delimiter between them; `closed` ends lines with it too."""
+    for row in chain([header] if show_header else [], rows):
+        yield delimiter.join(row) + (delimiter if closed else "")
 
 
 def csv_line(cells: Iterable[Any]) -> str:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.report.lines import csv_line, table_lines
+from slurm_migbatch.report.lines import csv_line, separated_lines, table_lines
 from slurm_migbatch.store.usage import HeldSlices
 
 BY: Final = ("user", "account", "partition", "profile", "node", "month")
@@ -151,12 +151,9 @@ def roll_up(
         for values, part in table.groupby(list(by), sort=True):
             keys = tuple(map(str, values))
             rows.append(_row(keys, part, whole(dict(zip(by, keys, strict=True)))))
-    rows.sort(key=lambda row: (_month(by, row), -row.gpu_hours, row.keys))
+    month = [*by].index("month") if "month" in by else None
+    rows.sort(key=lambda row: ("" if month is None else row.keys[month], -row.gpu_hours, row.keys))
     return Usage(tuple(by), tuple(rows), _row((), table, whole({})), USED if capacity is None else CAPACITY)
-
-
-def _month(by: Sequence[str], row: UsageRow) -> str:
-    return row.keys[list(by).index("month")] if "month" in by else ""
 
 
 def _row(keys: tuple[str, ...], part: Any, whole: float) -> UsageRow:
@@ -187,10 +184,8 @@ def lines(usage: Usage, *, header: bool) -> Iterator[str]:
 
 def separated(usage: Usage, delimiter: str, *, header: bool) -> Iterator[str]:
     """Yield the rows with a delimiter between their columns, without a total."""
-    if header:
-        yield delimiter.join([*usage.by, *_titles(usage)])
-    for row in usage.rows:
-        yield delimiter.join([*map(printable, row.keys), *_figures(row)])
+    rows = ([*map(printable, row.keys), *_figures(row)] for row in usage.rows)
+    return separated_lines([*usage.by, *_titles(usage)], rows, delimiter, show_header=header)
 
 
 def as_csv(usage: Usage, *, header: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
-from slurm_migbatch.report.lines import csv_line, table_lines
+from slurm_migbatch.report.lines import csv_line, separated_lines, table_lines
 from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values.figures import digits, gib
@@ -56,15 +56,11 @@ class WasteSum:
     wasted_gpu_hours: float
 
 
-def add_up(verdicts: Iterable[Verdict]) -> WasteSum:
+def add_up(verdicts: Sequence[Verdict]) -> WasteSum:
     """Add up the results of all runs."""
-    runs, held, judged, wasted = 0, 0.0, 0.0, 0.0
-    for verdict in verdicts:
-        runs += 1
-        held += verdict.gpu_hours
-        judged += verdict.gpu_hours if verdict.judged else 0.0
-        wasted += verdict.wasted_gpu_hours
-    return WasteSum(runs, held, judged, wasted)
+    judged = sum((verdict.gpu_hours for verdict in verdicts if verdict.judged), 0.0)
+    wasted = sum((verdict.wasted_gpu_hours for verdict in verdicts), 0.0)
+    return WasteSum(len(verdicts), sum((verdict.gpu_hours for verdict in verdicts), 0.0), judged, wasted)
 
 
 def pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
@@ -135,10 +131,7 @@ def _sentence(total: WasteSum, shown: int) -> str:
 
 def separated(runs: Iterable[JudgedRun], delimiter: str, *, header: bool) -> Iterator[str]:
     """Yield the worst runs with a delimiter between the columns."""
-    if header:
-        yield delimiter.join((*_TITLES, *_LAST))
-    for run in runs:
-        yield delimiter.join(_cells(run))
+    return separated_lines((*_TITLES, *_LAST), map(_cells, runs), delimiter, show_header=header)
 
 
 def _cells(run: JudgedRun) -> list[str]:
