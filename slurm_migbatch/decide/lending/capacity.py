@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations, islice
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, left, loss, ordered, without
 from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, Reason, Release, SlotReference, Target
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
@@ -35,15 +35,6 @@ class Assignment:
     profile: Profile
     gpu: int
     reserved: bool = False
-
-
-class Grown(NamedTuple):
-    """A running job, its larger profile, the GPU that has room for it, and its new speed over the old one."""
-
-    elastic_job: ElasticJob
-    profile: Profile
-    gpu: int
-    faster: float
 
 
 class _PlannedGpu:
@@ -307,7 +298,7 @@ class LendingCapacity:
         a.profile, b.profile, a.gpu, b.gpu = b.profile, a.profile, b.gpu, a.gpu
         return True
 
-    def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> list[Grown]:
+    def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> tuple[Grow, ...]:
         """Return the running jobs for which a larger slice pays off, the largest gain first."""
         offers: list[tuple[float, int, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
@@ -331,27 +322,28 @@ class LendingCapacity:
                 worth = paid_worth(speed, fair, restart_s=elastic_job.restart_s, stay_s=stay)
                 if worth > current_speed / fair + _GAIN:
                     offers.append((current_speed / fair - worth, number, profile, current_speed))
-        grown: dict[int, Grown] = {}
+        grown: dict[int, Grow] = {}
         for _, number, profile, current_speed in sorted(offers):
             if len(grown) >= max_count:
                 break
             elastic_job = elastic_jobs[number]
-            gpu = None if number in grown else self._grown(elastic_job, profile)
-            if gpu is not None:
+            place = elastic_job.place
+            gpu = None if number in grown or place is None else self._grown(elastic_job, place, profile)
+            if place is not None and gpu is not None:
                 faster = elastic_job.speeds[profile] / current_speed if current_speed else math.inf
-                grown[number] = Grown(elastic_job, profile, gpu, faster)
-        return list(grown.values())
+                capacity = self.gpus[gpu].capacity
+                grown[number] = Grow(elastic_job.job, place.slot.profile, profile, capacity.node, capacity.gpu, faster)
+        return tuple(grown.values())
 
-    def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
+    def _grown(self, elastic_job: ElasticJob, place: SlotReference, profile: Profile) -> int | None:
         """Place a job's larger slice and return the GPU, None if there is none.
 
         On the job's own GPU it may replace the job's slice.
         """
-        assert elastic_job.place is not None
-        own_gpu = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
-        if own_gpu is not None and elastic_job.place.slot in self.gpus[own_gpu].used:
+        own_gpu = self.place_of.get((place.node, place.gpu))
+        if own_gpu is not None and place.slot in self.gpus[own_gpu].used:
             gpu = self.gpus[own_gpu]
-            used = gpu.used.remove(elastic_job.place.slot)
+            used = gpu.used.remove(place.slot)
             planned = ordered((*gpu.planned, profile))
             if gpu.lendable and profile in gpu.geometry and fits(gpu.geometry, used, planned):
                 gpu.used = used
@@ -362,43 +354,15 @@ class LendingCapacity:
             self.put(other_gpu, profile)
         return other_gpu
 
-    # -- placement ------------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
-    def placed(
-        self, assignments: Sequence[Assignment], grown: Sequence[Grown]
-    ) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
-        """Return the decisions, each with its expected place."""
-        free_slots: dict[int, list[Slot]] = {}
-
-        def place(index: int, profile: Profile) -> SlotReference:
-            gpu = self.gpus[index]
-            if index not in free_slots:
-                free_slots[index] = sorted(plan_free(gpu.geometry, gpu.used, gpu.planned).slots)
-            slot = next(slot for slot in free_slots[index] if slot.profile == profile)
-            free_slots[index].remove(slot)
-            return SlotReference(gpu.capacity.node, gpu.capacity.gpu, slot)
-
-        grants = tuple(
-            Release(
-                assignment.elastic_job.job,
-                assignment.profile,
-                place(assignment.gpu, assignment.profile),
-                assignment.reserved,
-            )
-            for assignment in assignments
+    def releases(self, assignments: Sequence[Assignment]) -> tuple[Release, ...]:
+        """Return the decisions, each with its expected GPU."""
+        gpus = [self.gpus[assignment.gpu].capacity for assignment in assignments]
+        return tuple(
+            Release(assignment.elastic_job.job, assignment.profile, gpu.node, gpu.gpu, assignment.reserved)
+            for assignment, gpu in zip(assignments, gpus, strict=True)
         )
-        grows = tuple(
-            Grow(
-                growth.elastic_job.job,
-                growth.elastic_job.place.slot.profile,
-                growth.profile,
-                place(growth.gpu, growth.profile),
-                growth.faster,
-            )
-            for growth in grown
-            if growth.elastic_job.place is not None
-        )
-        return grants, grows
 
     def _become(self, index: int, planned: tuple[Profile, ...]) -> None:
         gpu = self.gpus[index]

@@ -30,12 +30,13 @@ from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.capacity import Assignment, Grown, LendingCapacity
+from slurm_migbatch.decide.lending.capacity import Assignment, LendingCapacity
 from slurm_migbatch.decide.lending.division import divide
 from slurm_migbatch.decide.lending.values import (
     Division,
     ElasticJob,
     GpuCapacity,
+    Grow,
     Lending,
     Reason,
     Target,
@@ -81,13 +82,13 @@ def lend(
     all_placed = not any(reason in _NO_CAPACITY for reason in lacking.values())
     cluster.raise_sizes(assignments, move=all_placed)  # space that a move leaves free is for jobs that wait for room
     cluster.exchange(assignments, move=all_placed)
-    grown: list[Grown] = []
+    grows: tuple[Grow, ...] = ()
     if all_placed:
-        grown = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
-    grants, grows = cluster.placed(assignments, grown)
+        grows = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
+    grants = cluster.releases(assignments)
     divisions: Sequence[Division] = ()
     if not grows:
-        touched = {(assignment.place.node, assignment.place.gpu) for assignment in grants}
+        touched = {(grant.node, grant.gpu) for grant in grants}
         untouched = [
             cluster.without_reserve(capacity) for capacity in capacities if (capacity.node, capacity.gpu) not in touched
         ]

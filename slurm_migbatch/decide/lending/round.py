@@ -116,7 +116,7 @@ def _stops(
         job = job_id(grow.job)
         if _take(quota_left, elastic_jobs, {job: grow.profile}):
             orders.append(_grow(view, rules, grow))
-            targets[job] = grow.profile, grow.place.node, grow.place.gpu
+            targets[job] = grow.profile, grow.node, grow.gpu
     for division in lending.divisions:
         profiles = {job_id(job): profile for job, profile in division.profiles.items()}
         if _take(quota_left, elastic_jobs, profiles):

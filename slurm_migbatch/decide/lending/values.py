@@ -140,20 +140,21 @@ class ElasticJob:
 
 @dataclass(frozen=True)
 class Release:
-    """A pending job is released with a profile, with an expected place (supply may find another).
+    """A pending job is released with a profile, and is expected on a GPU (supply may find another).
 
     `reserved`: inference is expected to need the space.
     """
 
     job: Hashable
     profile: Profile
-    place: SlotReference
+    node: str
+    gpu: int
     reserved: bool = False
 
 
 @dataclass(frozen=True)
 class Grow:
-    """A running job is worth stopping, to start again on a larger profile.
+    """A running job is worth stopping, to start again on a larger profile, on a GPU that has room for it.
 
     `faster` is the new speed over the old one.
     """
@@ -161,7 +162,8 @@ class Grow:
     job: Hashable
     before: Profile
     profile: Profile
-    place: SlotReference
+    node: str
+    gpu: int
     faster: float
 
 
