@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -38,9 +38,9 @@ class _Plan:
 
     capacity: GpuCapacity
     jobs: tuple[ElasticJob, ...]
-    profiles: Mapping[Hashable, Profile]
+    profiles: Mapping[int, Profile]
     work: float
-    changed: frozenset[Hashable] = frozenset()
+    changed: frozenset[int] = frozenset()
 
 
 def divide(
@@ -64,7 +64,7 @@ def divide(
     divided: dict[int, _Plan] = {}
     stopped = 0
     movable = {job.job for plan in plans for job in plan.jobs}
-    changed_jobs: set[Hashable] = set()
+    changed_jobs: set[int] = set()
     assigned_cpus: Counter[str] = Counter()
     slow_jobs = sorted((job for job in running.values() if job.job in movable), key=_speed)
     for job in (*waiting[:_JOBS], *(slow_jobs[:_JOBS] if not waiting else ())):
@@ -109,9 +109,7 @@ def divide(
     ]
 
 
-def _plan(
-    capacity: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, hysteresis: Hysteresis
-) -> _Plan | None:
+def _plan(capacity: GpuCapacity, running: Mapping[int, ElasticJob], now: float, hysteresis: Hysteresis) -> _Plan | None:
     """Return a GPU whose division may change; None if no job on it may."""
     if not hysteresis.may_lend(now, capacity.idle_since, capacity.reclaimed) and not (
         capacity.own and capacity.reclaimed is None
@@ -133,7 +131,7 @@ def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
     return max(candidates, key=lambda more: more.work, default=None)
 
 
-def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresis: Hysteresis) -> _Plan | None:
+def _divided(plan: _Plan, job: ElasticJob, group: frozenset[int], hysteresis: Hysteresis) -> _Plan | None:
     """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
     slots = {loan.job: loan.slot for loan in plan.capacity.lent}
     sharing = [*[held for held in plan.jobs if held.job in group], job]

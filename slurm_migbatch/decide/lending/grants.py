@@ -25,7 +25,7 @@ The opposite direction, which loans end so that inference can start, is `decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -130,10 +130,10 @@ def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit:
 
 def _start(
     cluster: LendingCapacity, waiting: Sequence[ElasticJob], most: float
-) -> tuple[list[Assignment], dict[Hashable, Reason]]:
+) -> tuple[list[Assignment], dict[int, Reason]]:
     """Give each pending job the smallest of its profiles that fits; also return why others get none."""
     started: list[Assignment] = []
-    lacking: dict[Hashable, Reason] = {}
+    lacking: dict[int, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     for elastic_job in waiting:
         if elastic_job.target is not None and cluster.vacated(elastic_job.target):

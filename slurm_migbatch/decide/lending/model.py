@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -12,11 +12,6 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity
 from slurm_migbatch.mig.profile import Profile
-
-
-def job_id(name: Hashable) -> int:
-    """Return the Slurm id of a job; in `decide.lending.values` any hashable names a job."""
-    return int(str(name))
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ class LendingView:
     def unreported(self) -> Mapping[int, float]:
         """Start of each running loan that has reported nothing yet, by job."""
         return {
-            job_id(elastic_job.job): elastic_job.since
+            elastic_job.job: elastic_job.since
             for elastic_job in self.elastic_jobs
             if elastic_job.place is not None and not elastic_job.reported
         }

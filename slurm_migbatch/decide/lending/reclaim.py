@@ -27,7 +27,6 @@ from slurm_migbatch.decide.lending.model import (
     LoanOrder,
     RoundCapacity,
     WaitingInference,
-    job_id,
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.decide.snapshot import passed_s
@@ -140,7 +139,7 @@ class _ReclaimPlanner:
         self.kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts if view.ends_for}
         for capacity in view.capacities if self.kept else ():
             for loan in capacity.lent:
-                inference = view.ends_for.get(job_id(loan.job), 0)
+                inference = view.ends_for.get(loan.job, 0)
                 if inference in self.kept:
                     self.kept[inference].append(SlotReference(capacity.node, capacity.gpu, loan.slot))
 
@@ -150,11 +149,10 @@ class _ReclaimPlanner:
         view, rules = self.view, self.rules
         candidates: dict[int, _Candidate] = {}
         for elastic_job in view.elastic_jobs:
-            job = job_id(elastic_job.job)
-            loan = view.loans.get(job)
+            loan = view.loans.get(elastic_job.job)
             if not rules.reclaim or elastic_job.place is None or loan is None or loan.state is not State.RUNNING:
                 continue
-            candidates[job] = _candidate(elastic_job, elastic_job.place, rules, view.now)
+            candidates[elastic_job.job] = _candidate(elastic_job, elastic_job.place, rules, view.now)
         return candidates
 
     def serve(self, start: WaitingInference) -> bool:
@@ -200,13 +198,13 @@ class _ReclaimPlanner:
             for elastic_job in self.view.elastic_jobs
             if elastic_job.place is not None and elastic_job.place.node == node
         ]
-        lacking -= sum(elastic_job.cpus for elastic_job in jobs_there if job_id(elastic_job.job) in ending)
+        lacking -= sum(elastic_job.cpus for elastic_job in jobs_there if elastic_job.job in ending)
         loans = [
-            (job_id(elastic_job.job), elastic_job.cpus)
+            (self.loans[elastic_job.job].loss, elastic_job.cpus, elastic_job.job)
             for elastic_job in jobs_there
-            if job_id(elastic_job.job) in self.loans
+            if elastic_job.job in self.loans
         ]
-        return cheapest(lacking, [(self.loans[job].loss, cpus, job) for job, cpus in loans])
+        return cheapest(lacking, loans)
 
     def _place(self, start: WaitingInference, capacities: Iterable[GpuCapacity]) -> _Found | None:
         capacity_at = {(capacity.node, capacity.gpu): capacity for capacity in capacities}
@@ -289,7 +287,7 @@ def _candidate(elastic_job: ElasticJob, place: SlotReference, rules: LendingRule
         # only if no other is sufficient, and of several such the least often restarted
         since, restart_s = now, _SPARED_S * (1 + elastic_job.restarts)
     protected = now - since < rules.protect_s * (1 + elastic_job.hits)
-    return _Candidate(job_id(elastic_job.job), place, speed * lacks_s + restart_s * speed, protected)
+    return _Candidate(elastic_job.job, place, speed * lacks_s + restart_s * speed, protected)
 
 
 def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | None:

@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity, job_id
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, Lending, LentSlot, Release
 from slurm_migbatch.mig.layout import Slot
@@ -45,8 +45,8 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     busy = {order.job for order in orders}
     elastic_jobs = _elastic_jobs(view, rules, busy)
     lacking = _kept_out(view, elastic_jobs)
-    waiting = {job_id(elastic_job.job) for elastic_job in elastic_jobs if elastic_job.place is None}
-    elastic_jobs = [elastic_job for elastic_job in elastic_jobs if job_id(elastic_job.job) not in lacking]
+    waiting = {elastic_job.job for elastic_job in elastic_jobs if elastic_job.place is None}
+    elastic_jobs = [elastic_job for elastic_job in elastic_jobs if elastic_job.job not in lacking]
     lending = lend(
         _lendable(view, round_capacity, busy),
         elastic_jobs,
@@ -55,10 +55,10 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
         rules.hysteresis,
         rules.most_releases,
     )
-    lacking |= {job_id(job): LACKING[reason] for job, reason in lending.lacking.items()}
+    lacking |= {job: LACKING[reason] for job, reason in lending.lacking.items()}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
     if ended:
-        lacking.update({job_id(grant.job): "pending inference jobs come first" for grant in lending.grants})
+        lacking.update({grant.job: "pending inference jobs come first" for grant in lending.grants})
         return Round(tuple(orders), lacking)
     quota_left = view.quota_left(rules)
     orders += _releases(view, rules, lending.grants, quota_left, lacking)
@@ -73,7 +73,7 @@ def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int
     """Return why pending jobs are not considered: in a blackout only jobs stopped for another slice are."""
     if not view.blackout:
         return {}
-    return {job_id(job.job): LACKING["blackout"] for job in elastic_jobs if job.place is None and not job.stopped}
+    return {job.job: LACKING["blackout"] for job in elastic_jobs if job.place is None and not job.stopped}
 
 
 def _releases(
@@ -85,11 +85,10 @@ def _releases(
 ) -> list[LoanOrder]:
     """Return the orders that release jobs; adds to `lacking` why others wait, and takes from `quota_left`."""
     orders = []
-    elastic_jobs = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
+    elastic_jobs = {elastic_job.job: elastic_job for elastic_job in view.elastic_jobs}
     turn_taken = not _may_return(view, rules)
     for grant in grants:
-        job = job_id(grant.job)
-        row = view.job_views[job].row
+        job, row = grant.job, view.job_views[grant.job].row
         if job in view.early:
             if turn_taken:
                 lacking[job] = LACKING["turn"]
@@ -111,17 +110,15 @@ def _stops(
     """Return the orders that stop jobs for other slices, and the targets; takes from `quota_left`."""
     orders: list[LoanOrder] = []
     targets: dict[int, tuple[Profile, str, int]] = {}
-    elastic_jobs = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
+    elastic_jobs = {elastic_job.job: elastic_job for elastic_job in view.elastic_jobs}
     for grow in lending.grows:
-        job = job_id(grow.job)
-        if _take(quota_left, elastic_jobs, {job: grow.profile}):
+        if _take(quota_left, elastic_jobs, {grow.job: grow.profile}):
             orders.append(_grow(view, rules, grow))
-            targets[job] = grow.profile, grow.node, grow.gpu
+            targets[grow.job] = grow.profile, grow.node, grow.gpu
     for division in lending.divisions:
-        profiles = {job_id(job): profile for job, profile in division.profiles.items()}
-        if _take(quota_left, elastic_jobs, profiles):
+        if _take(quota_left, elastic_jobs, division.profiles):
             orders += _divide(view, rules, division)
-            targets |= {job: (profile, division.node, division.gpu) for job, profile in profiles.items()}
+            targets |= {job: (profile, division.node, division.gpu) for job, profile in division.profiles.items()}
     return orders, targets
 
 
@@ -207,8 +204,7 @@ def _leaves(view: LendingView, capacity: GpuCapacity, busy: set[int]) -> bool:
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], about_to_be_free: int = 0) -> Iterator[Slot]:
     """Yield the slots of loans that are about to end; `about_to_be_free`: bit mask of slices of jobs that complete."""
     for loan in lent:
-        job = job_id(loan.job)
-        stopped = job in busy or (job in view.loans and view.loans[job].leaving)
+        stopped = loan.job in busy or (loan.job in view.loans and view.loans[loan.job].leaving)
         if stopped or loan.slot.placement.mask & about_to_be_free:
             yield loan.slot
 
@@ -221,7 +217,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
     barred, quota_left = _without_quota(view, rules), view.quota_left(rules)
     elastic_jobs = []
     for elastic_job in view.elastic_jobs:
-        job = job_id(elastic_job.job)
+        job = elastic_job.job
         if elastic_job.place is None and (job in busy or job in barred):
             continue
         current_profile = elastic_job.place.slot.profile if elastic_job.place is not None else None
@@ -250,7 +246,7 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
     """Return pending jobs whose account has no quota left for any of their profiles."""
     quota_left = view.quota_left(rules)
     return {
-        job_id(elastic_job.job)
+        elastic_job.job
         for elastic_job in view.elastic_jobs
         if elastic_job.place is None
         and elastic_job.account in quota_left
@@ -263,12 +259,12 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
 
 def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return replace(stop(view, rules, job_id(grow.job), Cause.GROW, why), again=True)
+    return replace(stop(view, rules, grow.job, Cause.GROW, why), again=True)
 
 
 def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
     """Return the orders that stop the jobs that are to get other slices; pending ones are released later."""
     why = f"GPU {division.gpu} of {division.node} does more work if divided anew among {division.jobs} jobs"
-    running = {job_id(job.job) for job in view.elastic_jobs if job.place is not None}
-    jobs = [job for name in division.profiles if (job := job_id(name)) in running]
+    running = {job.job for job in view.elastic_jobs if job.place is not None}
+    jobs = [job for job in division.profiles if job in running]
     return [replace(stop(view, rules, job, Cause.DIVIDE, why), again=True) for job in jobs]

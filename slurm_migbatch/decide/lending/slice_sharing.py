@@ -24,7 +24,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, State
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, job_id
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
@@ -85,7 +85,7 @@ class SliceSharing:
         sharing = {run[0] for run in self._beside} | self.wanted.keys() | set(self.wanted.values())
         if not sharing:
             return view
-        elastic_jobs = (replace(job, shares=job_id(job.job) in sharing) for job in view.elastic_jobs)
+        elastic_jobs = (replace(job, shares=job.job in sharing) for job in view.elastic_jobs)
         return replace(view, elastic_jobs=tuple(elastic_jobs))
 
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
@@ -189,14 +189,14 @@ class SliceSharing:
         waiting = [
             elastic_job
             for elastic_job in view.elastic_jobs
-            if elastic_job.place is None and job_id(elastic_job.job) not in not_available
+            if elastic_job.place is None and elastic_job.job not in not_available
         ]
         speeds = self._speeds(view, slices)
-        accounts = {job_id(elastic_job.job): elastic_job.account for elastic_job in view.elastic_jobs}
+        accounts = {elastic_job.job: elastic_job.account for elastic_job in view.elastic_jobs}
         quota_left = view.quota_left(rules)
         sharers = [
             replace(
-                self._sharer(view, job_id(elastic_job.job), elastic_job.needs_s),
+                self._sharer(view, elastic_job.job, elastic_job.needs_s),
                 solo=not self._may_share(view, decided, elastic_job),
             )
             for elastic_job in waiting
@@ -210,7 +210,7 @@ class SliceSharing:
             self._pairs[pair.guest] = pair, view.now
 
     def _may_share(self, view: LendingView, decided: Round, elastic_job: ElasticJob) -> bool:
-        job = job_id(elastic_job.job)
+        job = elastic_job.job
         row = view.job_views[job].row
         single = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and drops_old_gres_type(row.gres)
         has_target = elastic_job.target is not None or job in decided.targets
@@ -238,7 +238,7 @@ class SliceSharing:
         """Yield the first holder of each slice that is and remains on loan."""
         capacities = {(capacity.node, capacity.gpu): capacity for capacity in view.capacities}
         for elastic_job in view.elastic_jobs:
-            job, place = job_id(elastic_job.job), elastic_job.place
+            job, place = elastic_job.job, elastic_job.place
             loan = view.loans.get(job)
             if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
                 continue
@@ -259,7 +259,7 @@ class SliceSharing:
 
     @staticmethod
     def _speeds(view: LendingView, hosts: Iterable[Host]) -> dict[int, Mapping[Profile, float]]:
-        speeds = {job_id(elastic_job.job): elastic_job.speeds for elastic_job in view.elastic_jobs}
+        speeds = {elastic_job.job: elastic_job.speeds for elastic_job in view.elastic_jobs}
         for host in hosts:
             if host.guest is not None:  # it has no place of its own, so its speed is not shown
                 speeds.setdefault(host.guest.job, speeds[host.sharer.job])

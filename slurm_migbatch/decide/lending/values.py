@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -35,7 +35,7 @@ class LentSlot:
     """A slot that a training job has."""
 
     slot: Slot
-    job: Hashable
+    job: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ElasticJob:
         shares: whether it shares its slice or is about to, so that it is not stopped for another one.
     """
 
-    job: Hashable
+    job: int
     speeds: Mapping[Profile, float]
     account: str = ""
     nodes: frozenset[str] | None = None
@@ -145,7 +145,7 @@ class Release:
     `reserved`: inference is expected to need the space.
     """
 
-    job: Hashable
+    job: int
     profile: Profile
     node: str
     gpu: int
@@ -159,7 +159,7 @@ class Grow:
     `faster` is the new speed over the old one.
     """
 
-    job: Hashable
+    job: int
     before: Profile
     profile: Profile
     node: str
@@ -178,7 +178,7 @@ class Division:
 
     node: str
     gpu: int
-    profiles: Mapping[Hashable, Profile]
+    profiles: Mapping[int, Profile]
     jobs: int
 
 
@@ -189,7 +189,7 @@ class Lending:
     grants: tuple[Release, ...]
     grows: tuple[Grow, ...]
     divisions: tuple[Division, ...]
-    lacking: Mapping[Hashable, Reason]
+    lacking: Mapping[int, Reason]
     short: Mapping[Profile, int]
 
 
