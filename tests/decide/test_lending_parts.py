@@ -20,7 +20,7 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
-from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge, job_views_of
+from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules
 from slurm_migbatch.decide.lending.pools import delayed
@@ -100,12 +100,12 @@ def test_loan_is_recorded_whenever_it_changes_and_ends_once(steps: list[str]) ->
 def test_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     ledger = Ledger()
     row = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
-    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 5}, NOW + 10)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 5)}, NOW + 10)
     ledger.signal(7, Cause.RECLAIM, "job 9")
     ledger.took(7, NOW + 10.0)
-    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 8.9}, NOW + 11)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 8.9)}, NOW + 11)
     assert ledger.open[7].checkpoint is None
-    ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 10}, NOW + 12)
+    ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 10)}, NOW + 12)
     assert ledger.open[7].checkpoint == NOW + 10
 
 
@@ -309,11 +309,12 @@ def test_predictions_asked_for_depend_only_on_what_recordings_keep(
 def test_costs_of_stopping_a_job_follow_from_its_run_and_its_reports() -> None:
     made = elastic_jobs()
     training = job_view(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
-    assert made.costs(training, NOW).restart_s == 40.0
-    assert made.costs(training, NOW).unsaved_s == 500.0
+    assert made.restart_s(training, NOW) == 40.0
+    silent = replace(training, hints=replace(training.hints, signal=None))
+    assert made.restart_s(silent, NOW) == 30.0 + 500.0, "it loses its work"
     made.report((7, 0), Report(checkpoint=NOW - 20, ckpt_s=3.0))
-    assert made.costs(training, NOW).restart_s == 33.0
-    assert made.costs(training, NOW).unsaved_s == 20.0
+    assert made.restart_s(training, NOW) == 33.0
+    assert made.restart_s(silent, NOW) == 30.0 + 20.0
     assert made.left_s(replace(training, row=replace(training.row, time_limit_s=600)), NOW) == pytest.approx(
         100 / math.sqrt(7)
     )
@@ -443,8 +444,7 @@ def test_idle_times_of_gpus_invented_by_a_node_are_forgotten() -> None:
 
 def view_of_inputs(inputs: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
     job_views = job_views_of(inputs.rows, ["train"])
-    knowledge = LendingKnowledge(elastic_jobs().speeds)
-    return view_of(inputs, job_views, ledger or Ledger(), idle or Idleness(), knowledge, {})
+    return view_of(inputs, job_views, ledger or Ledger(), idle or Idleness(), elastic_jobs(), {})
 
 
 def inference(job: int, name: str, **more: object) -> JobRow:
@@ -579,8 +579,7 @@ def test_target_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release()
     row, ledger = back(5, prefix="gres/"), Ledger()
     ledger.targets[5] = Target(THREE, "n1", NOW + 100)
     inputs = lending_inputs([row])
-    knowledge = LendingKnowledge(elastic_jobs().speeds)
-    found = view_of(inputs, job_views_of(inputs.rows, ["train"]), ledger, Idleness(), knowledge, {}, barred={5})
+    found = view_of(inputs, job_views_of(inputs.rows, ["train"]), ledger, Idleness(), elastic_jobs(), {}, barred={5})
     assert [(loan.job, loan.profile, loan.gpu) for loan in found.promises] == [(5, THREE, 0)]
 
 

@@ -16,7 +16,7 @@ from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
-from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge, job_views_of
+from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
 from slurm_migbatch.decide.lending.round import decide
@@ -83,9 +83,8 @@ class Site:
         elastic_jobs = ElasticJobs(30.0, 10.0)
         elastic_jobs.gpus(self.geometry.values())
         job_views = job_views_of(self.rows, ["train"])
-        known = LendingKnowledge(elastic_jobs.speeds, lambda job_view: elastic_jobs.costs(job_view, NOW))
         reserve = draw(RESERVE)
-        self.view: LendingView = view_of(scene, job_views, self.ledger, Idleness(), known, reserve)
+        self.view: LendingView = view_of(scene, job_views, self.ledger, Idleness(), elastic_jobs, reserve)
 
     def _holder(self, draw: st.DrawFn, node: str, slot: Slot) -> tuple[int, int]:
         job, self.job = self.job, self.job + 1

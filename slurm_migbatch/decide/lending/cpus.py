@@ -23,8 +23,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
 
     The backfill scheduler of 23.11 sets the reason of such a job to None.
     """
-    plan = inputs.plan
-    if plan is None or not ledger.open:
+    if not ledger.open:
         return []
     waiting = [
         (row, placed)
@@ -32,7 +31,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
         if row.pending
         and (row.reason == "Resources" or (row.reason == "None" and not begin_not_shown(row, inputs.now)))
         and row.job_id not in job_views
-        and (placed := plan.placed.get(row.job_id)) is not None
+        and (placed := inputs.plan.placed.get(row.job_id)) is not None
         and placed.standing
     ]
     if not waiting:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.inputs import RunCosts
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
@@ -136,12 +135,7 @@ class ElasticJobs:
     @property
     def reports(self) -> Mapping[Run, Report]:
         """The latest report of each run."""
-        return dict(self._reports)  # reports arrive in another thread
-
-    def checkpoints(self) -> dict[Run, float]:
-        """Return the newest complete checkpoint of each run that has reported one."""
-        reports = list(self._reports.items())  # reports arrive in another thread
-        return {run: report.checkpoint for run, report in reports if report.checkpoint is not None}
+        return self._reports
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Return the speed on each profile that the job may have, relative to the whole GPU."""
@@ -157,16 +151,13 @@ class ElasticJobs:
         self._speeds[job] = hints, partition, by_profile
         return by_profile
 
-    def costs(self, job_view: JobView, now: float) -> RunCosts:
-        """Return the current cost of stopping the job."""
+    def restart_s(self, job_view: JobView, now: float) -> float:
+        """Return the seconds that stopping the job now would cost: its restart, and its checkpoint or unsaved work."""
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
-        checkpoint_s = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
+        if job_view.hints.signal:
+            return self._restart_s + (report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s)
         saved_at = max(report.checkpoint or 0.0, job_view.row.start or now)
-        return RunCosts(
-            self._restart_s + (checkpoint_s if job_view.hints.signal else 0.0),
-            max(0.0, now - saved_at),
-            reported=(job_view.row.job_id, job_view.row.restarts) in self._reports,
-        )
+        return self._restart_s + max(0.0, now - saved_at)
 
     def left_s(self, job_view: JobView, now: float) -> float:
         """Return the maximum remaining seconds on the whole GPU within a job's time limit.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import DemandBook
@@ -13,7 +12,6 @@ from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.lending.ledger import JobView, Place
 from slurm_migbatch.decide.snapshot import Run
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import loan_hints
 
@@ -45,7 +43,7 @@ class LendingInputs:
     """The parts of a snapshot that a lending round uses.
 
     Attributes:
-        plan: supply's plan of this round; None if there is none (then nothing is lent).
+        plan: supply's plan of this round.
         wanted: the demands that the plan was made for.
         training_only: partitions that run only elastic training.
         books: caches of earlier snapshots.
@@ -55,40 +53,10 @@ class LendingInputs:
     rows: Sequence[JobRow]
     nodes: Sequence[NodeRow]
     facts: Mapping[str, NodeFacts]
-    plan: ClusterPlan | None
+    plan: ClusterPlan
     wanted: Sequence[Demand]
     training_only: frozenset[str] = frozenset()
     books: PoolBooks = field(default_factory=PoolBooks)
-
-
-@dataclass(frozen=True)
-class RunCosts:
-    """Estimates of one run.
-
-    Attributes:
-        restart_s: cost of a restart in seconds. `unsaved_s`: work that it would lose, in seconds.
-    """
-
-    restart_s: float = 30.0
-    unsaved_s: float = 0.0
-    reported: bool = False
-
-
-@dataclass(frozen=True)
-class LendingKnowledge:
-    """Estimates of training jobs.
-
-    Attributes:
-        speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 if it does not fit.
-        costs: of a job's current run.
-        left_s: remaining seconds on the whole GPU; infinite if unknown.
-        needs_s: the same, as the job itself states it; None: it does not.
-    """
-
-    speeds: Callable[[JobView], Mapping[Profile, float]]
-    costs: Callable[[JobView], RunCosts] = lambda job_view: RunCosts()
-    left_s: Callable[[JobView], float] = lambda job_view: inf
-    needs_s: Callable[[JobView], float | None] = lambda job_view: None
 
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:

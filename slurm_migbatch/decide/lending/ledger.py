@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.values import Target
+from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.client import JobRow
@@ -186,7 +187,7 @@ class Ledger:
         #: targets of jobs that were stopped for another slice, until they are released
         self.targets: dict[int, Target] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
-        self.runs: set[tuple[int, int]] = set()
+        self.runs: set[Run] = set()
         #: when a loan was last reclaimed from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
@@ -227,8 +228,8 @@ class Ledger:
     def follow(
         self,
         job_views: Mapping[int, JobView],
-        places: Mapping[tuple[int, int], Place],
-        checkpoints: Mapping[tuple[int, int], float],
+        places: Mapping[Run, Place],
+        reports: Mapping[Run, Report],
         now: float,
         unread: Collection[int] = (),
     ) -> list[Loan]:
@@ -237,7 +238,7 @@ class Ledger:
         Args:
             job_views: every elastic training job that Slurm lists.
             places: place of each run (job, restart count) that has a slice, by the nodes' reports.
-            checkpoints: the newest complete checkpoint of each run, by its own reports.
+            reports: the latest report of each run.
             unread: jobs that Slurm lists but whose row could not be read; their loans remain unchanged.
 
         Returns:
@@ -255,7 +256,7 @@ class Ledger:
             elif job_view.row.pending:
                 ended += self._still_waits(loan, job_view, now)
             elif job_view.row.active:
-                self._runs(loan, job_view.row, places.get(run), checkpoints.get(run), now)
+                self._runs(loan, job_view.row, places.get(run), reports.get(run, Report()).checkpoint, now)
         for job, job_view in job_views.items():
             if job not in self.open and job_view.row.tasks <= 1:
                 self._newly_seen(job_view, places.get((job, job_view.row.restarts)), now)

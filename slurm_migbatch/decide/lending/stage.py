@@ -19,7 +19,6 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import (
     LendingInputs,
-    LendingKnowledge,
     PoolBooks,
     job_views_of,
     places_of,
@@ -185,7 +184,7 @@ def plan_lending(
     }
     memory.elastic_jobs.update(job_views, unshared_profiles)
     unread = {row.job_id for row in inputs.rows if row.unread}
-    ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.checkpoints(), now, unread)
+    ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.reports, now, unread)
     memory.refusals.forget(job_views)
     memory.job_views = job_views
     memory.round = decided = _decide(snapshot, inputs, job_views, places, supply, memory, settings)
@@ -239,18 +238,12 @@ def _decide(
     running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
     memory.expected.update(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
-    knowledge = LendingKnowledge(
-        memory.elastic_jobs.speeds,
-        lambda job_view: memory.elastic_jobs.costs(job_view, now),
-        lambda job_view: memory.elastic_jobs.left_s(job_view, now),
-        memory.elastic_jobs.needs_s,
-    )
     view = view_of(
         inputs,
         job_views,
         memory.ledger,
         memory.idle,
-        knowledge,
+        memory.elastic_jobs,
         reserve,
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now),

@@ -10,8 +10,9 @@ from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
+from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
-from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge
+from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
@@ -27,7 +28,7 @@ def view_of(
     job_views: Mapping[int, JobView],
     ledger: Ledger,
     idle: Idleness,
-    knowledge: LendingKnowledge,
+    known: ElasticJobs,
     reserve: Mapping[Profile, int],
     *,
     blackout: bool = False,
@@ -36,7 +37,7 @@ def view_of(
     """Return the input of a lending round.
 
     Args:
-        ledger: updated by this snapshot.
+        ledger, known: updated by this snapshot.
         barred: jobs that are not to be released now (Slurm has just refused it).
     """
     capacities, about_to_be_free, places = _capacities(inputs, job_views, ledger, idle)
@@ -48,11 +49,11 @@ def view_of(
         capacities=tuple(capacities),
         about_to_be_free=about_to_be_free,
         starts=tuple(_starts(inputs, job_views)),
-        elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, regions, barred)),
+        elastic_jobs=tuple(_elastic_jobs(inputs.now, job_views, ledger, known, places, regions, barred)),
         promises=(
             *_promises(inputs, job_views, ledger, places),
             *_held_to_grow(ledger, pools.keys() - frozenset(barred)),
-            *_held_to_return(ledger, job_views, knowledge, pools, inputs.now),
+            *_held_to_return(ledger, job_views, known, pools, inputs.now),
         ),
         loans=dict(ledger.open),
         ends_for=dict(ledger.ends_for),
@@ -79,22 +80,19 @@ def _capacities(
     }
     plan = inputs.plan
     promised = _promised(inputs, job_views, _starting(inputs, ledger))
-    reserved_gpus = {
-        place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places
-    }
+    reserved_gpus = {place[1] for reservation in plan.reservations for place in reservation.places}
     cpus = _free_cpus(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     capacities: list[GpuCapacity] = []
     about_to_be_free: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
     for name, node in inputs.facts.items():
-        closed = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
+        closed = name not in open_nodes or not node.healthy or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
             taken, lent = _split(gpu, ledger)
             idle_since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
             if closed:
                 continue
-            assert plan is not None
             promised_slots = [
                 slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)
             ]
@@ -168,8 +166,6 @@ def _promised(
     inputs: LendingInputs, job_views: Mapping[int, JobView], starting: Mapping[str, Counter[Profile]]
 ) -> dict[str, list[Slot]]:
     """Return the slots of supply's plan, by GPU UUID, that are for pending inference or for jobs that are starting."""
-    if inputs.plan is None:
-        return {}
     need = {name: Counter(counts) for name, counts in starting.items()}
     for demand in inputs.wanted:
         placed = inputs.plan.placed.get(demand.job)
@@ -199,8 +195,6 @@ def _promised(
 
 
 def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
-    if inputs.plan is None:
-        return []
     waiting = frozenset(inputs.plan.waiting) - inputs.plan.unplaceable
     starts = []
     for demand in inputs.wanted:
@@ -212,9 +206,10 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[Wai
 
 
 def _elastic_jobs(
+    now: float,
     job_views: Mapping[int, JobView],
     ledger: Ledger,
-    knowledge: LendingKnowledge,
+    known: ElasticJobs,
     places: Mapping[int, SlotReference],
     regions: Mapping[int, frozenset[str]],
     barred: Collection[int],
@@ -226,21 +221,21 @@ def _elastic_jobs(
             continue
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
-        costs, past = knowledge.costs(job_view), ledger.past.get(job, LoanHistory())
+        past = ledger.past.get(job, LoanHistory())
         elastic_jobs.append(
             ElasticJob(
                 job,
-                knowledge.speeds(job_view),
+                known.speeds(job_view),
                 account=job_view.row.account,
                 nodes=regions.get(job),
                 place=place,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=job_view.row.restarts,
                 hits=past.hits,
-                restart_s=costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0),
-                left_s=knowledge.left_s(job_view),
-                needs_s=knowledge.needs_s(job_view),
-                reported=costs.reported,
+                restart_s=known.restart_s(job_view, now),
+                left_s=known.left_s(job_view, now),
+                needs_s=known.needs_s(job_view),
+                reported=(job, job_view.row.restarts) in known.reports,
                 target=ledger.targets.get(job),
                 cpus=job_view.row.cpus,
                 stopped=loan is None and _was_stopped(job_view.row, past),
@@ -274,7 +269,7 @@ def _held_to_grow(ledger: Ledger, ready: Collection[int]) -> list[PendingLoan]:
 
 
 def _held_to_return(
-    ledger: Ledger, job_views: Mapping[int, JobView], knowledge: LendingKnowledge, ready: Collection[int], now: float
+    ledger: Ledger, job_views: Mapping[int, JobView], known: ElasticJobs, ready: Collection[int], now: float
 ) -> list[PendingLoan]:
     """Return the smallest useful slice of each stopped job whose target is unknown, as after a restart of migbatchd."""
     pending_loans = []
@@ -284,7 +279,7 @@ def _held_to_return(
         job_view = job_views[job]
         handled = job in ledger.open or job in ledger.targets or job in ready
         if not handled and _was_stopped(job_view.row, past):
-            useful = [profile for profile, speed in knowledge.speeds(job_view).items() if speed > 0]
+            useful = [profile for profile, speed in known.speeds(job_view).items() if speed > 0]
             pending_loans += [PendingLoan(job, profile, None) for profile in sorted(useful, key=by_size)[:1]]
     return pending_loans
 
