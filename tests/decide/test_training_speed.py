@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, SpeedReport, rates, speeds
+from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, SpeedReport, speeds, work_done
 
 PREDICTED = {"1g.10gb": 0.2, "2g.20gb": 0.4, "3g.40gb": 0.6, "7g.80gb": 1.0}
 
@@ -18,7 +18,7 @@ def test_without_reports_the_predicted_speeds_are_used():
 
 def test_runs_are_weighted_by_their_length():
     reports = [SpeedReport("1g.10gb", 100, 10), SpeedReport("1g.10gb", 3000, 100), SpeedReport("2g.20gb", 500, 10)]
-    assert rates(reports) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
+    assert work_done(reports) == {"1g.10gb": (3100, 110), "2g.20gb": (500, 10)}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_runs_are_weighted_by_their_length():
     ],
 )
 def test_report_without_a_usable_speed_is_ignored(nothing):
-    assert rates([nothing]) == {}
+    assert work_done([nothing]) == {}
     assert speeds(PREDICTED, [nothing]) == PREDICTED
 
 

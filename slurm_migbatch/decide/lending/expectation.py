@@ -63,8 +63,10 @@ class Expectation:
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
     ) -> None:
         """Add inference's current runs (job and restart count) and pending demand."""
-        profiles = {*running, *waiting, *self._level}
-        self._demand({p: len(running.get(p, ())) + waiting.get(p, 0) for p in profiles}, now)
+        for profile in {*running, *waiting, *self._level}:
+            count = len(running.get(profile, ())) + waiting.get(profile, 0)
+            self._gaps.setdefault(profile, self.gaps()).demand(now, count)
+            self._level[profile] = count
 
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
         """Return how many slices of each profile to reserve beyond the current demand.
@@ -75,11 +77,3 @@ class Expectation:
         idle_s = horizon_s / -math.log(sure)
         counts = {profile: gaps.enough(now, idle_s) - self._level[profile] for profile, gaps in self._gaps.items()}
         return {profile: count for profile, count in counts.items() if count > 0}
-
-    def _demand(self, level: Mapping[Profile, int], now: float) -> None:
-        """Record how many slices of each profile are needed from now on."""
-        for profile, count in level.items():
-            if profile not in self._gaps:
-                self._gaps[profile] = self.gaps()
-            self._gaps[profile].demand(now, count)
-            self._level[profile] = count

@@ -24,7 +24,7 @@ The opposite direction, which loans end so that inference can start, is `decide.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -36,7 +36,6 @@ from slurm_migbatch.decide.lending.values import (
     Division,
     ElasticJob,
     GpuCapacity,
-    Grow,
     Lending,
     Reason,
     Target,
@@ -53,7 +52,7 @@ def lend(
     reserve: Mapping[Profile, int],
     now: float,
     hysteresis: Hysteresis,
-    releases: int | None = None,
+    releases: int = sys.maxsize,
 ) -> Lending:
     """Decide which jobs are released with which profile, and which grow.
 
@@ -61,20 +60,19 @@ def lend(
         elastic_jobs: training jobs in Slurm's order, running ones anywhere among them.
         reserve: slices that inference is expected to need.
         now: unix seconds.
-        releases: maximum number of jobs to release or grow; None: unlimited.
+        releases: maximum number of jobs to release or grow.
     """
     cluster = LendingCapacity(capacities, elastic_jobs, now, hysteresis)
-    limit = math.inf if releases is None else releases
-    assignments = _resume(cluster, elastic_jobs, limit)
+    assignments = _resume(cluster, elastic_jobs, releases)
     short = cluster.place_reserve(reserve)
     resumed = {assignment.elastic_job.job for assignment in assignments}
     waiting = [job for job in elastic_jobs if job.place is None and job.job not in resumed]
-    started, lacking = _start(cluster, waiting, limit - len(assignments))
+    started, lacking = _start(cluster, waiting, releases - len(assignments))
     assignments += started
     kept_out = [job for job in waiting if lacking.get(job.job) == "reserve"]
-    if kept_out and len(assignments) < limit:
+    if kept_out and len(assignments) < releases:
         cluster.release_reserve()
-        started = _start_in_reserve(cluster, kept_out, limit - len(assignments))
+        started = _start_in_reserve(cluster, kept_out, releases - len(assignments))
         assignments += started
         for assignment in started:
             del lacking[assignment.elastic_job.job]
@@ -82,9 +80,7 @@ def lend(
     all_placed = not any(reason in _NO_CAPACITY for reason in lacking.values())
     cluster.raise_sizes(assignments, move=all_placed)  # space that a move leaves free is for jobs that wait for room
     cluster.exchange(assignments, move=all_placed)
-    grows: tuple[Grow, ...] = ()
-    if all_placed:
-        grows = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
+    grows = cluster.grow(elastic_jobs, releases - len(assignments)) if all_placed else ()
     grants = cluster.releases(assignments)
     divisions: Sequence[Division] = ()
     if not grows:
@@ -97,13 +93,11 @@ def lend(
         ]
         without_capacity = _without_capacity_soon(capacities, elastic_jobs, lacking_capacity, now, hysteresis)
         if without_capacity or not lacking_capacity:
-            divisions = divide(
-                untouched, elastic_jobs, without_capacity, now, hysteresis, int(min(limit, len(elastic_jobs)))
-            )
+            divisions = divide(untouched, elastic_jobs, without_capacity, now, hysteresis, releases)
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
 
-def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Assignment]:
+def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: int) -> list[Assignment]:
     """Give jobs their target slices if these fit, on the planned GPUs first, then elsewhere.
 
     This comes before the reserve: no job is stopped for inference that is only expected, so a job that was stopped
@@ -129,7 +123,7 @@ def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit:
 
 
 def _start(
-    cluster: LendingCapacity, waiting: Sequence[ElasticJob], most: float
+    cluster: LendingCapacity, waiting: Sequence[ElasticJob], most: int
 ) -> tuple[list[Assignment], dict[int, Reason]]:
     """Give each pending job the smallest of its profiles that fits; also return why others get none."""
     started: list[Assignment] = []
@@ -154,7 +148,7 @@ def _start(
     return started, lacking
 
 
-def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], most: float) -> list[Assignment]:
+def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], most: int) -> list[Assignment]:
     """Start jobs in the space of the reserve, each on the smallest profile that is its fair share or more.
 
     Without them the space would be idle, and a job that would be pending loses only its start if inference needs the

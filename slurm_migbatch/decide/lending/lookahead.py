@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
@@ -41,48 +41,45 @@ _APART: Final = (math.inf, math.inf)
 """Slowdowns of two that must not share."""
 
 
+@dataclass(slots=True)
 class StepBudget:
     """Remaining steps of the simulation: one for each job that ends and for each partner that is tested."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, steps: int = sys.maxsize) -> None:
-        self.left = steps
+    left: int = sys.maxsize
 
 
+@dataclass(slots=True, eq=False)
 class QueuedTraining:
     """A running or pending job, as the plan sees it.
 
     Attributes:
         key: its id, as the caller knows it; `app`: the name that slowdowns are stored under; `need`: GPUs.
         left: seconds of work alone that remain, at the time `since`.
-        alone: number of its unshared GPUs. `partners`: number of GPUs shared with each other job.
-        rate: seconds of work per second; 0 while it is pending.
         turn: order in which jobs get GPUs of their own, the least first.
         cases: possible values of `left`, equally probable; empty: it is known.
+        alone: number of its unshared GPUs. `partners`: number of GPUs shared with each other job.
+        rate: seconds of work per second; 0 while it is pending.
     """
 
-    __slots__ = ("alone", "app", "cases", "key", "left", "need", "partners", "rate", "since", "turn", "version")
-
-    def __init__(self, key: int, app: str, need: int, left: float) -> None:
-        self.key, self.app, self.need, self.left = key, app, need, left
-        self.alone = 0
-        self.partners: dict[QueuedTraining, int] = {}
-        self.rate = 0.0
-        self.since = 0.0
-        self.version = 0
-        self.turn = 0
-        self.cases: tuple[float, ...] = ()
+    key: int
+    app: str
+    need: int
+    left: float
+    turn: int = 0
+    cases: tuple[float, ...] = ()
+    alone: int = 0
+    partners: dict[QueuedTraining, int] = field(default_factory=dict)
+    rate: float = 0.0
+    since: float = 0.0
+    version: int = 0
 
     def copy(self, case: int | None) -> QueuedTraining:
         """Return the same job without partners; with `case`, with the length of that case."""
         cases = self.cases
-        copied = QueuedTraining(
-            self.key, self.app, self.need, self.left if case is None or not cases else cases[case % len(cases)]
-        )
+        left = self.left if case is None or not cases else cases[case % len(cases)]
+        copied = QueuedTraining(self.key, self.app, self.need, left, self.turn, cases)
         if self.rate:  # it runs
             copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
-        copied.turn, copied.cases = self.turn, cases
         return copied
 
     def remaining(self, now: float) -> float:

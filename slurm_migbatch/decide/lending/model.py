@@ -190,33 +190,16 @@ class Round:
     targets: Mapping[int, tuple[Profile, str, int]] = field(default_factory=dict)
 
 
-class RoundCapacity:
-    """Free space of the GPUs during a round."""
-
-    def __init__(self, capacities: Mapping[tuple[str, int], GpuCapacity]) -> None:
-        self.capacities = dict(capacities)
-
-    @classmethod
-    def coming(cls, view: LendingView) -> RoundCapacity:
-        """Return the GPUs as they will be when leaving jobs have left."""
-        leaving = {job for job, loan in view.loans.items() if loan.leaving}
-        capacities = {}
-        for capacity in view.capacities:
-            leaving_mask = view.about_to_be_free.get((capacity.node, capacity.gpu), 0)
-            taken = tuple(slot for slot in capacity.taken if not slot.placement.mask & leaving_mask)
-            lent = tuple(
-                loan
-                for loan in capacity.lent
-                if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
-            )
-            same = len(taken) == len(capacity.taken) and len(lent) == len(capacity.lent)
-            capacities[capacity.node, capacity.gpu] = capacity if same else replace(capacity, taken=taken, lent=lent)
-        return cls(capacities)
-
-    def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
-        """Return the GPUs of these nodes; None: of all."""
-        return [capacity for capacity in self.capacities.values() if nodes is None or capacity.node in nodes]
-
-    def put(self, capacity: GpuCapacity) -> None:
-        """Replace the state of a GPU."""
-        self.capacities[capacity.node, capacity.gpu] = capacity
+def coming(view: LendingView) -> dict[tuple[str, int], GpuCapacity]:
+    """Return the GPUs, by node and number, as they will be when leaving jobs have left."""
+    leaving = {job for job, loan in view.loans.items() if loan.leaving}
+    capacities = {}
+    for capacity in view.capacities:
+        leaving_mask = view.about_to_be_free.get((capacity.node, capacity.gpu), 0)
+        taken = tuple(slot for slot in capacity.taken if not slot.placement.mask & leaving_mask)
+        lent = tuple(
+            loan for loan in capacity.lent if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
+        )
+        same = len(taken) == len(capacity.taken) and len(lent) == len(capacity.lent)
+        capacities[capacity.node, capacity.gpu] = capacity if same else replace(capacity, taken=taken, lent=lent)
+    return capacities

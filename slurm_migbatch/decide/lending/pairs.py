@@ -314,8 +314,8 @@ class _Group:
         return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in host_guests]
 
     def _queued(self, sharer: Sharer) -> QueuedTraining:
-        task = QueuedTraining(sharer.job, str(sharer.job), 1, self._left_s(sharer))
-        task.turn = self.turns.get(sharer.job, 0)
+        turn = self.turns.get(sharer.job, 0)
+        task = QueuedTraining(sharer.job, str(sharer.job), 1, self._left_s(sharer), turn)
         if sharer.left_s is None and sharer.limit_s is not None and self.rules.cases > 1:
             task.cases = tuple(
                 _alone(sharer, self.profile, self.speeds, self.rules, part) or UNKNOWN_S

@@ -25,8 +25,8 @@ from slurm_migbatch.decide.lending.model import (
     LendingRules,
     LendingView,
     LoanOrder,
-    RoundCapacity,
     WaitingInference,
+    coming,
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.decide.snapshot import passed_s
@@ -83,10 +83,11 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
-def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
+def reclaim_loans(
+    view: LendingView, rules: LendingRules
+) -> tuple[list[LoanOrder], Mapping[tuple[str, int], GpuCapacity]]:
     """Return the orders that end loans for pending inference, and the GPUs as they will be when it has started."""
-    round_capacity = RoundCapacity.coming(view)
-    planner = _ReclaimPlanner(view, rules, round_capacity)
+    planner = _ReclaimPlanner(view, rules)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
     for start in view.starts:
         key = start.pool, start.slices, start.nodes
@@ -98,7 +99,7 @@ def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrde
         planner.kept.pop(start.job, None)
     for shortage in view.shortages:
         planner.free_cpus(shortage)
-    return planner.orders, round_capacity
+    return planner.orders, planner.capacities
 
 
 _SPARED_S: Final = 1e6
@@ -124,7 +125,7 @@ class _Candidate:
 class _Found:
     """Room for the slices of a job on one node: the GPUs with these slices, and the loans that end for it."""
 
-    capacities: tuple[GpuCapacity, ...]
+    capacities: Mapping[tuple[str, int], GpuCapacity]
     ended: tuple[int, ...]
     loss: float
 
@@ -132,8 +133,8 @@ class _Found:
 class _ReclaimPlanner:
     """Loans that may be reclaimed, and the orders for those that are."""
 
-    def __init__(self, view: LendingView, rules: LendingRules, round_capacity: RoundCapacity) -> None:
-        self.view, self.rules, self.round_capacity = view, rules, round_capacity
+    def __init__(self, view: LendingView, rules: LendingRules) -> None:
+        self.view, self.rules, self.capacities = view, rules, coming(view)
         self.orders: list[LoanOrder] = []
         #: by inference job that is still to be served, the slots of loans that end for it
         self.kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts if view.ends_for}
@@ -158,19 +159,14 @@ class _ReclaimPlanner:
     def serve(self, start: WaitingInference) -> bool:
         """Find room for one copy, ending loans if necessary; False, without changes, if there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
-            places = [
-                place for place in [self._place(start, self.round_capacity.within(start.pool))] if place is not None
-            ]
+            found = [self._place(start, start.pool)]
         else:
-            found = (self._place(start, self.round_capacity.within(frozenset([node]))) for node in sorted(start.pool))
-            places = sorted((place for place in found if place is not None), key=lambda place: place.loss)[
-                : start.nodes
-            ]
+            found = [self._place(start, {node}) for node in sorted(start.pool)]
+        places = sorted((place for place in found if place is not None), key=lambda place: place.loss)[: start.nodes]
         if len(places) < start.nodes:
             return False
         for place in places:
-            for capacity in place.capacities:
-                self.round_capacity.put(capacity)
+            self.capacities.update(place.capacities)
             for job in place.ended:
                 del self.loans[job]
                 why = f"inference job {start.job} needs {_profiles_text(start.slices)}"
@@ -206,8 +202,8 @@ class _ReclaimPlanner:
         ]
         return cheapest(lacking, loans)
 
-    def _place(self, start: WaitingInference, capacities: Iterable[GpuCapacity]) -> _Found | None:
-        capacity_at = {(capacity.node, capacity.gpu): capacity for capacity in capacities}
+    def _place(self, start: WaitingInference, nodes: Collection[str]) -> _Found | None:
+        capacity_at = {key: capacity for key, capacity in self.capacities.items() if capacity.node in nodes}
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
@@ -230,7 +226,7 @@ class _ReclaimPlanner:
             capacity = capacity_at[free.node, free.gpu]
             capacity = replace(capacity, taken=(*capacity.taken, *placed))
             capacity_at[capacity.node, capacity.gpu] = changed[capacity.node, capacity.gpu] = capacity
-        return _Found(tuple(changed.values()), tuple(ended), lost)
+        return _Found(changed, tuple(ended), lost)
 
     def _cheapest(self, lent_sets: Iterable[frozenset[SlotReference]], ended: Collection[int]) -> list[_Candidate]:
         """Return the loans of the set with the lowest loss, sets with a protected one last; none if no set may end."""

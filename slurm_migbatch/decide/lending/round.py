@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, Lending, LentSlot, Release
 from slurm_migbatch.mig.layout import Slot
@@ -40,7 +40,7 @@ LACKING: Final[Mapping[str, str]] = {
 def decide(view: LendingView, rules: LendingRules) -> Round:
     """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)
-    ended, round_capacity = reclaim_loans(view, rules)
+    ended, coming = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}
     elastic_jobs = _elastic_jobs(view, rules, busy)
@@ -48,7 +48,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     waiting = {elastic_job.job for elastic_job in elastic_jobs if elastic_job.place is None}
     elastic_jobs = [elastic_job for elastic_job in elastic_jobs if elastic_job.job not in lacking]
     lending = lend(
-        _lendable(view, round_capacity, busy),
+        _lendable(view, coming, busy),
         elastic_jobs,
         view.reserve,
         view.now,
@@ -158,7 +158,7 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
     return True
 
 
-def _lendable(view: LendingView, round_capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
+def _lendable(view: LendingView, at_start: Mapping[tuple[str, int], GpuCapacity], busy: set[int]) -> list[GpuCapacity]:
     """Return the GPUs for lending: with inference's future slots, leaving jobs, and loans without a slot.
 
     A GPU with a leaving job is not lent from until it has left.
@@ -166,13 +166,15 @@ def _lendable(view: LendingView, round_capacity: RoundCapacity, busy: set[int]) 
     capacities: dict[tuple[str, int], GpuCapacity] = {}
     for capacity in view.capacities:
         key = capacity.node, capacity.gpu
-        coming = round_capacity.capacities[key]
+        coming = at_start[key]
         if coming is capacity:
             capacities[key] = capacity
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(loan for loan in capacity.lent if not loan.slot.placement.mask & mask)
-        leaving = len(lent) < len(capacity.lent) or key in view.about_to_be_free or _leaves(view, capacity, busy)
+        leaving = (
+            len(lent) < len(capacity.lent) or key in view.about_to_be_free or any(_leaving(view, capacity.lent, busy))
+        )
         vacant = (
             () if capacity.reclaimed == inf else tuple(_leaving(view, lent, busy, view.about_to_be_free.get(key, 0)))
         )
@@ -195,10 +197,6 @@ def _lendable(view: LendingView, round_capacity: RoundCapacity, busy: set[int]) 
                 capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, promise.job)))
                 break
     return list(capacities.values())
-
-
-def _leaves(view: LendingView, capacity: GpuCapacity, busy: set[int]) -> bool:
-    return any(True for _ in _leaving(view, capacity.lent, busy))
 
 
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], about_to_be_free: int = 0) -> Iterator[Slot]:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, State
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Place, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.reclaim import stop
@@ -65,17 +65,13 @@ class SliceSharing:
         self,
         now: float,
         facts: Mapping[str, NodeFacts],
+        places: Mapping[Run, Place],
         job_views: Mapping[int, JobView],
         reports: Mapping[Run, Report],
     ) -> None:
         """Update the current pairs from the nodes' reports, and the latest reports of runs."""
         self._beside = dict(_both(facts))
-        profile_of_run = {
-            run: slot.profile
-            for node in facts.values()
-            for gpu in node.gpus
-            for slot, run in (*gpu.leases, *gpu.guests)
-        }
+        profile_of_run = {run: slot.profile for run, (_, _, slot) in places.items()}
         self._located = set(profile_of_run)
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
         self.runs.update(now, job_views, profile_of_run, self._beside, reports, self.shared)

@@ -178,7 +178,7 @@ def plan_lending(
     )
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
-    memory.slice_sharing.update(now, inputs.facts, job_views, memory.elastic_jobs.reports)
+    memory.slice_sharing.update(now, inputs.facts, places, job_views, memory.elastic_jobs.reports)
     unshared_profiles = {
         run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared
     }

@@ -41,14 +41,13 @@ def usable(reports: Iterable[SpeedReport]) -> list[SpeedReport]:
     ]
 
 
-def rates(reports: Iterable[SpeedReport]) -> dict[str, float]:
-    """Return items per second on each profile that the job ran on; runs are weighted by their length."""
-    items: dict[str, float] = {}
-    seconds: dict[str, float] = {}
+def work_done(reports: Iterable[SpeedReport]) -> dict[str, tuple[float, float]]:
+    """Return the items done on each profile that the job ran on, and the seconds that they took."""
+    done: dict[str, tuple[float, float]] = {}
     for report in usable(reports):
-        items[report.profile] = items.get(report.profile, 0.0) + report.items
-        seconds[report.profile] = seconds.get(report.profile, 0.0) + report.seconds
-    return {profile: items[profile] / seconds[profile] for profile in items}
+        items, seconds = done.get(report.profile, (0.0, 0.0))
+        done[report.profile] = items + report.items, seconds + report.seconds
+    return done
 
 
 def speeds(predicted: Mapping[str, float], reports: Sequence[SpeedReport] = ()) -> dict[str, float]:
@@ -63,18 +62,16 @@ def speeds(predicted: Mapping[str, float], reports: Sequence[SpeedReport] = ()) 
     """
     if not all(0 < value < math.inf for value in predicted.values()):
         raise ValueError(f"predicted speeds must be above 0: {dict(predicted)}")
-    measured = {profile: rate for profile, rate in rates(reports).items() if profile in predicted}
-    if not measured:
+    done = {profile: done for profile, done in work_done(reports).items() if profile in predicted}
+    if not done:
         return dict(predicted)
-    weight = dict.fromkeys(measured, 0.0)
-    for report in usable(reports):
-        if report.profile in weight:
-            weight[report.profile] += report.seconds
-    offset = {profile: math.log(rate / predicted[profile]) for profile, rate in measured.items()}
-    mean_offset = math.fsum(offset[p] * weight[p] for p in measured) / math.fsum(weight.values())
+    offsets = {profile: math.log(items / seconds / predicted[profile]) for profile, (items, seconds) in done.items()}
+    # runs are weighted by their length
+    total_s = math.fsum(seconds for _, seconds in done.values())
+    mean_offset = math.fsum(offsets[profile] * seconds for profile, (_, seconds) in done.items()) / total_s
     corrected = {
-        profile: predicted[profile] * math.exp(max(-_REACH, min(_REACH, offset[profile] - mean_offset)))
-        for profile in measured
+        profile: predicted[profile] * math.exp(max(-_REACH, min(_REACH, offset - mean_offset)))
+        for profile, offset in offsets.items()
     }
     return {
         profile: corrected.get(profile, _between(profile, value, predicted, corrected))

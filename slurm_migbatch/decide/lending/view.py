@@ -94,7 +94,9 @@ def _capacities(
             if closed:
                 continue
             promised_slots = [
-                slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)
+                slot
+                for slot in promised.get(gpu.uuid, ())
+                if not any(slot.placement.overlaps(used.placement) for used in taken)
             ]
             not_lendable = plan.nodes[name].fixed or gpu.uuid in reserved_gpus
             reclaimed = inf if not_lendable else ledger.reclaimed.get(gpu.uuid)
@@ -144,10 +146,6 @@ def _is_open(run: Run, ledger: Ledger) -> bool:
     return loan is not None and loan.restart == run[1]
 
 
-def _touch(slot: Slot, other: Slot) -> bool:
-    return bool(slot.placement.mask & other.placement.mask)
-
-
 def _starting(inputs: LendingInputs, ledger: Ledger) -> dict[str, Counter[Profile]]:
     """Count, by node, the slices of jobs other than loans that Slurm has started and the node does not report yet."""
     holders: dict[str, list[JobRow]] = {}
@@ -183,9 +181,9 @@ def _promised(
         facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
             assert layouts is not None
-            held_slots = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
+            held_slots = [*(slot for slot, _ in gpu.leases), *gpu.zombies]
             for slot in layouts.layouts.get(gpu.uuid, ()):
-                if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held_slots):
+                if counts[slot.profile] > 0 and not any(slot.placement.overlaps(held.placement) for held in held_slots):
                     counts[slot.profile] -= 1
                     promised.setdefault(gpu.uuid, []).append(slot)
     return promised
