@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from slurm_migbatch.decide.actions import MoveOrder, MoveStep
+from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
@@ -83,7 +83,7 @@ def apply_moves(
     orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: JobClient, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
     """Signal training jobs to write a checkpoint, or requeue them; return the rows for the record."""
-    signals = dict.fromkeys(order.signal for order in orders if order.step is MoveStep.SIGNAL)
+    signals = dict.fromkeys(order.signal for order in orders if order.signal)
     records: list[dict[str, Any]] = []
     for signal in (*signals, ""):
         chosen = [order for order in orders if order.signal == signal]

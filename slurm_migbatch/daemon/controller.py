@@ -198,14 +198,14 @@ class Controller:
         if decided is None:
             return _Applied()
         applied, jobs = _Applied(), self.memory.supply.queue.rows
-        for action in decided.start_now:
+        for job in decided.start_now:
             applied.calls += 1
             try:
-                self._slurm.shorten_requeue_delay(name_of(jobs[action.job]) if action.job in jobs else action.job)
+                self._slurm.shorten_requeue_delay(name_of(jobs[job]) if job in jobs else job)
             except SlurmError as error:
-                applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
+                applied.notes.append(f"job {job} keeps its requeue delay: {error}")
             else:
-                self._begin_times.note([action.job], snapshot.now)
+                self._begin_times.note([job], snapshot.now)
         rows = {row.name: row for row in snapshot.nodes}
         plans = [offer.plan for offer in decided.offers]
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
 from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing
@@ -27,31 +26,15 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class StartNow:
-    """End the delay after which Slurm would restart a requeued job."""
-
-    job: int
-
-
-class MoveStep(str, Enum):
-    """Steps of moving a training job."""
-
-    SIGNAL = "signal"
-    REQUEUE = "requeue"
-
-
-@dataclass(frozen=True)
 class MoveOrder:
     """Signal a training job that is being moved to write a checkpoint, or requeue it.
 
     Attributes:
-        step: one of the two.
         job, restart: its run.
         why: the reason, as a sentence.
-        signal: USR1 or USR2.
+        signal: USR1 or USR2; empty: requeue it.
     """
 
-    step: MoveStep
     job: int
     restart: int
     why: str

@@ -97,7 +97,7 @@ def test_job_requeued_by_a_node_is_started_once_slurm_shows_it_pending() -> None
     for state, expected in (("RUNNING", []), ("PENDING", [5]), ("PENDING", [])):
         row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
         found = decide(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), memory, SETTINGS)
-        assert found.supply is not None and [action.job for action in found.supply.start_now] == expected
+        assert found.supply is not None and list(found.supply.start_now) == expected
 
 
 def test_repeatedly_requeued_job_waits_for_the_delay() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.settings import settings_of
-from slurm_migbatch.decide.actions import MoveOrder, MoveStep
+from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Report
@@ -195,16 +195,16 @@ def moving() -> MoveMemory:
 def test_moved_job_is_signalled_and_requeued_after_its_checkpoint() -> None:
     memory = moving()
     (order,) = followed(memory, row(), now=NOW)
-    assert (order.step, order.signal, order.restart) == (MoveStep.SIGNAL, "USR1", 0)
+    assert (order.signal, order.restart) == ("USR1", 0)
     assert "job 9 needs a larger slice" in order.why
     assert not followed(memory, row(), now=NOW + 3)
     assert not followed(memory, row(), now=NOW + 4, reports=[((5, 0), Report(checkpoint=NOW - 60))]), "an older one"
     (order,) = followed(memory, row(), now=NOW + 5, reports=[((5, 0), Report(checkpoint=NOW + 4))])
-    assert order.step is MoveStep.REQUEUE
+    assert not order.signal
     assert not followed(memory, row(state="COMPLETING", restarts=1), now=NOW + 6)
     queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
     (start,) = memory.follow(ClusterSnapshot(NOW + 7, jobs=tuple(queue.jobs)), queue)
-    assert (start.job, memory.moves) == (5, {})
+    assert (start, memory.moves) == (5, {})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_moved_job_restarts_at_once_where_slurm_allows_it(shown: dict[str, Any],
     memory = moving()
     queue = JobQueue.of([row(**{"state": "PENDING", "restarts": 1, "nodes": (), **shown})])
     found = memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)
-    assert [start.job for start in found] == [5] * starts
+    assert found == [5] * starts
     assert not memory.moves
 
 
@@ -261,22 +261,22 @@ def test_moved_job_is_requeued_when_its_grace_time_is_over() -> None:
     memory = moving()
     followed(memory, row(), now=NOW)
     assert not followed(memory, row(), now=NOW + RULES.grace_s - 1)
-    assert [order.step for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [MoveStep.REQUEUE]
+    assert [order.signal for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [""]
 
 
 def test_move_does_not_wait_for_a_clock_that_was_set_back() -> None:
     memory = moving()
     followed(memory, row(), now=NOW)
-    assert [order.step for order in followed(memory, row(), now=NOW - 3600)] == [MoveStep.REQUEUE]
+    assert [order.signal for order in followed(memory, row(), now=NOW - 3600)] == [""]
 
 
 def test_job_that_cannot_be_requeued_is_never_moved_again() -> None:
     memory = moving()
     steps, now = [], NOW
     for _ in range(200):
-        steps += [order.step for order in followed(memory, row(), now=now)]
+        steps += [order.signal for order in followed(memory, row(), now=now)]
         now += 1
-    assert steps == [MoveStep.SIGNAL, *[MoveStep.REQUEUE] * 3]
+    assert steps == ["USR1", "", "", ""]
     assert memory.fixed == {5}
     assert not memory.moves
     followed(memory, now=now)
@@ -293,11 +293,11 @@ def test_restarted_service_continues_the_moves_in_the_record() -> None:
     memory.load(actions, NOW)
     assert not followed(memory, row(), now=NOW)
     (order,) = followed(memory, row(), now=NOW + RULES.grace_s - 10)
-    assert order.step is MoveStep.REQUEUE
+    assert not order.signal
     memory = MoveMemory()
     memory.load([*actions, recorded("PENDING", NOW - 5)], NOW)
     queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
-    assert [start.job for start in memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)] == [5]
+    assert memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue) == [5]
     for other in (recorded("USR1", NOW - 900), recorded("USR1", NOW, outcome="no"), recorded("x", NOW, kind="signal")):
         memory = MoveMemory()
         memory.load([other], NOW)

@@ -322,7 +322,7 @@ def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> No
     for node in nodes:
         new = found.nodes[node.name]
         free: Counter[Profile] = Counter()
-        held = node.unmatched()
+        held = node.unmatched
         for g in node.gpus:
             after = new.layouts[g.uuid]
             everything = after.union(Layout(le.slot for le in g.leases))
@@ -346,7 +346,7 @@ def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> No
             offered = found.nodes[name].layouts[uuid].minus(taken)
             for s in offered.slots:
                 if s.placement.overlaps(place.placement):
-                    fixed = s in g.offered.slots and next(n for n in nodes if n.name == name).unmatched()[s.profile]
+                    fixed = s in g.offered.slots and next(n for n in nodes if n.name == name).unmatched[s.profile]
                     assert fixed or any(s.profile in dict(d.parts) for d in up_to_it), f"{s} lies in {reservation}"
 
 

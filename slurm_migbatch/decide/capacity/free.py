@@ -119,7 +119,7 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Dema
 
 
 def _left(node: Node, made: NodePlan, given: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
-    unplaced = given + node.unmatched()
+    unplaced = given + node.unmatched
     node_capacity = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 _slot_of = itemgetter(0)
-T = TypeVar("T")
-
-
-class lazy(Generic[T]):  # noqa: N801 a decorator
-    """Decorator for an attribute that is computed on first access. The class needs a `__dict__`; two threads may
-    compute the value twice.
-
-    Before Python 3.12 `functools.cached_property` takes a lock on each computation. That costs more than most of the
-    values computed here, which a round computes hundreds of thousands of times.
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> lazy[T]: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-
-    def __get__(self, instance: object, owner: type) -> T | lazy[T]:
-        if instance is None:
-            return self
-        found = instance.__dict__[self._name] = self._compute(instance)
-        return found
 
 
 class Lease(NamedTuple):
@@ -114,7 +85,12 @@ class Mode(Enum):
 class Node:
     """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
-    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown.
+    Attributes:
+        unlocated: the slices of running jobs without a lease yet: their slots are unknown.
+        leased: slices of jobs that have a lease, as far as Slurm counts them under their profiles.
+        unmatched: slices that are in use on unknown free slots. The larger of two bounds: Slurm's counts beyond the
+            leases, and jobs without a lease. The first alone is too low if a node has reported neither the end of one
+            job nor the start of another.
     """
 
     name: str
@@ -124,25 +100,15 @@ class Node:
     total: int = 1 << 30
     mode: Mode = Mode.OPEN
 
-    def unmatched(self) -> Counter[Profile]:
-        """Return slices that are in use on unknown free slots.
+    leased: Counter[Profile] = field(init=False, repr=False, compare=False)
+    unmatched: Counter[Profile] = field(init=False, repr=False, compare=False)
 
-        The larger of two bounds: Slurm's counts beyond the leases, and jobs without a lease. The first alone is too
-        low if a node has reported neither the end of one job nor the start of another.
-        """
-        return self._unmatched
-
-    @lazy
-    def _unmatched(self) -> Counter[Profile]:
-        leased = self.leased
-        beyond_leases = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
-        return beyond_leases | Counter(self.unlocated) if self.unlocated else beyond_leases
-
-    @lazy
-    def leased(self) -> Counter[Profile]:
-        """Slices of jobs that have a lease, as far as Slurm counts them under their profiles."""
+    def __post_init__(self) -> None:
         leases = [lease for gpu in self.gpus for lease in gpu.leases if lease.job is not None and not lease.guest]
-        return Counter([lease.slot.profile for lease in leases])
+        leased = Counter([lease.slot.profile for lease in leases])
+        beyond_leases = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
+        unmatched = beyond_leases | Counter(self.unlocated) if self.unlocated else beyond_leases
+        self.__dict__.update(leased=leased, unmatched=unmatched)
 
 
 class DemandShape:
@@ -191,10 +157,11 @@ class Demand:
     apart: int | None = None
     loan: bool = False
 
-    @lazy
-    def kind(self) -> DemandShape:
-        """The properties of the demand that determine where it fits."""
-        return _shape_of(self.pool, self.parts, self.nodes)
+    #: the properties of the demand that determine where it fits
+    kind: DemandShape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.__dict__["kind"] = _shape_of(self.pool, self.parts, self.nodes)
 
     @property
     def slices(self) -> tuple[Profile, ...]:

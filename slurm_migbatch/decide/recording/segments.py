@@ -144,9 +144,10 @@ def actions_of(decision: Decision) -> dict[str, Json]:
     """Return the content of a decision except offers; empty if there is none."""
     content: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
     if decision.supply is not None:
-        content["start_now"] = [action.job for action in decision.supply.start_now]
+        content["start_now"] = list(decision.supply.start_now)
         content["moves"] = [
-            [order.step.value, order.job, order.restart, order.signal] for order in decision.supply.moves
+            ["signal" if order.signal else "requeue", order.job, order.restart, order.signal]
+            for order in decision.supply.moves
         ]
     if (dispatch := decision.dispatch) is not None:
         content["retypes"] = [change_key(change) for change in dispatch.retypes]

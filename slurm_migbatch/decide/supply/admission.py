@@ -65,7 +65,7 @@ class Admission:
         """
         reusable = {} if before is None else before.unpinned()
         self.node = node
-        held = node.unmatched()
+        held = node.unmatched
         self.short = _short(node, held) if held else Counter[Profile]()
         unchangeable = node.mode is Mode.FROZEN or bool(self.short)
         self.open = node.mode is Mode.OPEN and not unchangeable
@@ -109,7 +109,7 @@ class Admission:
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
         """Return the results that depend only on the GPUs, by their identity."""
-        if not self.open or self.node.unmatched():
+        if not self.open or self.node.unmatched:
             return {}
         results = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in results}

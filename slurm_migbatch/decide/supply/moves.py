@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
+from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
@@ -116,7 +116,7 @@ class MoveMemory:
             self.moves[job] = move
         self.loaded = True
 
-    def follow(self, snapshot: ClusterSnapshot, queue: JobQueue) -> tuple[StartNow, ...]:
+    def follow(self, snapshot: ClusterSnapshot, queue: JobQueue) -> list[int]:
         """Update the moves by their outcomes; return the requeued jobs that wait for Slurm's delay."""
         for run, report in snapshot.reports:
             move = self.moves.get(run[0])
@@ -131,9 +131,9 @@ class MoveMemory:
                 continue
             del self.moves[job]
             if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
-                start_now.append(StartNow(job))
+                start_now.append(job)
         self.fixed &= queue.rows.keys()
-        return tuple(start_now)
+        return start_now
 
     def note(self, reservations: Iterable[Reservation], now: float) -> None:
         """Record which jobs have a reservation now."""
@@ -148,7 +148,7 @@ class MoveMemory:
             if row.state != "RUNNING":
                 continue
             if move.signalled is None and hints is not None and hints.signal:
-                orders.append(MoveOrder(MoveStep.SIGNAL, job, move.restart, move.why, hints.signal.upper()))
+                orders.append(MoveOrder(job, move.restart, move.why, hints.signal.upper()))
                 self.moves[job] = replace(move, signalled=now)
             elif move.requeued is None:
                 if move.checkpoint or move.signalled is None or passed_s(move.signalled, now) >= rules.grace_s:
@@ -163,7 +163,7 @@ class MoveMemory:
 
     def _requeue(self, move: Move, now: float) -> MoveOrder:
         self.moves[move.job] = replace(move, requeued=now, tries=move.tries + 1)
-        return MoveOrder(MoveStep.REQUEUE, move.job, move.restart, move.why)
+        return MoveOrder(move.job, move.restart, move.why)
 
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
         """Begin the moves that the planner has chosen."""

@@ -479,7 +479,7 @@ class _PlanRound:
         withdrawn: set[Profile] = set()
         free: Counter[Profile] = Counter()
         optional: list[tuple[Layout, str]] = []
-        anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
+        anew = anew and not node.unmatched  # a job that is just starting may be on any slot
         book, keeps_offers = self.fleet.book, node.mode is not Mode.WITHDRAWN
         fixed = keeps_offers and not self.fleet.plannable(node.name)
         for gpu_claims in self.fleet.on(node.name):
@@ -499,7 +499,7 @@ class _PlanRound:
             if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
         self._keep_total(node, layouts, free, optional)
-        unmatched = node.unmatched()
+        unmatched = node.unmatched
         offers = {p: n - unmatched[p] for p, n in free.items() if n > unmatched[p]}
         return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, node.mode is not Mode.CLOSED)
 

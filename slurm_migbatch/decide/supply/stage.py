@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from slurm_migbatch.decide.actions import MoveOrder, Offer, StartNow
+from slurm_migbatch.decide.actions import MoveOrder, Offer
 from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
@@ -106,7 +106,7 @@ class SupplyDecision:
     nodes: Mapping[str, Node]
     sharing: Mapping[str, sharers.Sharing] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
-    start_now: tuple[StartNow, ...] = ()
+    start_now: tuple[int, ...] = ()
     moves: tuple[MoveOrder, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -252,7 +252,7 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
 
 
-def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
+def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> list[int]:
     """Return jobs that a node requeued and that wait only for Slurm's delay.
 
     A job that is requeued repeatedly waits for it, to limit the load of slurmctld and the node.
@@ -270,8 +270,8 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
             times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
             if waits_for_begin(row, now) and len(times) < HURRIES:
                 memory.hurried[job] = (*times, now)
-                start_now.append(StartNow(job))
-    return tuple(start_now)
+                start_now.append(job)
+    return start_now
 
 
 def _unexplained(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[str]:
