@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from slurm_migbatch.decide.capacity.edits import Edit, edits
@@ -18,73 +19,8 @@ from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 K = TypeVar("K", int, str)
 
 
-class Delta(Generic[K]):
-    """Write and read changes of a mapping; keeps the last state of the mapping."""
-
-    def __init__(self, codec: Codec, kind: Any) -> None:
-        self._codes = codec.codes(kind)
-        self._last: dict[K, Any] = {}
-
-    @property
-    def current(self) -> Mapping[K, Any]:
-        """The mapping as it was last written or read."""
-        return self._last
-
-    def write(self, now: Mapping[K, Any]) -> Json:
-        """Return the changes since the last call; empty if there are none."""
-        before, self._last = self._last, dict(now)
-        changes: dict[str, Any] = {}
-        if removed := [key for key in before if key not in now]:
-            changes["gone"] = removed
-        new, changed = [], []
-        for key, value in now.items():
-            previous = before.get(key)
-            if previous is None:
-                new.append([key, self._codes.encode(value)])
-            elif value is not previous and value != previous:
-                changed.append([key, self._codes.encode(value)])
-        if new:
-            changes["new"] = new
-        if changed:
-            changes["changed"] = changed
-        if moved := _moved(list(before), list(now)):
-            changes["at"] = moved
-        return changes
-
-    def read(self, delta: Json) -> Mapping[K, Any]:
-        """Return the mapping after a delta.
-
-        Raises:
-            CodecError: it does not apply to the previous mapping.
-        """
-        if not delta:
-            return self._last
-        try:
-            self._last = self._read(delta)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise CodecError(f"cannot apply a change: {error}") from error
-        return self._last
-
-    def _read(self, delta: Mapping[str, Any]) -> dict[K, Any]:
-        values = dict(self._last)
-        for key in delta.get("gone", ()):
-            del values[key]
-        for key, fields in delta.get("changed", ()):
-            values[key] = self._changed(values[key], fields)
-        values.update({key: self._codes.decode(value) for key, value in delta.get("new", ())})
-        moved = delta.get("at", ())
-        moved_keys = {key for _, key in moved}
-        order = [key for key in values if key not in moved_keys]
-        for index, key in moved:
-            order.insert(index, key)
-        return {key: values[key] for key in order}
-
-    def _changed(self, _old: Any, data: Json) -> Any:
-        return self._codes.decode(data)
-
-
-class RowDelta(Delta[K]):
-    """Write changes of a sequence of rows; unchanged stretches are recognised by the identity of their objects.
+class RowDelta(Generic[K]):
+    """Write and read changes of a sequence of rows; unchanged stretches are recognised by their objects' identity.
 
     Of a changed row only the changed fields are written.
 
@@ -93,11 +29,13 @@ class RowDelta(Delta[K]):
     """
 
     def __init__(self, codec: Codec, kind: Any, key: Callable[[Any], K]) -> None:
-        super().__init__(codec, kind)
-        self._fields = codec.fields(kind)
+        self._codes = codec.codes(kind)
+        self._fields = codec.fields(kind) if type(kind) is type and dataclasses.is_dataclass(kind) else {}
         self._key: Callable[[Any], K] = key
         self._rows: tuple[Any, ...] = ()
         self._keys: set[K] = set()
+        #: the mapping as it was last read
+        self._values: dict[K, Any] = {}
 
     def write_rows(self, now: tuple[Any, ...]) -> Json:
         """Return the changes since the last call; empty if there are none.
@@ -119,11 +57,42 @@ class RowDelta(Delta[K]):
         in_both = [(name, before[old[name]], row) for name, row in new_rows.items() if name in old]
         changes = {
             "gone": [name for name in old if name not in new_rows],
-            "new": [[name, self._codes.encode(row)] for name, row in new_rows.items() if name not in old],
+            "new": [[name, self._encoded(row)] for name, row in new_rows.items() if name not in old],
             "changed": [[name, self._change(was, row)] for name, was, row in in_both if row != was],
             "at": self._moved_rows(row_edits, gaps, old) if before else [],
         }
         return {name: listed for name, listed in changes.items() if listed}
+
+    def read(self, delta: Json) -> Mapping[K, Any]:
+        """Return the mapping of keys to rows after a delta.
+
+        Raises:
+            CodecError: it does not apply to the previous mapping.
+        """
+        if not delta:
+            return self._values
+        try:
+            self._values = self._read(delta)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise CodecError(f"cannot apply a change: {error}") from error
+        return self._values
+
+    def _read(self, delta: Mapping[str, Any]) -> dict[K, Any]:
+        values = dict(self._values)
+        for key in delta.get("gone", ()):
+            del values[key]
+        for key, fields in delta.get("changed", ()):
+            values[key] = self._changed(values[key], fields)
+        values.update({key: self._codes.decode(value) for key, value in delta.get("new", ())})
+        moved = delta.get("at", ())
+        moved_keys = {key for _, key in moved}
+        order = [key for key in values if key not in moved_keys]
+        for index, key in moved:
+            order.insert(index, key)
+        return {key: values[key] for key in order}
+
+    def _encoded(self, row: Any) -> Json:
+        return self._codes.encode(row)
 
     def _change(self, was: Any, row: Any) -> Json:
         return {
@@ -149,13 +118,30 @@ class RowDelta(Delta[K]):
         return moved
 
 
-def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
-    """Return the keys that moved or are new, with their new index, ascending; empty if there was no old order."""
-    if before == now or not before:
-        return []
-    place = {key: index for index, key in enumerate(before)}
-    kept = _longest_rising([place.get(key) for key in now])
-    return [[index, key] for index, key in enumerate(now) if index not in kept]
+class Delta(RowDelta[K]):
+    """Write and read changes of a mapping: its items are the rows, and a changed value is written as a whole."""
+
+    def __init__(self, codec: Codec, kind: Any) -> None:
+        super().__init__(codec, kind, itemgetter(0))
+        self._items: dict[K, tuple[K, Any]] = {}
+
+    def write(self, now: Mapping[K, Any]) -> Json:
+        """Return the changes since the last call; empty if there are none."""
+        last = self._items
+        self._items = {
+            key: item if (item := last.get(key)) is not None and item[1] is value else (key, value)
+            for key, value in now.items()
+        }
+        return self.write_rows(tuple(self._items.values()))
+
+    def _encoded(self, row: Any) -> Json:
+        return self._codes.encode(row[1])
+
+    def _change(self, _was: Any, row: Any) -> Json:
+        return self._codes.encode(row[1])
+
+    def _changed(self, _old: Any, data: Json) -> Any:
+        return self._codes.decode(data)
 
 
 def _longest_rising(numbers: Sequence[int | None]) -> set[int]:
