@@ -33,7 +33,6 @@ from slurm_migbatch.decide.dispatch.retype import (
     ServiceGuarantee,
     can_be_named,
     marked,
-    name_of,
 )
 from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
 from slurm_migbatch.mig.profile import Profile
@@ -257,19 +256,15 @@ class _Round:
         """Return a job with its possible profiles; None if its duration is unknown."""
         waiting = [row for row in rows if row.pending]
         if not waiting:
-            remaining_s = [self._rest_s(row) for row in rows]
-            known_s = [seconds for seconds in remaining_s if seconds is not None]
-            return _Job(number, tuple(rows), (Choice(max(known_s), 0.0),)) if len(known_s) == len(remaining_s) else None
+            remaining_s = _longest(self._rest_s(row) for row in rows)
+            return None if remaining_s is None else _Job(number, tuple(rows), (Choice(remaining_s, 0.0),))
         start_s = max(START_S if row.after else (row.eligible or 0.0) - self._now for row in waiting)
         start_s = max(0.0, start_s)
         movable = self._movable(waiting[0]) if len(waiting) == 1 else None
         if movable is not None:
             return self._with_choices(number, rows, movable, start_s)
-        fixed = [self._whole_s(row) for row in waiting]
-        known_s = [seconds for seconds in fixed if seconds is not None]
-        if len(known_s) < len(fixed):
-            return None
-        return _Job(number, tuple(rows), (Choice(start_s + max(known_s), 0.0),))
+        whole_s = _longest(self._whole_s(row) for row in waiting)
+        return None if whole_s is None else _Job(number, tuple(rows), (Choice(start_s + whole_s, 0.0),))
 
     def _with_choices(
         self, number: int, rows: Sequence[JobRow], movable: tuple[Pending, tuple[Option, ...], int], start_s: float
@@ -305,12 +300,7 @@ class _Round:
         promise = self._promises(pending)
         if promise is None or promise.items is None:
             return None
-        excluded_profiles = self._history.barred.get(name_of(row), frozenset())
-        # a job retried because its slice was too small requests one that holds it
-        min_memory_gb = pending.profile.memory_gb if promise.retry and row.restarts else 0
-        options = tuple(
-            o for o in promise.options if o.profile not in excluded_profiles and o.profile.memory_gb >= min_memory_gb
-        )
+        options = self._history.possible(pending, promise)
         return (pending, options, promise.items) if pending.profile in {o.profile for o in options} else None
 
     def _whole_s(self, row: JobRow) -> float | None:
@@ -333,6 +323,13 @@ class _Round:
             return None
         # a job that is late already is assumed to need as much time again as it is late
         return abs(whole_s - (self._now - (row.start or self._now)))
+
+
+def _longest(durations: Iterable[float | None]) -> float | None:
+    """Return the longest of some durations; None if one is unknown."""
+    seconds = list(durations)
+    known_s = [duration for duration in seconds if duration is not None]
+    return max(known_s) if len(known_s) == len(seconds) else None
 
 
 def _better(best: Split, current: Split) -> bool:

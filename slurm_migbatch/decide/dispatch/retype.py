@@ -300,6 +300,17 @@ class RetypeHistory:
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
+    def possible(self, pending: Pending, promise: ServiceGuarantee) -> tuple[Option, ...]:
+        """Return the alternatives of a job that are not excluded for it."""
+        excluded_profiles = self.barred.get(name_of(pending.row), frozenset())
+        # a job retried because its slice was too small requests one that holds it
+        min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
+        return tuple(
+            option
+            for option in promise.options
+            if option.profile not in excluded_profiles and option.profile.memory_gb >= min_memory_gb
+        )
+
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
         """Remove all jobs but these."""
         present = {name_of(row) for row in jobs}
@@ -349,16 +360,7 @@ def retypes(
         promise = promises(pending)
         if promise is None:
             continue
-        excluded_profiles = history.barred.get(name_of(pending.row), frozenset())
-        # a job retried because its slice was too small requests one that holds it
-        min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
-        options = (
-            option
-            for option in promise.options
-            if option.profile not in excluded_profiles
-            and option.profile.memory_gb >= min_memory_gb
-            and _ends_in_time(pending, promise, option.profile)
-        )
+        options = [o for o in history.possible(pending, promise) if _ends_in_time(pending, promise, o.profile)]
         promise = replace(promise, options=tuple(options))
         if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
             groups.setdefault(key, []).append((pending, promise))
