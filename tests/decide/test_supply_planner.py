@@ -375,7 +375,7 @@ class _LooksAtAll(Reserver):
     def _first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
         found = super()._first(pool, profile)
         fleet, best = self._fleet, None
-        for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index):
+        for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index.__getitem__):
             for gpu in fleet.on(name) if fleet.plannable(name) else ():
                 soonest = self._soonest(gpu, profile)
                 if soonest is not None and (best is None or self._rank_of(soonest[0]) < best[0]):

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -40,21 +41,6 @@ class Admission:
         first: by profile, the soonest of these and the number of the GPU; None: never on any GPU.
         next_end: the first time at which these change by themselves.
     """
-
-    __slots__ = (
-        "_idle",
-        "_spare",
-        "first",
-        "fixed",
-        "next_end",
-        "node",
-        "open",
-        "plan",
-        "shapes",
-        "short",
-        "soonest",
-        "until",
-    )
 
     def __init__(self, node: Node, book: GpuStates, before: Admission | None = None) -> None:
         """Admit a node.
@@ -104,8 +90,6 @@ class Admission:
         self.soonest: Sequence[dict[Profile, When | None]] = soonest
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
-        self._idle: int | None = None
-        self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
         """Return the results that depend only on the GPUs, by their identity."""
@@ -126,19 +110,15 @@ class Admission:
         copied.plan = None
         return copied
 
-    @property
+    @cached_property
     def idle(self) -> int:
         """Memory slices that are neither used nor claimed."""
-        if self._idle is None:
-            self._idle = sum([shape.idle for shape in self.shapes])
-        return self._idle
+        return sum([shape.idle for shape in self.shapes])
 
-    @property
+    @cached_property
     def spare(self) -> Mapping[Profile, int]:
         """Slots on offer that may remain, by profile."""
-        if self._spare is None:
-            self._spare = Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
-        return self._spare
+        return Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
 
 
 def in_order(busy: Busy) -> Busy:

@@ -12,6 +12,7 @@ import heapq
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from slurm_migbatch.decide.capacity.model import Gpu, Node
@@ -28,31 +29,25 @@ _MOST_BUNDLES = 64
 """Number of bundles of slices for which failures are cached."""
 
 
+@dataclass(slots=True, eq=False)
 class GpuClaims:
-    """One GPU: its contents and its claims."""
+    """One GPU: its contents and its claims.
 
-    __slots__ = (
-        "claims",
-        "gpu",
-        "hidden",
-        "index",
-        "node",
-        "reserved",
-        "settled",
-        "shape",
-        "until",
-    )
+    Attributes:
+        until: slots in use or claimed before a reservation, and when they should be free (None: unknown).
+        settled: claims whose slots can no longer change, because a reservation depends on them.
+        hidden: profiles of which only claimed slots are offered.
+    """
 
-    def __init__(self, index: int, node: str, gpu: Gpu, shape: GpuState, until: Busy) -> None:
-        self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
-        self.claims: Sequence[Claim] = ()
-        #: claims whose slots can no longer change, because a reservation depends on them
-        self.settled: Sequence[Claim] = ()
-        self.reserved: Sequence[Slot] = ()
-        #: profiles of which only claimed slots are offered
-        self.hidden: frozenset[Profile] = frozenset()
-        #: slots in use or claimed before a reservation, and when they should be free (None: unknown)
-        self.until: Busy = until
+    index: int
+    node: str
+    gpu: Gpu
+    shape: GpuState
+    until: Busy
+    claims: Sequence[Claim] = ()
+    settled: Sequence[Claim] = ()
+    reserved: Sequence[Slot] = ()
+    hidden: frozenset[Profile] = frozenset()
 
 
 class FleetMemory:
@@ -183,12 +178,13 @@ class Fleet:
         #: the nodes in order, and the index of the first GPU of each
         self._names = list(self.nodes)
         self._firsts: list[int] = []
-        self._first: dict[str, int] = {}
+        #: index of the first GPU of each node
+        self.first_index: dict[str, int] = {}
         index = 0
         for admission, number in zip(admitted, classes.of_node, strict=True):
             name = admission.node.name
             self._firsts.append(index)
-            self._first[name] = index
+            self.first_index[name] = index
             if admission.short:
                 self.unexplained[name] = admission.short
             if admission.fixed:
@@ -215,15 +211,11 @@ class Fleet:
         """Return the nodes of the pool whose slots may be changed, each with the index of its first GPU."""
         return chain.from_iterable(self._open[number] for number in self._classes_of[pool])
 
-    def first_index(self, node: str) -> int:
-        """Return the index of the node's first GPU."""
-        return self._first[node]
-
     def on(self, node: str) -> list[GpuClaims]:
         """Return the GPUs of a node."""
         all_claims = self._by_node.get(node)
         if all_claims is None:
-            admission, first = self.admissions[node], self._first[node]
+            admission, first = self.admissions[node], self.first_index[node]
             all_claims = self._by_node[node] = [
                 GpuClaims(i, node, gpu, shape, until)
                 for i, (gpu, shape, until) in enumerate(
@@ -251,10 +243,6 @@ class Fleet:
         """Return whether the node's GPUs are unchanged since the beginning of the plan."""
         all_claims = self._by_node.get(node)
         return all_claims is None or all(map(_is_untouched, all_claims, self.admissions[node].shapes))
-
-    def fixed(self, node: str) -> Counter[Profile]:
-        """Return how many pinned slots of the node can be claimed as they are, by profile; the caller may change it."""
-        return Counter(self._fixed.get(node, ()))
 
     # -- single slices -----------------------------------------------------------------------------------------
 
@@ -374,7 +362,7 @@ class Fleet:
         """Return by profile the unclaimed offers of the node."""
         if self._is_fresh(node):
             return self.admissions[node].spare
-        counts = self.fixed(node)
+        counts = Counter(self._fixed.get(node, ()))
         for gpu_claims in self.on(node):
             for slot in gpu_claims.shape.rest.slots:
                 counts[slot.profile] += 1
@@ -387,8 +375,8 @@ class Fleet:
         """Return places for all of `slices` (largest first) on one node; None if they do not all fit."""
         search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
-            first_index = self._first[node]
-            return [(profile, node if i is None else self.gpu(first_index + i)) for profile, i in search.chosen]
+            first = self.first_index[node]
+            return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
         if not search.cut_short and self._is_fresh(node):
             self._memory.candidate_nodes(slices).discard(node)
         return None

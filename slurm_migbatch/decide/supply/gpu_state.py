@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -75,8 +76,8 @@ class GpuState:
         #: memory slices that are neither used nor claimed
         self.idle = geometry.memory_slices - self.taken.mask.bit_count()
         #: previous offers that no claim uses and that can stay
-        self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
-        self.value = book.value(geometry, self.taken)
+        self.rest = legal(geometry, self.taken, keep.clear_of(self.taken.mask))
+        self.value = _value(geometry, self.taken)
         self._fitting: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
         self._instead: dict[tuple[Slot, Profile], GpuState | None] = {}
@@ -136,7 +137,6 @@ class GpuStates:
 
     def __init__(self) -> None:
         self._shapes: dict[Condition, GpuState | None] = {}
-        self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
         self._fitting: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
@@ -145,7 +145,6 @@ class GpuStates:
         if len(self._shapes) + len(self._finals) <= _MAX_SHAPES:
             return False
         self._shapes.clear()
-        self._values.clear()
         self._finals.clear()
         self._fitting.clear()
         return True
@@ -169,16 +168,6 @@ class GpuStates:
             shape = None if slots is None else GpuState(self, condition, slots)
             self._shapes[condition] = shape
             return shape
-
-    def value(self, geometry: Geometry, layout: Layout) -> int:
-        """Return how useful the free space is: slots that could be added, by the square of their memory slices."""
-        key = (geometry, layout)
-        value = self._values.get(key)
-        if value is None:
-            value = self._values[key] = sum(
-                info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles
-            )
-        return value
 
     def fitting(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
         """Return the profiles that fit next to used slots and claims, wherever the claims may be placed.
@@ -226,26 +215,30 @@ class GpuStates:
             result = self._finals[key] = _final(leased, offered, available, optional)
         return result
 
-    def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
-        """Return the plan of a GPU that keeps its offers, or no longer offers anything."""
-        key = (leased, offered, keep)
-        result = self._finals.get(key)
-        if result is None:
-            result = self._finals[key] = _final(leased, offered, offered if keep else EMPTY, EMPTY)
-        return result
 
-    @staticmethod
-    def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
-        """Return those of `wanted`, in order, that can all be added to `taken`."""
-        if not wanted or _legal_together(geometry, taken, wanted):
-            return wanted
-        layout = taken
-        kept = []
-        for slot in wanted.slots:
-            if geometry.fits(layout, slot):
-                layout = layout.add(slot)
-                kept.append(slot)
-        return Layout(kept)
+@lru_cache(maxsize=1 << 16)
+def unchanged(leased: Layout, offered: Layout, keep: bool) -> Final:
+    """Return the plan of a GPU that keeps its offers, or no longer offers anything."""
+    return _final(leased, offered, offered if keep else EMPTY, EMPTY)
+
+
+@lru_cache(maxsize=1 << 17)
+def _value(geometry: Geometry, layout: Layout) -> int:
+    """Return how useful the free space is: slots that could be added, by the square of their memory slices."""
+    return sum(info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles)
+
+
+def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
+    """Return those of `wanted`, in order, that can all be added to `taken`."""
+    if not wanted or _legal_together(geometry, taken, wanted):
+        return wanted
+    layout = taken
+    kept = []
+    for slot in wanted.slots:
+        if geometry.fits(layout, slot):
+            layout = layout.add(slot)
+            kept.append(slot)
+    return Layout(kept)
 
 
 def _legal_together(geometry: Geometry, taken: Layout, wanted: Layout) -> bool:
@@ -283,13 +276,13 @@ def _leftover(shape: GpuState, rest: Layout, cycle: tuple[Profile, ...]) -> Layo
     taken = shape.taken.union(rest)
     base = taken
     if shape.future is not None:
-        inside = GpuStates.legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
+        inside = legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
         base = shape.future.union(inside)
     warm = shape.warm.clear_of(base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
-    return GpuStates.legal(geometry, taken, added.clear_of(taken.mask))
+    return legal(geometry, taken, added.clear_of(taken.mask))
 
 
 def _arrange(condition: Condition) -> Layout | None:
@@ -309,14 +302,14 @@ def _arrange(condition: Condition) -> Layout | None:
         if wanted[slot.profile] > 0:
             wanted[slot.profile] -= 1
             matched.append(slot)
-    fixed = GpuStates.legal(geometry, base, Layout(matched))
+    fixed = legal(geometry, base, Layout(matched))
     if len(fixed) == len(claims) and (future is None or _fit_beside(geometry, used, fixed)):
         return fixed
     hints = offers.union(warm.clear_of(offers.mask))
     if len(fixed) == len(matched):
         unmatched = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
-        rest = GpuStates.legal(geometry, base.union(fixed), rest)
+        rest = legal(geometry, base.union(fixed), rest)
         for kept_offers in (rest, EMPTY):
             added = plan_free(geometry, base.union(fixed).union(kept_offers), unmatched, keep=hints)
             if len(added) == len(unmatched):

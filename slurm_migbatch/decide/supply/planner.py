@@ -47,7 +47,7 @@ from slurm_migbatch.decide.capacity.model import (
     Restartable,
 )
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
-from slurm_migbatch.decide.supply.gpu_state import GpuState
+from slurm_migbatch.decide.supply.gpu_state import GpuState, unchanged
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -485,7 +485,7 @@ class _PlanRound:
         for gpu_claims in self.fleet.on(node.name):
             gpu = gpu_claims.gpu
             if fixed or not keeps_offers:
-                final = book.unchanged(gpu.leased, gpu.free, keeps_offers)
+                final = unchanged(gpu.leased, gpu.free, keeps_offers)
             else:
                 final = book.final(
                     gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew

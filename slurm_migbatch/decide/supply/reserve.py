@@ -12,6 +12,7 @@ from itertools import islice
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
 from slurm_migbatch.decide.supply.admission import Admission, Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
+from slurm_migbatch.decide.supply.gpu_state import legal
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -157,7 +158,7 @@ class Reserver:
 
     def _closer(self, node: str, profile: Profile) -> Iterator[_Ranked]:
         """Yield the ranks of the GPUs of a node, or a tighter lower bound for the whole node."""
-        admission, first = self._fleet.admissions[node], self._fleet.first_index(node)
+        admission, first = self._fleet.admissions[node], self._fleet.first_index[node]
         if profile in admission.first:
             for i, when_of in enumerate(admission.soonest, first):
                 if (when := when_of[profile]) is not None:
@@ -433,10 +434,10 @@ class Reserver:
         reserved = Layout(gpu_claims.reserved)
         staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
         geometry = gpu_claims.gpu.geometry
-        future = reserved.union(self._fleet.book.legal(geometry, reserved, staying))
+        future = reserved.union(legal(geometry, reserved, staying))
         shape = gpu_claims.shape
         keep = shape.keep.clear_of(reserved.mask)
-        keep = self._fleet.book.legal(geometry, future, keep.clear_of(future.mask))
+        keep = legal(geometry, future, keep.clear_of(future.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
