@@ -41,13 +41,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from slurm_migbatch.daemon.plans import GpuSlots, Plans
-from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
+from slurm_migbatch.decide.capacity.demand import FILLER, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
 from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Sharing, is_guest
 from slurm_migbatch.decide.snapshot import PublishedPlan
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.workload.loans import GRES, LOAN
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class Controller:
         moved = self._apply_moves(decision.supply)
         applied.notes += self._wake_scheduler(snapshot)
         outcomes = Outcomes(dispatched, lent, unsaved)
-        settled = settle(outcomes, self.memory, self.settings)
+        settled = settle(outcomes, self.memory)
         if self.recorder is not None:
             self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)

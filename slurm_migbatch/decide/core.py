@@ -147,8 +147,8 @@ def decide(
     return Decision(memory, supply, dispatch, lending, questions, failed, seconds)
 
 
-def settle(outcomes: Outcomes, memory: DecisionMemory, settings: Settings) -> Settled:
+def settle(outcomes: Outcomes, memory: DecisionMemory) -> Settled:
     """Process the results of the last decision's actions."""
-    dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch, settings.dispatch or DispatchSettings())
+    dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch)
     memory.lending.ledger.unsave(outcomes.unsaved)
     return Settled(dispatch, settle_lending(outcomes.lending, memory.lending))

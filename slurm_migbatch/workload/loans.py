@@ -37,7 +37,9 @@ from slurm_migbatch.workload.refusal import Refusal
 
 GRES: Final = "mig"
 LOAN: Final = "loan"
-"""The GRES type of an elastic training job that waits; also the prefix of its decision's name."""
+"""The GRES type of an elastic training job that waits; also the prefix of its decision's name. If Slurm keeps former
+types of a pending job, slurm.conf gives every node one, which is never used and never changed.
+"""
 GUEST: Final = "guest"
 """The GRES type of a training job that shares the slice of another."""
 EXCLUDED_NODE_PREFIX: Final = "not-"

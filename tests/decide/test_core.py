@@ -124,4 +124,4 @@ def test_progress_of_a_requeued_training_job_is_queried_once() -> None:
     assert asked.progress == {70}
     decide(cluster(back, past=None, answers=Answers(asked, progress=())), memory, SETTINGS)
     assert not needed(cluster(back, past=None), memory, SETTINGS)
-    assert settle(Outcomes(), memory, SETTINGS).loans == ()
+    assert settle(Outcomes(), memory).loans == ()

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Demand
-from slurm_migbatch.decide.capacity.queue import GRES as GRES
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.mig.naming import reported_profile
 from slurm_migbatch.mig.profile import Profile
@@ -19,14 +18,10 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.constraint import satisfier
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload.excluded import OPEN, excluded
-from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, away
+from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, GRES, LOAN, away
 
 #: The type that only fills up the constant sum.
 FILLER = "none"
-
-#: The type in which training jobs wait for idle slices. If Slurm does not forget the earlier request of a pending job,
-#: slurm.conf gives every node one, which is never used and never changed.
-LOAN = "loan"
 
 #: A job that waits for its begin time is planned for this long before it, so that its supply is ready by then.
 BEGIN_LEAD_S = 5.0

@@ -14,9 +14,8 @@ from typing import Final
 from slurm_migbatch.decide.capacity.edits import Edit, edits
 from slurm_migbatch.decide.capacity.sharing import GUEST, is_guest
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import GRES
 
-#: Slurm's name of the gres.
-GRES: Final = "mig"
 _SIGNAL: Final = "signal="
 """Part of a job's comment that states which signal it takes as a warning."""
 

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.comments import hints_of
-from slurm_migbatch.decide.capacity.demand import GRES, slices
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once, ends_in_time, work_s
 from slurm_migbatch.decide.dispatch.instances import HOLD_S, LOAD_S, InstanceLoad, LoadHistory, carried, instances
@@ -33,6 +33,7 @@ from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.hints import SERVE
+from slurm_migbatch.workload.loans import GRES
 
 HISTORY: Final = 10
 """Sessions (longest deadlines) over which the GPU time of users is compared."""

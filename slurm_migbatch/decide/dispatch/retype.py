@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from slurm_migbatch.decide.capacity.demand import GRES, slices
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
@@ -35,7 +35,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import SLURM_LIMIT, JobRow
 from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.loans import LOAN, drops_old_gres_type
+from slurm_migbatch.workload.loans import GRES, LOAN, drops_old_gres_type
 
 PATIENCE: Final = 2.0
 """A job without a deadline should be done within so many times its duration on the granted slice."""

@@ -183,6 +183,11 @@ class _View:
     members: dict[int, set[int]] = field(default_factory=dict)
     waiting: dict[int, JobRow] = field(default_factory=dict)
 
+    def scarce(self, array: ElasticArray) -> bool:
+        """Return whether others wait for capacity where an array's tasks could run."""
+        own_jobs = self.members[array.array]
+        return any(jobs - own_jobs for pool, jobs in self.crowded.items() if not pool.isdisjoint(array.pool))
+
 
 def needed_arrays(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> frozenset[int]:
     """Return the elastic arrays whose task runs are needed from the record."""
@@ -220,16 +225,13 @@ def plan_dispatch(
     if settings.arrays:
         _count_served(view, placeable, memory)
     history = ArrayHistory(memory.bounds, memory.served, memory.loads)
-    limits = throttles(view.now, placeable, history, view.free_capacity, _crowd(view))
+    limits = throttles(view.now, placeable, history, view.free_capacity, view.scarce)
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # throttles decide how many tasks of these arrays run: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
-    waiting = (
-        pending
-        for pending in without_place(view.demands, view.jobs, view.placed)
-        if pending.row.array_job not in unsettled
-    )
+    placeless = without_place(view.demands, view.jobs, view.placed)
+    waiting = (pending for pending in placeless if pending.row.array_job not in unsettled)
     changes = undone(view.jobs.values(), memory.turns)
     changes += _retypes(view, waiting, promises, changes, memory)
     if not settings.dry_run:
@@ -259,10 +261,7 @@ def _retypes(
 
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
-    """Return the GPU equivalent of a slice, the maximum if GPU types differ; from its name if no GPU has it.
-
-    The larger of its shares of compute and of memory slices.
-    """
+    """Return the GPU equivalent of a slice, the maximum if GPU types differ; from its name if no GPU has it."""
     geometries = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
 
     def share(profile: Profile) -> float:
@@ -321,14 +320,6 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     return view
 
 
-def _crowd(view: _View) -> Callable[[ElasticArray], bool]:
-    def scarce(array: ElasticArray) -> bool:
-        own_jobs = view.members[array.array]
-        return any(jobs - own_jobs for pool, jobs in view.crowded.items() if not pool.isdisjoint(array.pool))
-
-    return scarce
-
-
 # -- promises ----------------------------------------------------------------------------------------------------------
 
 
@@ -349,24 +340,19 @@ class _Promises:
             if self._memory.absent.get(name, (0.0, 0.0))[0] <= self._now:
                 self.missing[name] = None
             return None
-        return _keep(self._memory, key, self._chosen_again(pending.row))
-
-    def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
-        """Return the alternatives to the compiled table's choice; the table answers as the service does."""
-        hints = hints_of(row.comment)
-        # the name of a pipeline does not change the answer
-        query = None if hints is None else replace(hints, pipeline=None)
-        choice = None if query is None else self._predictions.candidates(query, row.partition)
-        if hints is None or choice is None:
-            return None
-        return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)
+        promise, hints = None, hints_of(pending.row.comment)
+        if hints is not None:
+            # the compiled table chose, as the service does; the name of a pipeline does not change the answer
+            choice = self._predictions.candidates(replace(hints, pipeline=None), pending.row.partition)
+            promise = None if choice is None else promise_of(*choice, hints.items, hints.deadline_s)
+        _keep(self._memory, key, promise)
+        return promise
 
 
-def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) -> ServiceGuarantee | None:
+def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) -> None:
     while len(memory.promises) >= _REMEMBERED:
         memory.promises.popitem(last=False)
     memory.promises[key] = promise
-    return promise
 
 
 def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
@@ -453,9 +439,7 @@ def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchM
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def settle_dispatch(
-    outcomes: Iterable[DispatchOutcome], memory: DispatchMemory, settings: DispatchSettings
-) -> tuple[DispatchOutcome, ...]:
+def settle_dispatch(outcomes: Iterable[DispatchOutcome], memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
     """Process the results of applied changes; return those that Slurm confirmed or refused."""
     confirmed = []
     for outcome in outcomes:
@@ -470,15 +454,15 @@ def settle_dispatch(
             continue
         confirmed.append(outcome)
         if outcome.error:
-            _refused(change, outcome.at, memory, settings.hold_s)
+            _refused(change, outcome.at, memory)
     return tuple(confirmed)
 
 
-def _refused(change: Retype | Throttle, at: float, memory: DispatchMemory, hold_s: float) -> None:
+def _refused(change: Retype | Throttle, at: float, memory: DispatchMemory) -> None:
     if isinstance(change, Retype):
         memory.turns.bar(change)
     else:
-        memory.refused[change.array.array] = at + hold_s
+        memory.refused[change.array.array] = at + memory.turns.hold_s
 
 
 def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
@@ -494,7 +478,7 @@ def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
             row = view.waiting.get(change.array.array)
             changed = row is None or row.tasks == 1 or row.throttle == change.after
         if not changed:
-            _refused(change, view.now, memory, memory.turns.hold_s)
+            _refused(change, view.now, memory)
         outcomes.append(DispatchOutcome(change, view.now, "" if changed else error))
     return tuple(outcomes)
 

@@ -103,7 +103,7 @@ def _decided(
     snapshot = known.snapshot
     needed(replace(snapshot, answers=Answers()), memory, settings)  # like a round, which records its queries
     decision = decide(snapshot, memory, settings)
-    settle(known.outcomes.on(decision, settings, snapshot.now), decision.memory, settings)
+    settle(known.outcomes.on(decision, settings, snapshot.now), decision.memory)
     actions, offers, reasons = actions_of(decision), offers_of(decision), reasons_of(decision)
     differences = [
         Difference(name, "", then, now, _why(then, known.reasons), _why(now, reasons))

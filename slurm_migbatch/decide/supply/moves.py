@@ -26,10 +26,10 @@ from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
-from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.loans import drops_old_gres_type, is_marked
+from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
 SOON_S: Final = 5.0
 """The slice of a training job that is being moved, or of a loan that is requeued, counts as free after this time."""

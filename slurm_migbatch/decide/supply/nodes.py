@@ -12,9 +12,10 @@ from slurm_migbatch.decide.capacity.demand import profiles, unlocated
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Mode, Node
-from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
 from slurm_migbatch.slurm.client import ACTIVE, UNREAD, NodeRow
+from slurm_migbatch.workload.loans import GRES
 
 _UNTOLD = PlanStatus()
 _HOLDING = (ACTIVE | {UNREAD}) - {"COMPLETING"}

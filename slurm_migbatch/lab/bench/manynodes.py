@@ -14,12 +14,12 @@ from contextlib import closing
 from typing import Any, Final
 
 from slurm_migbatch.daemon.advertiser import gres_string
-from slurm_migbatch.decide.capacity.demand import LOAN
 from slurm_migbatch.lab.bench.rpcs import RpcCount, diag
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
+from slurm_migbatch.workload.loans import LOAN
 
 #: requests of jobs in turn: none of them is what an idle node offers most of
 PROFILES: Final = ("7g.80gb", "1g.10gb", "3g.40gb", "2g.20gb")
