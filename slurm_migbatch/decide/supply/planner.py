@@ -38,7 +38,6 @@ from slurm_migbatch.decide.capacity.model import (
     ClusterPlan,
     Demand,
     DemandShape,
-    Mode,
     Node,
     NodePlan,
     Placed,
@@ -47,8 +46,9 @@ from slurm_migbatch.decide.capacity.model import (
     Restartable,
 )
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
-from slurm_migbatch.decide.supply.gpu_state import GpuState, unchanged
+from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
+from slurm_migbatch.decide.supply.node_plans import node_plans
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -193,7 +193,7 @@ class _PlanRound:
         for number in loans:
             self._lend(number, self.demands[number])
         return ClusterPlan(
-            nodes=self._node_plans(preference, before, anew=anew),
+            nodes=node_plans(self.fleet, preference, before, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
@@ -452,70 +452,6 @@ class _PlanRound:
         assert settled is not None
         self.fleet.change(gpu_claims, settled, staying)
         return True
-
-    # -- the result --------------------------------------------------------------------------------------------
-
-    def _node_plans(
-        self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
-    ) -> dict[str, NodePlan]:
-        node_plans: dict[str, NodePlan] = {}
-        touched = self.fleet.touched()
-        for name, admission in self.fleet.admissions.items():
-            cached = admission.plan
-            if anew or name in touched:
-                plan = self._node_plan(admission.node, preference, anew=anew)
-            elif cached is not None and cached[0] == preference:
-                node_plans[name] = cached[1]
-                continue
-            else:
-                plan = self._node_plan(admission.node, preference, anew=False)
-                admission.plan = preference, plan
-            previous = before.get(name)
-            node_plans[name] = previous if previous == plan and previous is not None else plan
-        return node_plans
-
-    def _node_plan(self, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
-        layouts: dict[str, Layout] = {}
-        withdrawn: set[Profile] = set()
-        free: Counter[Profile] = Counter()
-        optional: list[tuple[Layout, str]] = []
-        anew = anew and not node.unmatched  # a job that is just starting may be on any slot
-        book, keeps_offers = self.fleet.book, node.mode is not Mode.WITHDRAWN
-        fixed = keeps_offers and not self.fleet.plannable(node.name)
-        for gpu_claims in self.fleet.on(node.name):
-            gpu = gpu_claims.gpu
-            if fixed or not keeps_offers:
-                final = unchanged(gpu.leased, gpu.free, keeps_offers)
-            else:
-                final = book.final(
-                    gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
-                )
-                optional.append((final.optional, gpu.uuid))
-            for profile, count in final.free.items():
-                free[profile] = free.get(profile, 0) + count
-            layouts[gpu.uuid] = final.layout
-            if final.withdrawn:
-                withdrawn |= final.withdrawn
-            if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
-                withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
-        self._keep_total(node, layouts, free, optional)
-        unmatched = node.unmatched
-        offers = {p: n - unmatched[p] for p, n in free.items() if n > unmatched[p]}
-        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, node.mode is not Mode.CLOSED)
-
-    @staticmethod
-    def _keep_total(
-        node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
-    ) -> None:
-        """Drop unclaimed slots that Slurm's constant sum leaves no room to offer."""
-        excess = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
-        for extra, uuid in optional:
-            for slot in extra.slots:
-                if excess <= 0:
-                    return
-                layouts[uuid] = layouts[uuid].remove(slot)
-                free[slot.profile] -= 1
-                excess -= 1
 
 
 def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:

@@ -6,17 +6,15 @@ import heapq
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.admission import Admission, Busy, When, in_order
+from slurm_migbatch.decide.supply.admission import Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import legal
 from slurm_migbatch.decide.supply.het_jobs import assign
-from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.decide.supply.openings import BEFORE, first_fit, first_of, latest_end, openings, when_free
 from slurm_migbatch.mig.layout import Layout, Slot
-from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 #: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
@@ -26,8 +24,6 @@ _MAX_NODES = 64
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
 _Ranked = tuple[When, int, str]
-#: Earlier than any time that is compared.
-_BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
 #: for each GPU of a node, the objects that determine when slices fit there; they are never changed in place
 _Stamp = list[tuple[object, ...]]
@@ -164,7 +160,7 @@ class Reserver:
                 if (when := when_of[profile]) is not None:
                     yield when, i, ""
         elif self._fleet.as_admitted(node):
-            if (soonest := _first_of(admission, profile)) is not None:
+            if (soonest := first_of(admission, profile)) is not None:
                 yield soonest[0], first + soonest[1], node
         else:
             for gpu_claims in self._fleet.on(node):
@@ -183,7 +179,7 @@ class Reserver:
                 if (soonest := admission.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
             elif not full or name in self._blocked:
-                ranked.append(((0, _BEFORE, 0), first, name))
+                ranked.append(((0, BEFORE, 0), first, name))
             else:
                 earliest = next_end if fleet.as_admitted(name) else min(next_end, self._now + self.least_limit_s)
                 ranked.append((self._rank_of((0, earliest, 0)), first, name))
@@ -193,7 +189,7 @@ class Reserver:
         """Return a lower bound of the rank of a GPU: when enough memory slices are free, wherever they lie."""
         shape = gpu_claims.shape
         if shape.future is not None or shape.add(profile) is not None:
-            return (0, _BEFORE, 0)
+            return (0, BEFORE, 0)
         if profile not in shape.geometry:
             return (0, math.inf, 0)
         missing = max(1, shape.geometry.info(profile).memory_slices - shape.idle)
@@ -219,8 +215,8 @@ class Reserver:
         return sizes_by_end
 
     def _rank_of(self, when: When) -> When:
-        """Return `when` in a form comparable with results of earlier rounds: all that is free now is `_BEFORE`."""
-        return when if when[1] > self._now else (when[0], _BEFORE, when[2])
+        """Return `when` in a form comparable with results of earlier rounds: all that is free now is `BEFORE`."""
+        return when if when[1] > self._now else (when[0], BEFORE, when[2])
 
     def _soonest(self, gpu_claims: GpuClaims, profile: Profile) -> tuple[When, Slot] | None:
         geometry = gpu_claims.gpu.geometry
@@ -231,17 +227,12 @@ class Reserver:
             options = [
                 (when, slot)
                 for slot in geometry.info(profile).slots
-                if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
+                if (when := when_free(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
             ]
         else:
-            openings = _openings(geometry, gpu_claims.shape.taken, profile)
-            options = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
+            found = openings(geometry, gpu_claims.shape.taken, profile)
+            options = [(latest_end(busy, inside, blocked, self._now), slot) for slot, inside, blocked in found]
         return min(options, default=None)
-
-    def _when(self, gpu_claims: GpuClaims, slot: Slot) -> When | None:
-        """Return when the slot should be free; None if a reservation or the rest of the GPU forbids it."""
-        busy = self._busy(gpu_claims)
-        return _when(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
 
     def _again(
         self, place: tuple[str, str, Slot], pool: frozenset[str], profile: Profile
@@ -254,7 +245,8 @@ class Reserver:
             return None
         for gpu_claims in self._fleet.on(name):
             if gpu_claims.gpu.uuid == uuid and slot in gpu_claims.gpu.geometry.slots:
-                when = self._when(gpu_claims, slot)
+                busy = self._busy(gpu_claims)
+                when = when_free(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
                 return None if when is None else (when, gpu_claims, slot)
         return None
 
@@ -391,7 +383,7 @@ class Reserver:
         places: list[tuple[GpuClaims, Slot]] = []
         for gpu_claims in all_claims:
             held = tuple([slot for slot, until in busy[gpu_claims.index] if _order(until) > ended])
-            slots, slices = _first_fit(gpu_claims.gpu.geometry, held, gpu_claims.reserved, slices)
+            slots, slices = first_fit(gpu_claims.gpu.geometry, held, gpu_claims.reserved, slices)
             places += [(gpu_claims, slot) for slot in slots]
             if not slices:
                 return places
@@ -442,68 +434,6 @@ class Reserver:
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 
-@lru_cache(maxsize=1 << 16)
-def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each legal slot of the profile, positions of the taken slots in its way, and their memory slices."""
-    openings = []
-    for slot in geometry.info(profile).slots if profile in geometry else ():
-        inside = tuple([i for i, taken_slot in enumerate(taken) if taken_slot.placement.mask & slot.placement.mask])
-        others = [taken_slot.profile for i, taken_slot in enumerate(taken) if i not in inside]
-        if geometry.admits((*others, slot.profile)):
-            openings.append((slot, inside, sum(taken.slots[i].placement.size for i in inside)))
-    return tuple(openings)
-
-
-def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of a node should have room in its initial state, and its number.
-
-    The time is `_BEFORE` if it has room now. As long as none of its ends has passed, the result does not depend on the
-    current time.
-    """
-    first: tuple[When, int] | None = None
-    for i, (shape, until, when_of) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
-        if profile not in when_of:
-            openings = _openings(shape.geometry, shape.used, profile)
-            when_of[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
-        when = when_of[profile]
-        if when is not None and (first is None or when < first[0]):
-            first = when, i
-    known.first[profile] = first
-    return first
-
-
-def _latest(until: Busy, inside: Sequence[int], blocked: int, now: float) -> When:
-    unlimited, latest = 0, now
-    for i in inside:
-        end = until[i][1]
-        if end is None:
-            unlimited = 1
-        elif end > latest:
-            latest = end
-    return unlimited, latest, blocked
-
-
-def _when(geometry: Geometry, reserved: Sequence[Slot], busy: Busy, slot: Slot, now: float) -> When | None:
-    mask = slot.placement.mask
-    for other_slot in reserved:
-        if other_slot.placement.mask & mask:
-            return None
-    unlimited, latest, blocked = 0, now, 0
-    others = [other_slot.profile for other_slot in reserved]
-    for other_slot, until in busy:
-        if other_slot.placement.mask & mask:
-            blocked += other_slot.placement.size
-            if until is None:
-                unlimited = 1
-            else:
-                latest = max(latest, until)
-        else:
-            others.append(other_slot.profile)
-    if not geometry.admits((*others, slot.profile)):
-        return None
-    return unlimited, latest, blocked
-
-
 def _soonest_apart(
     demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, _Places]]]
 ) -> tuple[When, list[list[str]]] | None:
@@ -529,21 +459,3 @@ def _same(before: tuple[object, ...], after: tuple[object, ...]) -> bool:
 
 def _order(until: float | None) -> float:
     return math.inf if until is None else until
-
-
-@lru_cache(maxsize=1 << 16)
-def _first_fit(
-    geometry: Geometry, held: tuple[Slot, ...], reserved: tuple[Slot, ...], slices: tuple[Profile, ...]
-) -> tuple[tuple[Slot, ...], tuple[Profile, ...]]:
-    """Return slots for those of the slices that fit on a GPU, taken in their order, and the other slices.
-
-    No slice fits while a slot is held that overlaps a reserved one.
-    """
-    used, blocked = Layout(held), Layout(reserved)
-    if used.mask & blocked.mask:
-        return (), slices
-    slots = plan_free(geometry, used.union(blocked), slices).slots
-    unplaced = list(slices)
-    for slot in slots:
-        unplaced.remove(slot.profile)
-    return slots, tuple(unplaced)

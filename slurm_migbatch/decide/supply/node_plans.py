@@ -1,0 +1,77 @@
+"""Turn the claims of a plan into the new plan of each node: its slots and its offers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from slurm_migbatch.decide.capacity.model import Mode, Node, NodePlan
+from slurm_migbatch.decide.supply.fleet import Fleet
+from slurm_migbatch.decide.supply.gpu_state import unchanged
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+
+
+def node_plans(
+    fleet: Fleet, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
+) -> dict[str, NodePlan]:
+    """Return the plan of every node; one that equals the one in `before` is the same object."""
+    plans: dict[str, NodePlan] = {}
+    touched = fleet.touched()
+    for name, admission in fleet.admissions.items():
+        cached = admission.plan
+        if anew or name in touched:
+            plan = _node_plan(fleet, admission.node, preference, anew=anew)
+        elif cached is not None and cached[0] == preference:
+            plans[name] = cached[1]
+            continue
+        else:
+            plan = _node_plan(fleet, admission.node, preference, anew=False)
+            admission.plan = preference, plan
+        previous = before.get(name)
+        plans[name] = previous if previous == plan and previous is not None else plan
+    return plans
+
+
+def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
+    layouts: dict[str, Layout] = {}
+    withdrawn: set[Profile] = set()
+    free: Counter[Profile] = Counter()
+    optional: list[tuple[Layout, str]] = []
+    anew = anew and not node.unmatched  # a job that is just starting may be on any slot
+    book, keeps_offers = fleet.book, node.mode is not Mode.WITHDRAWN
+    fixed = keeps_offers and not fleet.plannable(node.name)
+    for gpu_claims in fleet.on(node.name):
+        gpu = gpu_claims.gpu
+        if fixed or not keeps_offers:
+            final = unchanged(gpu.leased, gpu.free, keeps_offers)
+        else:
+            final = book.final(
+                gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
+            )
+            optional.append((final.optional, gpu.uuid))
+        for profile, count in final.free.items():
+            free[profile] = free.get(profile, 0) + count
+        layouts[gpu.uuid] = final.layout
+        if final.withdrawn:
+            withdrawn |= final.withdrawn
+        if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
+            withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
+    _keep_total(node, layouts, free, optional)
+    unmatched = node.unmatched
+    offers = {p: n - unmatched[p] for p, n in free.items() if n > unmatched[p]}
+    return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, node.mode is not Mode.CLOSED)
+
+
+def _keep_total(
+    node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
+) -> None:
+    """Drop unclaimed slots that Slurm's constant sum leaves no room to offer."""
+    excess = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
+    for extra, uuid in optional:
+        for slot in extra.slots:
+            if excess <= 0:
+                return
+            layouts[uuid] = layouts[uuid].remove(slot)
+            free[slot.profile] -= 1
+            excess -= 1
