@@ -2,11 +2,10 @@
 
 import pytest
 
-from slurm_migbatch.decide.capacity.bundles import bundles, holds
+from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
 from slurm_migbatch.mig.nvml import NvmlDriver
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from tests.support.layouts import layouts
 
@@ -38,12 +37,3 @@ def test_bundles_are_the_maximal_contents_of_all_legal_layouts(name):
         if not any((*counts[:i], counts[i] + 1, *counts[i + 1 :]) in contents for i in range(len(counts)))
     }
     assert set(bundles(gpu, profiles)) == maximal
-
-
-def test_bundles_beside_a_used_slot_fill_the_remaining_placements():
-    gpu = geometry("a100-40gb")
-    profiles = tuple(Profile.parse(p) for p in ("3g.20gb", "1g.5gb"))
-    used = next(layout for layout in layouts(gpu) if str(layout) == "3g.20gb@0:4")
-    assert set(bundles(gpu, profiles, used)) == {(1, 0), (0, 3)}
-    assert holds(gpu, (profiles[0],), used)
-    assert not holds(gpu, (profiles[0],) * 2, used)

@@ -81,7 +81,7 @@ def test_lending_skips_a_round_with_retypes_but_keeps_checkpoint_reports() -> No
     again = replace(busy, now=NOW + 1, answers=Answers(decisions={"abc12345": answer}), reports=reports, past=None)
     second = decide(again, memory, SETTINGS)
     assert second.dispatch is not None and [change.after for change in second.dispatch.retypes] == [P("1g.10gb")]
-    assert second.lending is None and memory.lending.elastic_jobs.checkpoints() == {(70, 0): NOW}
+    assert second.lending is None and memory.lending.elastic_jobs.reports == {(70, 0): Report(checkpoint=NOW)}
 
 
 def test_offer_for_empty_gpus_follows_the_preference_of_the_snapshot() -> None:

@@ -48,8 +48,8 @@ def entries(day: Path) -> list[dict[str, Any]]:
 DERIVED = {
     "SupplyMemory": {"planner", "queue", "nodes", "demands", "offers"},
     "RetypeHistory": {"hold_s"},
-    "LendingMemory": {"books", "job_views", "round"},
-    "ElasticJobs": {"_predict", "_restart_s", "_checkpoint_s", "_speeds"},
+    "LendingMemory": {"waiting", "growing", "job_views", "round"},
+    "ElasticJobs": {"_predictions", "_restart_s", "_checkpoint_s", "_speeds"},
     "Expectation": {"_days", "_day_s"},
     "LevelGaps": {"_part", "_day", "_around", "_days", "_ages", "_relevant"},
     "SliceSharing": {"_enabled"},

@@ -88,11 +88,8 @@ def sharing(
     slice_counts = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
     guest_of = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
     located = {*first_holders, *guest_of.values()}
-    held_back = Counter(
-        slot.profile
-        for uuid, slot in guest_of
-        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first_holders.items())
-    )
+    holder_of = {(uuid, slot): job for job, (uuid, slot, _) in first_holders.items()}
+    held_back = Counter(at[1].profile for at in guest_of if at in holder_of and holder_of[at] not in started)
     # Guests that have started without a lease yet: their Prologs may be looking up their places in the plan.
     starting = {
         guest: place
@@ -102,13 +99,13 @@ def sharing(
     places = dict(starting)
     unlocated: Counter[Profile] = Counter()
     taken = set(guest_of)
-    for uuid, slot in filter(None, map(_slot, starting.values())):
-        taken.add((uuid, slot))
-        holder = next((job for job, (u, s, _) in first_holders.items() if u == uuid and s == slot), None)
+    for at in filter(None, map(_slot, starting.values())):
+        taken.add(at)
+        holder = holder_of.get(at)
         if holder is None:
-            unlocated[slot.profile] += 1
+            unlocated[at[1].profile] += 1
         elif holder not in started:
-            held_back[slot.profile] += 1
+            held_back[at[1].profile] += 1
     waiting = 0
     for guest, host in sorted(pairs.items()):
         row, host_lease = jobs.get(guest), first_holders.get(host)

@@ -73,13 +73,9 @@ class LendingCapacity:
         self.geometries: dict[int, dict[Geometry, None]] = {}
         for gpu in self.gpus:
             self.geometries.setdefault(gpu.group, {})[gpu.geometry] = None
-        slices = sum(gpu.geometry.compute_slices for gpu in self.gpus if gpu.lendable or gpu.capacity.lent)
-        taken = sum(
-            gpu.geometry.info(slot.profile).compute_slices
-            for gpu in self.gpus
-            if gpu.lendable or gpu.capacity.lent
-            for slot in gpu.capacity.taken
-        )
+        training = [gpu for gpu in self.gpus if gpu.lendable or gpu.capacity.lent]
+        slices = sum(gpu.geometry.compute_slices for gpu in training)
+        taken = sum(gpu.geometry.info(slot.profile).compute_slices for gpu in training for slot in gpu.capacity.taken)
         self.share = max(1.0, (slices - taken) / max(1, len(elastic_jobs)))
         self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
         self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
@@ -118,12 +114,10 @@ class LendingCapacity:
         if key not in self._useful:
             available = self._profiles.get(elastic_job.nodes)
             if available is None:
-                geometries = {
-                    geometry for group in self.regions[elastic_job.nodes] for geometry in self.geometries[group]
-                }
-                available = self._profiles[elastic_job.nodes] = {
-                    info.profile for model in geometries for info in model.profiles
-                }
+                groups = self.regions[elastic_job.nodes]
+                geometries = {geometry for group in groups for geometry in self.geometries[group]}
+                available = {info.profile for geometry in geometries for info in geometry.profiles}
+                self._profiles[elastic_job.nodes] = available
             profiles = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in available]
             self._useful[key] = tuple(sorted(profiles, key=by_size))
         return self._useful[key]
@@ -306,17 +300,12 @@ class LendingCapacity:
                 continue
             if not self.hysteresis.may_change(self.now, elastic_job.since, elastic_job.restarts):
                 continue
-            useful = self.useful(elastic_job)
-            current_speed, fair = (
-                elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0),
-                self.fair(elastic_job, useful) if useful else 0.0,
-            )
+            useful, current = self.useful(elastic_job), elastic_job.place.slot.profile
+            current_speed = elastic_job.speeds.get(current, 0.0)
+            fair = self.fair(elastic_job, useful) if useful else 0.0
             for profile in useful:
                 speed = elastic_job.speeds[profile]
-                if (
-                    profile.compute <= elastic_job.place.slot.profile.compute
-                    or speed < self.hysteresis.gain * current_speed
-                ):
+                if profile.compute <= current.compute or speed < self.hysteresis.gain * current_speed:
                     continue
                 stay = min(self.hysteresis.loan_s, elastic_job.ends_s / speed)
                 worth = paid_worth(speed, fair, restart_s=elastic_job.restart_s, stay_s=stay)

@@ -8,21 +8,17 @@ profiles are combined with both (`decide.lending.training_speed`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
-from slurm_migbatch.decide.snapshot import Predictions, Report, Run
+from slurm_migbatch.decide.snapshot import NoPredictions, Predictions, Report, Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
-
-Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
-"""Speeds of a model on the slices that hold it, for the partitions of a job; empty if unknown."""
-
 
 _FUTURE_S: Final = 60.0
 _MOST_S: Final = 86_400.0
@@ -47,7 +43,7 @@ class ElasticJobs:
 
     def __init__(self, restart_s: float, checkpoint_s: float) -> None:
         """`restart_s`, `checkpoint_s`: defaults for a job without reports."""
-        self._predict: Predict = lambda hints, partition: {}
+        self._predictions: Predictions = NoPredictions()
         self._version: str | None = None
         self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
         self._reports: dict[Run, Report] = {}
@@ -65,11 +61,13 @@ class ElasticJobs:
         current = tuple(dict.fromkeys(geometries))
         if current != self._geometries:
             self._geometries = current
-            self._forget()
+            self._usual.clear()
+            self._predicted.clear()
+            self._speeds.clear()
 
     def use(self, predictions: Predictions) -> None:
         """Use this predictor from now on; results of another version are dropped."""
-        self._predict = predictions.training_speeds
+        self._predictions = predictions
         if predictions.version != self._version:
             self._version = predictions.version
             self._predicted.clear()
@@ -116,11 +114,6 @@ class ElasticJobs:
             for job, cached in self._speeds.items()
             if cached[0] is job_views[job].hints and cached[1] == job_views[job].row.partition
         }
-
-    def _forget(self) -> None:
-        self._usual.clear()
-        self._predicted.clear()
-        self._speeds.clear()
 
     def _add_reports(self, run: Run, profile: Profile, report: Report) -> None:
         if report.items and report.rate:
@@ -199,7 +192,7 @@ class ElasticJobs:
         key = hints, job_view.row.partition
         if hints.model is not None:
             if key not in self._predicted:
-                predicted = self._predict(hints, job_view.row.partition)
+                predicted = self._predictions.training_speeds(hints, job_view.row.partition)
                 allowed = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
                 self._predicted[key] = {p: speed for p, speed in predicted.items() if p in allowed and speed > 0}
             if self._predicted[key]:

@@ -30,14 +30,6 @@ class PoolBook:
         return self._demands.of(self._queue, inputs.nodes, inputs.facts.keys(), inputs.now)
 
 
-@dataclass
-class PoolBooks:
-    """The demands of pending jobs, and those of running ones that could grow."""
-
-    pending: PoolBook = field(default_factory=PoolBook)
-    growing: PoolBook = field(default_factory=PoolBook)
-
-
 @dataclass(frozen=True)
 class LendingInputs:
     """The parts of a snapshot that a lending round uses.
@@ -46,7 +38,7 @@ class LendingInputs:
         plan: supply's plan of this round.
         wanted: the demands that the plan was made for.
         training_only: partitions that run only elastic training.
-        books: caches of earlier snapshots.
+        waiting, growing: demands of pending jobs, and of running ones that could grow, cached from earlier snapshots.
     """
 
     now: float
@@ -56,7 +48,8 @@ class LendingInputs:
     plan: ClusterPlan
     wanted: Sequence[Demand]
     training_only: frozenset[str] = frozenset()
-    books: PoolBooks = field(default_factory=PoolBooks)
+    waiting: PoolBook = field(default_factory=PoolBook)
+    growing: PoolBook = field(default_factory=PoolBook)
 
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
@@ -238,7 +239,7 @@ class SharingQueue:
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         queue = self.queue
         while self.free and queue:
-            task = min(queue, key=_turn)
+            task = min(queue, key=attrgetter("turn"))
             queue.remove(task)
             self.run(task, 1, [])
             started.append((task, 1, []))
@@ -306,10 +307,6 @@ class SharingQueue:
             slowest = max(slowest, slowdowns[0])
         task.rate = 1 / slowest
         task.version += 1
-
-
-def _turn(task: QueuedTraining) -> int:
-    return task.turn
 
 
 def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:

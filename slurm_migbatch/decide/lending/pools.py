@@ -51,7 +51,7 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
             demand_rows.append(_for_any_slice(row, reason))
         elif row.active and row.array_job is not None:
             demand_rows.append(row)  # it counts towards the limit of its array
-    pool_demands = inputs.books.pending.of(demand_rows, inputs)
+    pool_demands = inputs.waiting.of(demand_rows, inputs)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
         for demand in pool_demands
@@ -81,7 +81,7 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
         if loan.state is State.RUNNING and job in job_views
     ]
     regions = {}
-    for demand in inputs.books.growing.of(rows, inputs):
+    for demand in inputs.growing.of(rows, inputs):
         row = job_views[demand.job].row
         others = demand.pool if drops_old_gres_type(row.gres) else demand.pool.difference(row.nodes)
         regions[demand.job] = others or (demand.pool if not row.restarts else others)

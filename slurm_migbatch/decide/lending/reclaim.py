@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import combinations
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.cpus import cheapest
-from slurm_migbatch.decide.lending.least_loss import lent_sets_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
     CpuShortage,
@@ -30,7 +30,8 @@ from slurm_migbatch.decide.lending.model import (
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.decide.snapshot import passed_s
-from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
@@ -284,6 +285,45 @@ def _candidate(elastic_job: ElasticJob, place: SlotReference, rules: LendingRule
         since, restart_s = now, _SPARED_S * (1 + elastic_job.restarts)
     protected = now - since < rules.protect_s * (1 + elastic_job.hits)
     return _Candidate(elastic_job.job, place, speed * lacks_s + restart_s * speed, protected)
+
+
+def lent_sets_for(profile: Profile, capacities: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
+    """Return the smallest sets of loans whose end makes room for a slice of this profile.
+
+    One set for each placement that is covered by loans and free space only; it includes further loans if a count limit
+    (compute slices, engines) requires more to end. No set contains another of the same GPU. GPUs that have room already
+    yield none.
+    """
+    return [
+        frozenset(SlotReference(capacity.node, capacity.gpu, slot) for slot in slots)
+        for capacity in capacities
+        if profile in capacity.geometry
+        for slots in _lent_sets(capacity.geometry, capacity.taken, tuple(loan.slot for loan in capacity.lent), profile)
+    ]
+
+
+@lru_cache(maxsize=1 << 14)
+def _lent_sets(
+    geometry: Geometry, taken: tuple[Slot, ...], lent: tuple[Slot, ...], profile: Profile
+) -> tuple[tuple[Slot, ...], ...]:
+    used = Layout(taken)
+    lent_sets: list[frozenset[Slot]] = []
+    for slot in sorted(geometry.info(profile).slots):
+        if not used.free_of(slot.placement):
+            continue
+        overlapping = [loan for loan in lent if loan.placement.overlaps(slot.placement)]
+        optional = sorted(loan for loan in lent if not loan.placement.overlaps(slot.placement))
+        for count in range(len(optional) + 1):
+            fitting = [
+                frozenset([*overlapping, *extra])
+                for extra in combinations(optional, count)
+                if geometry.fits(Layout(held for held in (*taken, *optional) if held not in extra), slot)
+            ]
+            lent_sets += fitting
+            if fitting and not count:
+                break
+    minimal = [lent_set for lent_set in dict.fromkeys(lent_sets) if not any(other < lent_set for other in lent_sets)]
+    return () if frozenset() in minimal else tuple(tuple(sorted(lent_set)) for lent_set in minimal)
 
 
 def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | None:

@@ -145,7 +145,11 @@ class SliceSharing:
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
     def _give_up(self, view: LendingView, rules: LendingRules, busy: set[int]) -> None:
-        hosts = {host.sharer.job for host in self._hosts(view, busy)} if self._pairs else set()
+        hosts = {
+            host.sharer.job
+            for host in (self._running(view, busy) if self._pairs else ())
+            if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside
+        }
         for guest, (pair, since) in list(self._pairs.items()):
             job_view = view.job_views.get(guest)
             if job_view is not None and job_view.row.active and (guest, job_view.row.restarts) not in self._located:
@@ -223,12 +227,6 @@ class SliceSharing:
                 yield host
             elif guest in view.job_views:
                 yield replace(host, guest=self._sharer(view, guest))
-
-    def _hosts(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Yield the jobs that run alone on a slice."""
-        for host in self._running(view, busy):
-            if (host.sharer.job, view.loans[host.sharer.job].restart) not in self._beside:
-                yield host
 
     def _running(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the first holder of each slice that is and remains on loan."""

@@ -19,7 +19,7 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import (
     LendingInputs,
-    PoolBooks,
+    PoolBook,
     job_views_of,
     places_of,
     without_false_runs,
@@ -104,7 +104,7 @@ class LendingMemory:
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
         #: caches of demands
-        self.books = PoolBooks()
+        self.waiting, self.growing = PoolBook(), PoolBook()
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.pair_slowdowns), enabled=settings.share)
         self.loaded = False
@@ -174,7 +174,8 @@ def plan_lending(
         supply.plan,
         supply.demands,
         settings.training_only,
-        memory.books,
+        memory.waiting,
+        memory.growing,
     )
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)

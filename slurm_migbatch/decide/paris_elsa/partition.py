@@ -16,16 +16,18 @@ long as that helps. So it is never worse than the best homogeneous one in the tr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.decide.capacity.bundles import bundles, holds
+from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
-from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, bounded_rate, central, stream
+from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
 
 TRIAL_JOBS: Final = 2000
@@ -84,8 +86,7 @@ def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list
     """Return one partitioning for each kind, with as many slices of it as each GPU can hold and nothing else."""
     cuts = []
     for k, kind in enumerate(kinds):
-        n = max(n for n in range(geometry.info(kind).max_instances + 1) if holds(geometry, [kind] * n))
-        counts = tuple(n if i == k else 0 for i in range(len(kinds)))
+        counts = tuple(capacity(geometry, EMPTY, kind) if i == k else 0 for i in range(len(kinds)))
         cuts.append(Cut(tuple(kinds), (counts,) * gpus, origin=f"only {kind}"))
     return cuts
 
@@ -203,7 +204,14 @@ def partition(
     prices = [float(kind.compute) for kind in kinds]
     generator = np.random.Generator(np.random.PCG64(seed))
     arrivals = stream(works, job_count, generator, allowed=MARGIN * ALLOWED, exact=True)
-    judge = _Judge(works, prices, arrivals)
+
+    def rate_of(stock: Counts, guess: float, must_beat: float) -> float:
+        """Return the latency-bounded rate, or 0 if it is clearly no better than `must_beat`."""
+        stock_costs = StockCosts(works, prices, stock)
+        if must_beat and central(stock_costs, arrivals, must_beat * GAIN) is None:
+            return 0.0
+        return bounded_rate(central, stock_costs, arrivals, guess)
+
     candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
         best = flow(works, gpu_ways, gpus, whole=True, late=late, node_limit=node_limit)
@@ -214,28 +222,22 @@ def partition(
     tried: dict[Counts, float] = {}
     best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "no partition serves this work within its limits")
     for cut in reversed(candidates):
-        rate = judge.rate(cut.stock, best_cut.rate or 0.8 * bound, must_beat=best_cut.rate)
+        rate = rate_of(cut.stock, best_cut.rate or 0.8 * bound, best_cut.rate)
         tried[cut.stock] = rate
         if rate > best_cut.rate:
             best_cut = Cut(cut.kinds, cut.gpus, rate, cut.origin)
     if not best_cut.rate:
         return best_cut
-    return _climb(best_cut, gpu_ways, judge, tried, neighbours)
+    return _climb(best_cut, gpu_ways, rate_of, tried, neighbours)
 
 
-class _Judge:
-    def __init__(self, works: Sequence[WorkClass], prices: Sequence[float], arrivals: Stream) -> None:
-        self.works, self.prices, self.arrivals = works, prices, arrivals
-
-    def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
-        """Return the latency-bounded rate, or 0 if it is clearly no better than `must_beat`."""
-        stock_costs = StockCosts(self.works, self.prices, stock)
-        if must_beat and central(stock_costs, self.arrivals, must_beat * GAIN) is None:
-            return 0.0
-        return bounded_rate(central, stock_costs, self.arrivals, guess)
-
-
-def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:
+def _climb(
+    cut: Cut,
+    possible: Sequence[Counts],
+    rate_of: Callable[[Counts, float, float], float],
+    tried: dict[Counts, float],
+    most: int,
+) -> Cut:
     """Change one GPU at a time as long as that helps, beginning with the change that helped last."""
     steps = _moves(possible)
     trials_left, position = most, 0
@@ -252,7 +254,7 @@ def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Coun
         if stock in tried:
             continue
         trials_left -= 1
-        tried[stock] = rate = judge.rate(stock, cut.rate * GAIN, must_beat=cut.rate)
+        tried[stock] = rate = rate_of(stock, cut.rate * GAIN, cut.rate)
         if rate > cut.rate:
             cut = Cut(cut.kinds, tuple(sorted(gpus, reverse=True)), rate, f"{cut.origin.split(',')[0]}, then improved")
             position -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Final, NewType
+from typing import Any, Final, NewType, TypeVar
 
 from slurm_migbatch.decide.actions import Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
@@ -30,6 +30,8 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
+
+T = TypeVar("T")
 
 FORMAT: Final = 2
 """Version of the entries; others are not read."""
@@ -68,23 +70,21 @@ class AskedPredictions:
         #: in the order of the queries
         self.asked: list[Asked] = []
 
+    def _noted(self, kind: str, hints: Hints | LoanHints, partition: str, answer: T) -> T:
+        self.asked.append(Asked(kind, hints, partition, answer))
+        return answer
+
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
         """See `Predictions`."""
-        answer = self._predictions.training_speeds(hints, partition)
-        self.asked.append(Asked("training_speeds", hints, partition, answer))
-        return answer
+        return self._noted("training_speeds", hints, partition, self._predictions.training_speeds(hints, partition))
 
     def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
         """See `Predictions`."""
-        answer = self._predictions.rates(hints, partition)
-        self.asked.append(Asked("rates", hints, partition, answer))
-        return answer
+        return self._noted("rates", hints, partition, self._predictions.rates(hints, partition))
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """See `Predictions`."""
-        answer = self._predictions.candidates(hints, partition)
-        self.asked.append(Asked("candidates", hints, partition, answer))
-        return answer
+        return self._noted("candidates", hints, partition, self._predictions.candidates(hints, partition))
 
 
 class RecordedPredictions:
@@ -94,12 +94,9 @@ class RecordedPredictions:
         self.version, self._answers = version, answers
         self.unknown = 0
 
-    def _answer(self, kind: str, hints: Hints | LoanHints, partition: str) -> Any:
-        key = kind, hints, partition
-        if key not in self._answers:
-            self.unknown += 1
-            return None
-        return self._answers[key]
+    def _answer(self, *key: Any) -> Any:
+        self.unknown += key not in self._answers
+        return self._answers.get(key)
 
     def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
         """See `Predictions`."""

@@ -75,13 +75,14 @@ class Reserver:
             return False
         first = demands[0]
         if len(demands) == 1 and first.kind.single:
-            single = self._single(first, copy, first.slices[0])
-            soonest = None if single is None else (single[0], [single[1]])
+            best = self._first(first.pool, first.slices[0])
+            soonest = None if best is None else (best[0], [[best[1:]]])
         else:
-            soonest = self._several(demands, copy)
+            soonest = self._several(demands)
         if soonest is None:
             return False
-        when, places = soonest
+        kept = self._again(demands, copy)
+        when, places = soonest if kept is None or self._better(soonest[0], kept[0]) else kept
         by_gpu: dict[int, list[Slot]] = {}
         for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
@@ -112,17 +113,6 @@ class Reserver:
         return limit
 
     # -- one slice ---------------------------------------------------------------------------------------------
-
-    def _single(self, demand: Demand, copy: int, profile: Profile) -> tuple[When, list[tuple[GpuClaims, Slot]]] | None:
-        best = self._first(demand.pool, profile)
-        if best is None:
-            return None
-        previous = self._previous.get((demand.job, copy))
-        if previous is not None and len(previous.places) == 1:
-            kept = self._again(previous.places[0], demand.pool, profile)
-            if kept is not None and not self._better(best[0], kept[0]):
-                return kept[0], [(kept[1], kept[2])]
-        return best[0], [(best[1], best[2])]
 
     def _first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
         """Return the GPU that could hold the profile soonest.
@@ -234,14 +224,54 @@ class Reserver:
             options = [(latest_end(busy, inside, blocked, self._now), slot) for slot, inside, blocked in found]
         return min(options, default=None)
 
-    def _again(
-        self, place: tuple[str, str, Slot], pool: frozenset[str], profile: Profile
-    ) -> tuple[When, GpuClaims, Slot] | None:
+    # -- places of the previous round --------------------------------------------------------------------------
+
+    def _again(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
+        """Return the previous round's places, if all of them are still available together."""
+        whens = []
+        kept: list[_Places] = []
+        by_gpu: dict[int, list[Slot]] = {}
+        taken: set[str] = set()
+        for demand in demands:
+            if not demand.parts:
+                kept.append([])
+                continue
+            previous = self._previous.get((demand.job, copy))
+            if previous is None:
+                return None
+            by_node: dict[str, list[Profile]] = {}
+            places = []
+            for place in previous.places:
+                same_place = self._place_again(place, demand.pool)
+                if same_place is None:
+                    return None
+                when, gpu_claims, slot = same_place
+                whens.append(when)
+                places.append((gpu_claims, slot))
+                by_node.setdefault(gpu_claims.node, []).append(slot.profile)
+                by_gpu.setdefault(gpu_claims.index, []).append(slot)
+            slices = list(demand.slices)
+            if len(by_node) != demand.nodes or any(
+                sorted(profiles_on_node, reverse=True) != slices for profiles_on_node in by_node.values()
+            ):
+                return None
+            if not taken.isdisjoint(by_node):
+                return None
+            taken.update(by_node)
+            kept.append(places)
+        for index, slots in by_gpu.items():
+            gpu_claims = self._fleet.gpu(index)
+            together = Layout(slots)
+            others = [s.profile for s, _ in self._busy(gpu_claims) if not s.placement.mask & together.mask]
+            reserved = [s.profile for s in gpu_claims.reserved]
+            if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
+                return None
+        return max(whens), kept
+
+    def _place_again(self, place: tuple[str, str, Slot], pool: frozenset[str]) -> tuple[When, GpuClaims, Slot] | None:
         """Return the previous round's place and when it should be free; None if it is no longer available."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
-            return None
-        if slot.profile != profile:
             return None
         for gpu_claims in self._fleet.on(name):
             if gpu_claims.gpu.uuid == uuid and slot in gpu_claims.gpu.geometry.slots:
@@ -257,7 +287,7 @@ class Reserver:
 
     # -- several slices or nodes -------------------------------------------------------------------------------
 
-    def _several(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
+    def _several(self, demands: Sequence[Demand]) -> tuple[When, list[_Places]] | None:
         """Return places for each demand on nodes of its own, so that the last is free as soon as possible."""
         most = sum(demand.nodes for demand in demands)
         options = [self._node_options(demand, most) for demand in demands]
@@ -265,9 +295,6 @@ class Reserver:
         if best is None:
             return None
         latest, chosen = best
-        kept = self._all_again(demands, copy)
-        if kept is not None and not self._better(latest, kept[0]):
-            return kept
         return latest, [
             [place for name in names for place in by_node[name][1]]
             for by_node, names in zip(options, chosen, strict=True)
@@ -293,48 +320,6 @@ class Reserver:
         touched_ranked = sorted([(-self._idle(name), name) for name in touched])
         untouched = (entry for entry in ranked if entry[1] not in touched)
         return [name for _, name in islice(heapq.merge(touched_ranked, untouched), most)]
-
-    def _all_again(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
-        """Return the previous round's places, if all of them are still available together."""
-        whens = []
-        kept: list[_Places] = []
-        by_gpu: dict[int, list[Slot]] = {}
-        taken: set[str] = set()
-        for demand in demands:
-            if not demand.parts:
-                kept.append([])
-                continue
-            previous = self._previous.get((demand.job, copy))
-            if previous is None:
-                return None
-            by_node: dict[str, list[Profile]] = {}
-            places = []
-            for place in previous.places:
-                same_place = self._again(place, demand.pool, place[2].profile)
-                if same_place is None:
-                    return None
-                when, gpu_claims, slot = same_place
-                whens.append(when)
-                places.append((gpu_claims, slot))
-                by_node.setdefault(gpu_claims.node, []).append(slot.profile)
-                by_gpu.setdefault(gpu_claims.index, []).append(slot)
-            slices = list(demand.slices)
-            if len(by_node) != demand.nodes or any(
-                sorted(profiles_on_node, reverse=True) != slices for profiles_on_node in by_node.values()
-            ):
-                return None
-            if not taken.isdisjoint(by_node):
-                return None
-            taken.update(by_node)
-            kept.append(places)
-        for index, slots in by_gpu.items():
-            gpu_claims = self._fleet.gpu(index)
-            together = Layout(slots)
-            others = [s.profile for s, _ in self._busy(gpu_claims) if not s.placement.mask & together.mask]
-            reserved = [s.profile for s in gpu_claims.reserved]
-            if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
-                return None
-        return max(whens), kept
 
     def _idle(self, name: str) -> int:
         return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])

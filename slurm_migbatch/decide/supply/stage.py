@@ -217,12 +217,11 @@ def _offers(
 
 
 def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
-    for job, names in list(memory.avoided.items()):
-        kept = {name: until for name, until in names.items() if until > now}
-        if kept:
-            memory.avoided[job] = kept
-        else:
-            del memory.avoided[job]
+    memory.avoided = {
+        job: kept
+        for job, names in memory.avoided.items()
+        if (kept := {name: until for name, until in names.items() if until > now})
+    }
     return {job: frozenset(names) for job, names in memory.avoided.items()}
 
 
@@ -245,8 +244,7 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
             memory.standing[job] = previous
         else:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-    for job in [job for job in memory.avoided if job not in rows or not rows[job].pending]:
-        del memory.avoided[job]
+    memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
