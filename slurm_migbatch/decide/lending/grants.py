@@ -88,8 +88,13 @@ def lend(
         untouched = [
             cluster.without_reserve(capacity) for capacity in capacities if (capacity.node, capacity.gpu) not in touched
         ]
+        # no GPU is divided for a job for which one is being vacated, or that shares a slice
         lacking_capacity = [
-            job for job in waiting if lacking.get(job.job) in _NO_CAPACITY and _needs_capacity(cluster, job)
+            job
+            for job in waiting
+            if lacking.get(job.job) in _NO_CAPACITY
+            and not job.shares
+            and not (job.target is not None and cluster.vacated(job.target))
         ]
         without_capacity = _without_capacity_soon(capacities, elastic_jobs, lacking_capacity, now, hysteresis)
         if without_capacity or not lacking_capacity:
@@ -167,12 +172,6 @@ def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], 
         if placement is not None:
             started.append(cluster.give(elastic_job, *placement, reserved=True))
     return started
-
-
-def _needs_capacity(cluster: LendingCapacity, elastic_job: ElasticJob) -> bool:
-    """Return whether a GPU may be divided for a job: no GPU is being vacated for it, and it does not share a slice."""
-    is_being_vacated = elastic_job.target is not None and cluster.vacated(elastic_job.target)
-    return not is_being_vacated and not elastic_job.shares
 
 
 def _without_capacity_soon(

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
 
@@ -86,6 +86,10 @@ class QueuedTraining:
     def remaining(self, now: float) -> float:
         """Return the seconds of work alone that remain."""
         return max(0.0, self.left - self.rate * (now - self.since))
+
+
+Started: TypeAlias = "tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]"
+"""A job that was started, the number of its empty GPUs, and its partners."""
 
 
 class TrainingStart(NamedTuple):
@@ -231,12 +235,9 @@ class SharingQueue:
             self._pace(other)
         return list(task.partners)
 
-    def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start jobs on empty GPUs in the order of turns, then those that the rule starts next to others.
-
-        Returns the number of empty GPUs and the partners of each.
-        """
-        started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
+    def start(self, rule: SharingRule) -> list[Started]:
+        """Start jobs on empty GPUs in the order of turns, then those that the rule starts next to others."""
+        started: list[Started] = []
         queue = self.queue
         while self.free and queue:
             task = min(queue, key=attrgetter("turn"))
@@ -250,7 +251,7 @@ class SharingQueue:
             self._untested.clear()
         return started
 
-    def _share(self, rank: Rank, started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]) -> None:
+    def _share(self, rank: Rank, started: list[Started]) -> None:
         """Start the jobs that a rule starts next to others, each on the one GPU that it needs; add them to `started`.
 
         Running jobs with which the whole queue was tested before are not tested again; the budget counts them anyway.
@@ -392,11 +393,16 @@ def plan(
     if len(rules) == 1 or not any(sharing.free + sharing.lone >= task.need for task in sharing.queue):
         return begin(sharing, rules[0])
     rule, least = choose(sharing, rules, depth)
+
+    def better(starts: list[TrainingStart], other: list[TrainingStart]) -> tuple[float, list[TrainingStart]]:
+        total = _total(sharing, rule, depth, least, other)
+        return (total, other) if total < least * (1 - 1e-9) else (least, starts)
+
     starts = begin(sharing.copy(depth), rule)
     tries = tries if sharing.budget.left > 0 else 0
     for start in [start for start in starts if start.partners][:tries]:
         if start in starts:
-            least, starts = _better(sharing, rule, depth, least, starts, _without(starts, start))
+            least, starts = better(starts, _without(starts, start))
     for _ in range(tries):
         copied = sharing.copy(depth)
         apply(copied, starts)
@@ -404,7 +410,7 @@ def plan(
         if extra is None:
             break
         starts_before = starts
-        least, starts = _better(sharing, rule, depth, least, starts, [*starts, extra])
+        least, starts = better(starts, [*starts, extra])
         if starts is starts_before:
             break
     apply(sharing, starts)
@@ -423,18 +429,6 @@ def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[Tr
         else:
             remaining.append(start)
     return remaining
-
-
-def _better(
-    sharing: SharingQueue,
-    rule: SharingRule,
-    depth: int,
-    least: float,
-    starts: list[TrainingStart],
-    other: list[TrainingStart],
-) -> tuple[float, list[TrainingStart]]:
-    total = _total(sharing, rule, depth, least, other)
-    return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 
 def begin(sharing: SharingQueue, rule: SharingRule) -> list[TrainingStart]:

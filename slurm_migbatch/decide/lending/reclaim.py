@@ -80,7 +80,11 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
         return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
     if loan.checkpoint is None and passed_s(loan.signalled, view.now) < rules.grace_s:
         return None
-    why = _after(loan.checkpoint is not None, rules)
+    why = (
+        "its checkpoint is written"
+        if loan.checkpoint is not None
+        else f"it reported no checkpoint within {rules.grace_s:g} s"
+    )
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
@@ -170,7 +174,8 @@ class _ReclaimPlanner:
             self.capacities.update(place.capacities)
             for job in place.ended:
                 del self.loans[job]
-                why = f"inference job {start.job} needs {_profiles_text(start.slices)}"
+                needed = " + ".join(str(profile) for profile in sorted(start.slices, reverse=True))
+                why = f"inference job {start.job} needs {needed}"
                 self.orders.append(self._order(job, start.job, why))
         return True
 
@@ -270,10 +275,6 @@ def _signal(view: LendingView, job: int) -> str:
     return (view.job_views[job].hints.signal or "").upper()
 
 
-def _after(written: bool, rules: LendingRules) -> str:
-    return "its checkpoint is written" if written else f"it reported no checkpoint within {rules.grace_s:g} s"
-
-
 def _candidate(elastic_job: ElasticJob, place: SlotReference, rules: LendingRules, now: float) -> _Candidate:
     speed = elastic_job.speeds.get(place.slot.profile, 0.0)
     lacks_s = rules.hysteresis.loan_s
@@ -342,7 +343,3 @@ def _beside(capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Se
     for capacity in capacities:
         slots = [slot for slot in kept.get((capacity.node, capacity.gpu), ()) if capacity.used.free_of(slot.placement)]
         yield replace(capacity, taken=(*capacity.taken, *slots)) if slots else capacity
-
-
-def _profiles_text(slices: Collection[Profile]) -> str:
-    return " + ".join(str(profile) for profile in sorted(slices, reverse=True))

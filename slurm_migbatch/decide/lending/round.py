@@ -18,7 +18,7 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
-from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, Lending, LentSlot, Release
+from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
@@ -44,7 +44,10 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     orders += ended
     busy = {order.job for order in orders}
     elastic_jobs = _elastic_jobs(view, rules, busy)
-    lacking = _kept_out(view, elastic_jobs)
+    lacking: dict[int, str] = {}
+    if view.blackout:  # only jobs that were stopped for another slice are considered
+        kept_out = [job.job for job in elastic_jobs if job.place is None and not job.stopped]
+        lacking = dict.fromkeys(kept_out, LACKING["blackout"])
     waiting = {elastic_job.job for elastic_job in elastic_jobs if elastic_job.place is None}
     elastic_jobs = [elastic_job for elastic_job in elastic_jobs if elastic_job.job not in lacking]
     lending = lend(
@@ -67,13 +70,6 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
         stops, targets = _stops(view, rules, lending, quota_left)
         orders += [order for order in stops if order.job not in busy]
     return Round(tuple(orders), lacking, targets)
-
-
-def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int, str]:
-    """Return why pending jobs are not considered: in a blackout only jobs stopped for another slice are."""
-    if not view.blackout:
-        return {}
-    return {job.job: LACKING["blackout"] for job in elastic_jobs if job.place is None and not job.stopped}
 
 
 def _releases(
@@ -113,7 +109,8 @@ def _stops(
     elastic_jobs = {elastic_job.job: elastic_job for elastic_job in view.elastic_jobs}
     for grow in lending.grows:
         if _take(quota_left, elastic_jobs, {grow.job: grow.profile}):
-            orders.append(_grow(view, rules, grow))
+            why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
+            orders.append(replace(stop(view, rules, grow.job, Cause.GROW, why), again=True))
             targets[grow.job] = grow.profile, grow.node, grow.gpu
     for division in lending.divisions:
         if _take(quota_left, elastic_jobs, division.profiles):
@@ -253,11 +250,6 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
             profile.compute > quota_left[elastic_job.account] + _counted(elastic_job) for profile in elastic_job.speeds
         )
     }
-
-
-def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
-    why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return replace(stop(view, rules, grow.job, Cause.GROW, why), again=True)
 
 
 def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
