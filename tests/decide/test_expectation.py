@@ -1,6 +1,6 @@
 """Expected demand of inference: all profiles together need less than the sum of each one alone."""
 
-from slurm_migbatch.decide.lending.expectation import MOST_PROFILES, Expectation
+from slurm_migbatch.decide.lending.forecast import MOST_PROFILES, Expectation
 from slurm_migbatch.mig.profile import Profile
 
 ONE, THREE = Profile.parse("1g.10gb"), Profile.parse("3g.40gb")

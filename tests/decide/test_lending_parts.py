@@ -18,7 +18,7 @@ from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending import elastic_jobs as module
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
-from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State

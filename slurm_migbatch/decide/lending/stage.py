@@ -15,7 +15,7 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
-from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import (
     LendingInputs,

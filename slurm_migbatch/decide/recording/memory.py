@@ -17,8 +17,7 @@ from slurm_migbatch.decide.dispatch.retype import RetypeHistory
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
-from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
+from slurm_migbatch.decide.lending.forecast import Expectation, LevelGaps, Part
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
