@@ -119,11 +119,7 @@ class Central:
 
     def wait(self, job: Waiting) -> None:
         """Add a job to the pending ones; within a class, in order of arrival."""
-        queue = self._queues.get(job.work)
-        if queue is None:
-            self._queues[job.work] = deque((job,))
-        else:
-            queue.append(job)
+        self._queues.setdefault(job.work, deque()).append(job)
 
     def release(self, now: float, kind: int) -> Waiting | None:
         """Return the job that starts on a slice that becomes idle; None if the slice stays idle."""

@@ -191,7 +191,7 @@ class _PlanRound:
             else:
                 self._serve_copies(number, demand)
         for number in loans:
-            self._lend(number, self.demands[number])
+            self._serve_copies(number, self.demands[number])
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, anew=anew),
             reservations=tuple(self.reserver.made),
@@ -229,26 +229,20 @@ class _PlanRound:
     # -- one demand --------------------------------------------------------------------------------------------
 
     def _serve_copies(self, number: int, demand: Demand) -> None:
-        """Find room for each copy, or reserve it."""
+        """Find room for each copy, or reserve it; nothing is reserved for a loan."""
         for copy in range(demand.copies):
             if self._serve(number, copy, demand):
                 self.copies[number] += 1
             else:
                 self.waiting[demand.job] = None
+                if demand.loan:
+                    return
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)
                 if not self.reserver.reserve([demand], copy):
                     if self.reserver.is_full(demand.pool):
                         self._done.add(demand.kind)
                     return
-            self.fleet.commit()
-
-    def _lend(self, number: int, demand: Demand) -> None:
-        for copy in range(demand.copies):
-            if not self._serve(number, copy, demand):
-                self.waiting[demand.job] = None
-                return
-            self.copies[number] += 1
             self.fleet.commit()
 
     def _serve(self, number: int, copy: int, demand: Demand) -> bool:
