@@ -230,16 +230,17 @@ class RecordedOutcomes:
         dispatch: list[DispatchOutcome] = []
         lending: list[OrderOutcome] = []
         changed: Sequence[Loan] = ()
+        not_applied = Done(None, now, NOT_RECORDED, applied=False)
         if decision.dispatch is not None and settings.dispatch is not None and not settings.dispatch.dry_run:
             by_key = {canonical(done.key): done for done in self.dispatch}
             changes: list[Retype | Throttle] = [*decision.dispatch.retypes, *decision.dispatch.throttles]
             for change in changes:
-                done = by_key.get(canonical(change_key(change)), Done(None, now, NOT_RECORDED, applied=False))
+                done = by_key.get(canonical(change_key(change)), not_applied)
                 dispatch.append(DispatchOutcome(change, done.at, done.error, done.applied, done.unsure))
         if decision.lending is not None and settings.lending is not None and not settings.lending.dry_run:
             by_key = {canonical(done.key): done for done in self.lending}
             for order in decision.lending.orders:
-                done = by_key.get(canonical(order_key(order)), Done(None, now, NOT_RECORDED, applied=False))
+                done = by_key.get(canonical(order_key(order)), not_applied)
                 lending.append(OrderOutcome(order, "", "", done.at, done.error, done.applied))
             changed = decision.lending.changed if self.unsaved else ()
         return Outcomes(dispatch, lending, changed)
