@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -85,12 +85,7 @@ class Mode(Enum):
 class Node:
     """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
-    Attributes:
-        unlocated: the slices of running jobs without a lease yet: their slots are unknown.
-        leased: slices of jobs that have a lease, as far as Slurm counts them under their profiles.
-        unmatched: slices that are in use on unknown free slots. The larger of two bounds: Slurm's counts beyond the
-            leases, and jobs without a lease. The first alone is too low if a node has reported neither the end of one
-            job nor the start of another.
+    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown.
     """
 
     name: str
@@ -100,15 +95,22 @@ class Node:
     total: int = 1 << 30
     mode: Mode = Mode.OPEN
 
-    leased: Counter[Profile] = field(init=False, repr=False, compare=False)
-    unmatched: Counter[Profile] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
+    @cached_property
+    def leased(self) -> Counter[Profile]:
+        """Slices of jobs that have a lease, as far as Slurm counts them under their profiles."""
         leases = [lease for gpu in self.gpus for lease in gpu.leases if lease.job is not None and not lease.guest]
-        leased = Counter([lease.slot.profile for lease in leases])
+        return Counter([lease.slot.profile for lease in leases])
+
+    @cached_property
+    def unmatched(self) -> Counter[Profile]:
+        """Slices that are in use on unknown free slots.
+
+        The larger of two bounds: Slurm's counts beyond the leases, and jobs without a lease. The first alone is too low
+        if a node has reported neither the end of one job nor the start of another.
+        """
+        leased = self.leased
         beyond_leases = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
-        unmatched = beyond_leases | Counter(self.unlocated) if self.unlocated else beyond_leases
-        self.__dict__.update(leased=leased, unmatched=unmatched)
+        return beyond_leases | Counter(self.unlocated) if self.unlocated else beyond_leases
 
 
 class DemandShape:
