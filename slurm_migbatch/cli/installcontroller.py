@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from slurm_migbatch import site
@@ -17,8 +17,7 @@ from slurm_migbatch.cli.scripts import lua
 from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
-from slurm_migbatch.daemon.catalog import geometry_of
-from slurm_migbatch.daemon.inventory import Inventory
+from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.health import this_one
 from slurm_migbatch.doctor.lua import BESIDE
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
@@ -165,7 +164,9 @@ def reported_site(config: Config) -> Site:
     return describe(gpus, version, config.cluster.catalog_nodes, lending)
 
 
-def cut_by_mig(inventory: Inventory, known: Collection[str]) -> dict[str, list[Geometry]]:
+def cut_by_mig(
+    inventory: Mapping[str, Iterable[Mapping[str, Any]]], known: Collection[str]
+) -> dict[str, list[Geometry]]:
     """Return the geometries of GPUs in MIG mode, by node, for nodes in Slurm."""
     found: dict[str, list[Geometry]] = {}
     for name, gpus in inventory.items():

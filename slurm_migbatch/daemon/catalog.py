@@ -1,4 +1,4 @@
-"""Build the site's catalog from the nodes' reports and Slurm's partitions."""
+"""Build the site's catalog from the nodes' GPUs and Slurm's partitions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from slurm_migbatch.config import Config, GpuConfig
-from slurm_migbatch.daemon.inventory import Inventory
-from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand
@@ -20,19 +18,21 @@ from slurm_migbatch.workload.gpufacts import FORM, facts_of, guess, model_of, sh
 log = logging.getLogger(__name__)
 
 
-def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
-    """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed)."""
+def build(geometries: Mapping[str, Iterable[Geometry]], nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
+    """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed).
+
+    Args:
+        geometries: of the GPUs in MIG mode, by node.
+        nodes: Slurm's rows.
+        config: of the site.
+    """
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
     members: dict[str, Counter[str]] = {}
     gpus: dict[str, list[str]] = {}
-    described: list[tuple[object, Geometry]] = []
     rows = {row.name: row for row in nodes}
     for row in sorted(rows.values(), key=lambda row: row.name):
-        for gpu in inventory.get(row.name, ()):
-            geometry = _parsed(gpu, described)
-            if geometry is None:
-                continue
+        for geometry in geometries.get(row.name, ()):
             name = names.get(geometry)
             if name is None:
                 name = names[geometry] = _free(short_name(geometry.name, geometry.full.profile.memory_gb), kinds)
@@ -71,26 +71,6 @@ def _node(row: NodeRow, gpus: Iterable[str], partitions: Collection[str], listed
         row.features,
         named=own in row.features and own in listed,
     )
-
-
-def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
-    """Return the geometry of a GPU's inventory entry; None if MIG is off or the node runs another release."""
-    if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
-        return None
-    try:
-        return Geometry.from_dict(gpu["geometry"])
-    except GeometryError as error:
-        log.warning("GPU %s is ignored: %s", gpu.get("uuid"), error)
-        return None
-
-
-def _parsed(gpu: Mapping[str, Any], described: list[tuple[object, Geometry]]) -> Geometry | None:
-    """Return `geometry_of(gpu)`, cached in `described`: it is slow, and a site has few different descriptions."""
-    text = gpu.get("geometry") if gpu.get("mig") else None
-    geometry = next((parsed for described_text, parsed in described if described_text == text), None)
-    if geometry is None and (geometry := geometry_of(gpu)) is not None:
-        described.append((text, geometry))
-    return geometry
 
 
 def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:

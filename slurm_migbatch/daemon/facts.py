@@ -17,10 +17,10 @@ from typing import Final
 
 from slurm_migbatch.config import Config, ModelConfig
 from slurm_migbatch.daemon import catalog as catalogs
-from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.decide.snapshot import WeighedProfile
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -41,6 +41,10 @@ from slurm_migbatch.workload.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
+CLOSEST_S: Final = 1.0
+"""Minimum seconds between two catalogs: the process that answers submissions begins anew with each, and one node may
+describe its GPUs differently again and again.
+"""
 _MISSED_S: Final = 600.0
 """Seconds for which a node missing from Slurm's list still counts as part of the site."""
 
@@ -179,13 +183,13 @@ class SitePredictions:
 
 
 class SiteFacts(SitePredictions):
-    """The current catalog. `inventory` and `snapshot` update it; `changed` is called with a new catalog."""
+    """The current catalog. `follow` updates it; `changed` is called with a new catalog."""
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         super().__init__(chooser, SiteCatalog())
         self._config, self._changed = config, changed
-        self._inventory: Inventory | None = None
-        self._partitions: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] | None = None
+        self._built_from: tuple[object, ...] = ()  # GPUs and partitions of the last catalog
+        self._built_at = -CLOSEST_S
         self._rows: dict[str, tuple[NodeRow, float]] = {}  # with the time when each was last in Slurm's list
         self._unwritten = False
         self._compiler = TableCompiler(chooser)
@@ -212,13 +216,8 @@ class SiteFacts(SitePredictions):
         self._compiler = TableCompiler(chooser)
         self._changes += 1
 
-    def inventory(self, inventory: Inventory) -> None:
-        """Process a change of the nodes' GPUs."""
-        self._inventory = inventory
-        self._build()
-
-    def snapshot(self, snapshot: SlurmView) -> None:
-        """Process a new view of Slurm; partitions and features of nodes may have changed."""
+    def follow(self, geometries: Mapping[str, Sequence[Geometry]], snapshot: SlurmView) -> None:
+        """Build the catalog again if GPUs (`LiveView.geometries`), partitions or features of nodes have changed."""
         now = time.monotonic()
         self._rows |= {row.name: (row, now) for row in snapshot.nodes}
         # a node missing from the list may be one that cannot be parsed now: requests for it are not refused
@@ -226,14 +225,10 @@ class SiteFacts(SitePredictions):
             name: (row, last_seen) for name, (row, last_seen) in self._rows.items() if now - last_seen < _MISSED_S
         }
         partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
-        before, self._partitions = self._partitions, partitions
-        if partitions != before:
-            self._build()
-
-    def _build(self) -> None:
-        if not self._inventory or self._partitions is None:
+        if not geometries or (geometries, partitions) == self._built_from or now - self._built_at < CLOSEST_S:
             return
-        catalog = catalogs.build(self._inventory, [row for row, _ in self._rows.values()], self._config)
+        self._built_from, self._built_at = (geometries, partitions), now
+        catalog = catalogs.build(geometries, [row for row, _ in self._rows.values()], self._config)
         if not catalog.partitions and self.catalog.partitions:
             log.warning("no partition has MIG GPUs any more; keeping the previous catalog")
             return

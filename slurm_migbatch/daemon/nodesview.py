@@ -5,6 +5,7 @@ Held in memory and updated from the stream of node events; after a restart of th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from slurm_migbatch.mig.profile import ProfileError
 
 if TYPE_CHECKING:
     from slurm_migbatch.store.queries import LeaseRow
+
+log = logging.getLogger(__name__)
 
 #: slots of one GPU that are remembered as held, or as zombies; more than any GPU can have
 MOST_SLOTS = 128
@@ -98,6 +101,7 @@ class LiveView:
         self._unhealthy: set[str] = set()
         self._facts: dict[str, NodeFacts] = {}
         self._emptied: dict[str, NodeFacts] = {}
+        self._geometries: Mapping[str, Sequence[Geometry]] | None = None
 
     def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseRow]) -> None:
         """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's."""
@@ -139,6 +143,13 @@ class LiveView:
                 self._emptied[node] = NodeFacts(tuple(GpuFacts(uuid, gpu.geometry) for uuid, gpu in gpus))
             return self._emptied[node]
 
+    def geometries(self) -> Mapping[str, Sequence[Geometry]]:
+        """Return the geometry of each GPU in MIG mode by node; the same object until a node describes its GPUs."""
+        with self._lock:
+            if self._geometries is None:
+                self._geometries = {node: [gpu.geometry for gpu in gpus.values()] for node, gpus in self._nodes.items()}
+            return self._geometries
+
     # -- events ------------------------------------------------------------------------------------------------
 
     def _event(self, node: str, event: Mapping[str, Any]) -> None:
@@ -169,16 +180,14 @@ class LiveView:
         before = self._nodes.get(node, {})
         now: dict[str, _Gpu] = {}
         for row in gpus:
-            if not row.get("mig"):
-                continue
-            try:
-                geometry = Geometry.from_dict(row["geometry"])
-            except (GeometryError, KeyError):
+            geometry = geometry_of(row)
+            if geometry is None:
                 continue
             uuid = str(row["uuid"])
             earlier = before.get(uuid)
             now[uuid] = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
         self._nodes[node] = now
+        self._geometries = None
         self._facts.pop(node, None)
         self._emptied.pop(node, None)
 
@@ -233,6 +242,17 @@ class LiveView:
             gpu.zombies.discard(slot)
             if kind == "destroy":
                 gpu.made.discard(slot)
+
+
+def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
+    """Return the geometry in a node's description of a GPU; None if MIG is off or the node runs another release."""
+    if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
+        return None
+    try:
+        return Geometry.from_dict(gpu["geometry"])
+    except GeometryError as error:
+        log.warning("GPU %s is ignored: %s", gpu.get("uuid"), error)
+        return None
 
 
 def _run(pair: object) -> tuple[int, int] | None:

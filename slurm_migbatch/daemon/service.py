@@ -28,7 +28,6 @@ from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
-from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.metrics import Labels, Metrics
@@ -87,7 +86,6 @@ class Service:
         self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
-        self.inventory = InventoryKeeper(self.writer)
         self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
         self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
@@ -133,7 +131,6 @@ class Service:
             "migbatch_audit_cancelled_total", "Jobs cancelled for holding more than allocated."
         )
         self._gauges()
-        self.inventory.listeners.append(self.submit.facts.inventory)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when everything listens.
@@ -149,7 +146,6 @@ class Service:
             loops = {
                 "addresses": self._listening.follow,
                 "poll": self.poller.run,
-                "inventory": self.inventory.run,
                 "submit": self.submit.run,
                 "query": self.query.run,
                 "files": self.submit.keep_files,
@@ -229,8 +225,6 @@ class Service:
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
         for event in events:
             self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
-        if any(event.get("kind") in KINDS for event in events):
-            self.inventory.refresh()
         if any(event.get("kind") == "stop" for event in events):
             self.recurring.nudge()
         # a job shorter than the pause between two queries was never seen in the queue
@@ -261,7 +255,7 @@ class Service:
 
     async def _seen(self, snapshot: SlurmView) -> bool:
         """Process a new view of Slurm; return whether to query it again immediately."""
-        self.submit.facts.snapshot(snapshot)
+        self.submit.facts.follow(self.rounds.view.geometries(), snapshot)
         if not self._activity.may_change_slurm():
             return False
         self._check(snapshot)

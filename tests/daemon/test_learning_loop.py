@@ -18,6 +18,7 @@ from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of, known_models, models_of
 from slurm_migbatch.daemon.refit import due, gather, news, run, seen_of, watch
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.check import Coverage
 from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
@@ -27,7 +28,7 @@ from slurm_migbatch.store.recurring import Learnable, learnable
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.buckets import Bucket
-from tests.support.daemon_fakes import FakeSlurm, Node, gpu, inventory
+from tests.support.daemon_fakes import GEOMETRY, FakeSlurm, Node, gpu, inventory
 from tests.support.daemon_running import Running
 from tests.support.learning_record import FACTS, SMS, truth_s
 from tests.support.waiting import eventually
@@ -60,7 +61,7 @@ def error(site):
 
 
 def catalog(site):
-    return build({"n1": [gpu(0)]}, [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu",))], site)
+    return build({"n1": [Geometry.from_dict(GEOMETRY)]}, [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu",))], site)
 
 
 def test_runs_correct_a_wrong_prior(site, record):

@@ -267,7 +267,9 @@ def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
     event = read_event(inventory(bad))
     assert (event.kind == messages.REFUSED) == bool(expected) and expected in event.fields.get("what", "")
     nodes = [NodeRow(name, frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",)) for name in ("n1", "n2")]
-    catalog = catalogs.build({"n1": [gpu(0)], "n2": event.fields.get("gpus", [bad])}, nodes, Config())
+    view = LiveView()
+    view.load({"n1": [gpu(0)], "n2": event.fields.get("gpus", [bad])}, ())
+    catalog = catalogs.build(view.geometries(), nodes, Config())
     chooser = chooser_of(Config())
     assert compile_table(catalog, chooser, models=["bert-large"])
     for comment in ("migbatch: model=bert-large batch=32 slo=200ms", "migbatch: model=llama-7b engine=vllm"):
@@ -293,7 +295,9 @@ def test_kinds_of_one_gpu_are_in_the_order_of_their_numbers() -> None:
     """A node that describes its GPUs differently does not change what `gpu:1` and `gpu:h100` mean to others."""
     odd = gpu(0, geometry={**GEOMETRY, "name": "A GPU", "profiles": GEOMETRY["profiles"][1:]})
     nodes = [NodeRow(name, frozenset({"IDLE"}), {}, {}, ("gpu",)) for name in ("n0", "n1", "n2")]
-    catalog = catalogs.build({"n0": [odd], "n1": [gpu(0)], "n2": [gpu(0)]}, nodes, Config())
+    view = LiveView()
+    view.load({"n0": [odd], "n1": [gpu(0)], "n2": [gpu(0)]}, ())
+    catalog = catalogs.build(view.geometries(), nodes, Config())
     assert [kind.name for kind in catalog.partitions["gpu"].kinds] == ["h100-80gb", "a-gpu-80gb"]
 
 

@@ -5,16 +5,15 @@ import dataclasses
 import json
 import os
 import signal
-from concurrent.futures import Future
 from pathlib import Path
 
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
-from slurm_migbatch.daemon import catalog
-from slurm_migbatch.daemon import inventory as keeping
-from slurm_migbatch.daemon.catalog import build, geometry_of
-from slurm_migbatch.daemon.facts import chooser_of
-from slurm_migbatch.daemon.inventory import InventoryKeeper
+from slurm_migbatch.daemon import facts
+from slurm_migbatch.daemon.catalog import build
+from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
@@ -187,7 +186,9 @@ def test_catalog_is_kept_when_no_gpu_has_mig_any_more(running, node, slurm, conf
     node.events(inventory(gpu(0)))
     serving(running)
     node.events(inventory(gpu(0, mig=False), seq=2))
-    eventually(lambda: running.service.inventory.latest["n1"][0]["mig"] is False)
+    eventually(lambda: running.service.rounds.view.geometries()["n1"] == [])
+    polled = running.service.poller.latest.at
+    eventually(lambda: running.service.poller.latest.at > polled + facts.CLOSEST_S)
     assert "gpu" in running.service.submit.facts.catalog
 
 
@@ -201,13 +202,17 @@ def test_migbatchd_runs_with_an_unreadable_catalog_file(config, slurm, store, si
 def test_catalog_names_gpu_kinds_and_uses_figures_set_by_the_site(config):
     other = json.loads(json.dumps(GEOMETRY))
     other["profiles"] = other["profiles"][1:]
+    view = LiveView()
     made = {"n1": [gpu(0)], "n2": [gpu(0, geometry=other)], "n3": [gpu(0, geometry={"version": 99})], "n4": []}
+    view.load(made, ())
     config = dataclasses.replace(
         config,
         cluster=dataclasses.replace(config.cluster, partitions=("gpu",)),
         gpus={"h100-80gb": GpuConfig(tflops=900.0, types=("big",))},
     )
-    found = build(made, [row("n1", "gpu", "other"), row("n2", "gpu"), row("n3", "gpu"), row("n5", "gpu")], config)
+    found = build(
+        view.geometries(), [row("n1", "gpu", "other"), row("n2", "gpu"), row("n3", "gpu"), row("n5", "gpu")], config
+    )
     assert set(found.partitions) == {"gpu"}
     assert set(found.kinds) == {"h100-80gb", "h100-80gb-v2"}
     kind = found.kinds["h100-80gb"]
@@ -215,54 +220,24 @@ def test_catalog_names_gpu_kinds_and_uses_figures_set_by_the_site(config):
     assert kind.types == ("big", "h100", "nvidia_h100_80gb_hbm3")
 
 
-def test_equal_gpus_are_examined_once(config, monkeypatch):
-    """Each takes a tenth of a millisecond, and a site has thousands."""
-    examined = []
-    monkeypatch.setattr(catalog, "geometry_of", lambda gpu: examined.append(gpu["uuid"]) or geometry_of(gpu))
-    nodes = [f"n{number}" for number in range(9)]
-    found = build(
-        {name: [gpu(0, uuid=name), gpu(1, uuid=name)] for name in nodes}, [row(n, "gpu") for n in nodes], config
-    )
-    assert examined == ["n0"]
-    assert len(found.nodes) == 9
+def test_catalog_is_built_at_a_limited_rate_while_a_node_keeps_reporting(config, monkeypatch):
+    """The process that answers submissions begins anew with each change."""
+    view, built = LiveView(), []
+    site = SiteFacts(config, chooser_of(config), built.append)
 
+    def report(seq, *gpus):
+        view.apply("n1", [inventory(*gpus, seq=seq)])
+        site.follow(view.geometries(), SlurmView(0.0, (), (row("n1", "gpu"),)))
 
-def test_inventory_is_read_at_a_limited_rate_while_a_node_keeps_reporting(monkeypatch):
-    """The GPUs of all nodes are read, and the process that answers submissions begins anew with each change."""
-
-    class Writer:
-        def __init__(self):
-            self.calls = 0
-
-        def call(self, _work, _label):
-            self.calls += 1
-            done = Future()
-            done.set_result({"n1": [{"minor": self.calls}]})
-            return done
-
-    async def turns():
-        for _ in range(100):
-            await asyncio.sleep(0)
-
-    async def main():
-        writer, notified = Writer(), []
-        keeper = InventoryKeeper(writer)
-        keeper.listeners.append(notified.append)
-        monkeypatch.setattr(keeping, "CLOSEST_S", 3600.0)
-        reading = asyncio.create_task(keeper.run())
-        await turns()
-        for _ in range(5):
-            keeper.refresh()
-            await turns()
-        assert writer.calls == len(notified) == 1
-        reading.cancel()
-        monkeypatch.setattr(keeping, "CLOSEST_S", 0.0)
-        reading = asyncio.create_task(keeper.run())
-        await turns()
-        assert writer.calls == len(notified) == 2, "rows that arrived meanwhile are read once"
-        reading.cancel()
-
-    asyncio.run(main())
+    report(1, gpu(0))
+    monkeypatch.setattr(facts, "CLOSEST_S", 3600.0)
+    for seq in (2, 3, 4):
+        report(seq, *(gpu(number) for number in range(seq)))
+    assert len(built) == 1
+    monkeypatch.setattr(facts, "CLOSEST_S", 0.0)
+    report(5, gpu(0), gpu(1))
+    report(6, gpu(0), gpu(1))
+    assert len(built) == 2, "nothing has changed since"
 
 
 def test_models_configured_by_the_site_are_known(config):

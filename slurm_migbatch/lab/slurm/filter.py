@@ -23,12 +23,9 @@ FIRST_UID: Final = 10_000
 
 def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
     """Return the catalog that migbatchd would build of the simulated nodes."""
-    inventory = {
-        name: [{"uuid": uuid, "mig": True, "geometry": geometry.to_dict()} for uuid, geometry in gpus.items()]
-        for name, gpus in simulation.nodes.gpus.items()
-    }
+    geometries = {name: list(gpus.values()) for name, gpus in simulation.nodes.gpus.items()}
     rows = [simulation.slurm.node_row(machine) for machine in simulation.slurm.machines.values()]
-    return catalogs.build(inventory, rows, config)
+    return catalogs.build(geometries, rows, config)
 
 
 class SubmitFilter:
