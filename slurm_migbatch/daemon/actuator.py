@@ -6,9 +6,9 @@ idempotent, and no call is assumed to have succeeded: the next snapshot shows th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
@@ -16,7 +16,7 @@ from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.supply.moves import MOVE
-from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, SlurmClient, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
 KILLED_S = 3.0
@@ -25,62 +25,47 @@ another node. Its submission time is that of its requeue.
 """
 
 
-class JobClient(Protocol):
-    """Slurm operations used by lending (`slurm.client.SlurmClient`)."""
-
-    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """Change many jobs by `scontrol update`."""
-
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
-        """Send a signal ("USR1") to all processes of these jobs, including their batch scripts."""
-
-    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """Requeue running batch jobs."""
-
-    def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
-        """Return the nodes that jobs exclude, for jobs that exclude any, as Slurm writes them."""
-
-
 def apply_orders(
-    orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
+    orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: SlurmClient, clock: Callable[[], float]
 ) -> list[OrderOutcome]:
     """Apply the orders; return their results."""
     outcomes: list[OrderOutcome] = []
-    names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
+    rows = {order.job: job_views[order.job].row for order in orders}
+    names = {order.job: name_of(rows[order.job], first_only=order.kind is Kind.RELEASE) for order in orders}
 
-    def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
+    def apply(some: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
+        if not some:
+            return
         at = clock()
-        errors = _tried(call, [names[order.job] for order, _, _ in some])
-        outcomes.extend(
-            OrderOutcome(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
-        )
+        errors = _tried(call, [names[order.job] for order in some])
+        for order in some:
+            before, after = change_of(order, rows[order.job], at)
+            outcomes.append(OrderOutcome(order, before, after, at, errors.get(names[order.job], "")))
 
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
-        signalled = [
-            (o, job_views[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal
-        ]
-        listed = [names[order.job] for order, _, _ in signalled]
-        ask(signalled, lambda listed=listed, signal=signal: client.signal_all(listed, signal))  # type: ignore[misc]
-    requeued = [(order, job_views[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
-    if requeued:
-        ask(requeued, lambda: client.requeue_all([names[order.job] for order, _, _ in requeued]))
-    updates: dict[str, Mapping[str, str]] = {}
-    changing: list[tuple[LoanOrder, str, str]] = []
-    for order in orders:
-        if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
-            row = job_views[order.job].row
-            fields = _fields(order, row, clock())
-            updates[names[order.job]] = fields
-            changing.append((order, row.gres, fields["Gres"]))
-    if changing:
-        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
-        excluding = [names[order.job] for order, before, _ in changing if order.away and not away(before)]
-        ask(changing, lambda: _update(client, emptying, updates, excluding))
+        signalled = [order for order in orders if order.kind is Kind.SIGNAL and order.signal == signal]
+        apply(signalled, partial(client.signal_all, name=signal))
+    apply([order for order in orders if order.kind is Kind.REQUEUE], client.requeue_all)
+    changing = [order for order in orders if order.kind not in (Kind.SIGNAL, Kind.REQUEUE)]
+    now = clock()
+    updates = {names[order.job]: _fields(order, rows[order.job], now) for order in changing}
+    emptying = {names[order.job]: fields for order in changing if (fields := emptied(rows[order.job].gres))}
+    excluding = [names[order.job] for order in changing if order.away and not away(rows[order.job].gres)]
+    apply(changing, lambda _: _update(client, emptying, updates, excluding))
     return outcomes
 
 
+def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:
+    """Return what an order changes: the job's state or GRES before, and the signal, state or GRES after."""
+    if order.kind is Kind.SIGNAL:
+        return row.state, order.signal
+    if order.kind is Kind.REQUEUE:
+        return row.state, "PENDING"
+    return row.gres, _fields(order, row, now)["Gres"]
+
+
 def apply_moves(
-    orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: JobClient, clock: Callable[[], float]
+    orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: SlurmClient, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
     """Signal training jobs to write a checkpoint, or requeue them; return the rows for the record."""
     signals = dict.fromkeys(order.signal for order in orders if order.signal)
@@ -91,12 +76,7 @@ def apply_moves(
         if not names:
             continue
         at = clock()
-        call = (
-            partial(client.signal_all, names.values(), signal)
-            if signal
-            else partial(client.requeue_all, names.values())
-        )
-        errors = _tried(call, names.values())
+        errors = _tried(partial(client.signal_all, name=signal) if signal else client.requeue_all, [*names.values()])
         records.extend(
             {
                 "ts": at,
@@ -115,7 +95,7 @@ def apply_moves(
 
 
 def _update(
-    client: JobClient,
+    client: SlurmClient,
     emptying: Mapping[str, Mapping[str, str]],
     updates: Mapping[str, Mapping[str, str]],
     excluding: Sequence[str],
@@ -162,10 +142,10 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     return fields
 
 
-def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
-    """Call, and return Slurm's error for each of these jobs."""
+def _tried(call: Callable[[list[str]], None], names: list[str]) -> Mapping[str, str]:
+    """Call with the names of jobs, and return Slurm's error for each of these."""
     try:
-        call()
+        call(names)
     except SlurmRefused as refusal:
         return refusal.refused
     except SlurmError as error:

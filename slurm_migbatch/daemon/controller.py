@@ -279,7 +279,7 @@ class Controller:
         orders: Sequence[LoanOrder] = decided.orders
         if self.settings.lending is not None and self.settings.lending.dry_run:
             self._record.post([loan.row() for loan in decided.changed], ())
-            self._record_actions(self.dry_run.orders(orders, decided.job_views, self._clock.time))
+            self._record_actions(self.dry_run.orders(orders, decided.job_views, self._clock.time()))
             return [], ()
         rows = [loan.row() for loan in decided.changed]
         outcomes: list[OrderOutcome] = []

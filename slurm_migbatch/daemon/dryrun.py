@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slurm_migbatch.daemon.actuator import apply_orders
+from slurm_migbatch.daemon.actuator import change_of
 from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
@@ -35,18 +35,15 @@ class DryRun:
             if row["dry_run"] and row["kind"] in kinds:  # the rows of dispatch are in the same table
                 self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
 
-    def orders(
-        self, orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], clock: Callable[[], float]
-    ) -> list[dict[str, Any]]:
+    def orders(self, orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], now: float) -> list[dict[str, Any]]:
         """Return rows of orders on training jobs that were not logged yet."""
-        now, rows = clock(), []
-        for result in apply_orders(orders, job_views, _NoClient(), clock):
-            key, order = (result.order.job, result.order.kind), result.order
-            before = self._orders.get(key)
-            if before is None or before[0] != result.after or now - before[1] >= _AGAIN_S:
-                self._orders[key] = result.after, now
-                outcome = OrderOutcome(order, result.before, result.after, result.at)
-                rows.append(loans.action_row(outcome, dry_run=True))
+        rows = []
+        for order in orders:
+            key, (before, after) = (order.job, order.kind), change_of(order, job_views[order.job].row, now)
+            logged = self._orders.get(key)
+            if logged is None or logged[0] != after or now - logged[1] >= _AGAIN_S:
+                self._orders[key] = after, now
+                rows.append(loans.action_row(OrderOutcome(order, before, after, now), dry_run=True))
                 log.info("dry run: would %s", order.kind.value, extra={"job": order.job, "why": order.why})
         for key in [key for key in self._orders if key[0] not in job_views]:
             del self._orders[key]
@@ -66,20 +63,3 @@ class DryRun:
                 log.info("dry run: would %s", row["kind"], extra={"job": row["job_id"], "why": change.why})
         self._changes = current
         return rows
-
-
-class _NoClient:
-    """A client that changes nothing, so that a dry run follows the same path as a real one."""
-
-    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """Do nothing."""
-
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
-        """Do nothing."""
-
-    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """Do nothing."""
-
-    def excluded_nodes(self, _job_ids: Iterable[int | str]) -> Mapping[str, str]:
-        """Return nothing."""
-        return {}
