@@ -133,21 +133,9 @@ class Controller:
         self.recorder: FlightRecorder | None = None
 
     @uncollected()
-    def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
-        """Run one round.
-
-        Args:
-            jobs, rows: Slurm's queue and nodes if the caller has just listed them; else Slurm is asked.
-        """
-        start, calls = self._clock.monotonic(), 0
-        try:
-            if rows is None:
-                rows, calls = self._slurm.nodes(), calls + 1
-            if jobs is None:  # after the nodes, so that every job in their counts is listed
-                jobs, calls = self._slurm.jobs(), calls + 1
-        except SlurmError as error:
-            text = f"cannot query Slurm, nothing was changed: {error}"
-            return RoundReport(error=text, slurm_calls=calls + 1)
+    def round(self, jobs: Sequence[JobRow], rows: Sequence[NodeRow]) -> RoundReport:
+        """Run one round on Slurm's queue and nodes, which the caller has just listed."""
+        start = self._clock.monotonic()
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
         self._jobs = jobs
@@ -173,12 +161,29 @@ class Controller:
             **stages,
             "advertise": self._clock.monotonic() - decided,
         }
-        report = self._report(decision, applied, calls, seconds)
-        return replace(
-            report,
+        supply, advertised = decision.supply, applied.advertised
+        report = RoundReport(
+            changes=tuple(advertised.changes),
+            notes=tuple(applied.notes),
+            error=applied.error,
+            unacknowledged=tuple(advertised.unacknowledged),
             dispatch=(*(decision.dispatch.settled if decision.dispatch else ()), *settled.dispatch),
             orders=tuple(lent),
-            again=changed or bool(report.unacknowledged or report.error or decision.questions),
+            ended=decision.lending.ended if decision.lending is not None else (),
+            failed=decision.failed,
+            slurm_calls=applied.calls + advertised.calls,
+            seconds=seconds,
+            again=changed or bool(advertised.unacknowledged or applied.error or decision.questions),
+        )
+        if supply is None:
+            return report
+        return replace(
+            report,
+            reservations=supply.plan.reservations,
+            notes=(*supply.notes, *report.notes),
+            pending=sum([demand.copies for demand in supply.demands if demand.parts]),
+            waiting=len(supply.plan.waiting),
+            offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
         )
 
     # -- observe ---------------------------------------------------------------------------------------------------
@@ -215,8 +220,7 @@ class Controller:
         except SlurmError as failure:
             applied.error = f"cannot verify the new offers; retrying in the next round: {failure}"
             return applied
-        applied.calls += advertised.calls
-        applied.done = advertised
+        applied.advertised = advertised
         applied.notes += [f"Slurm rejected an update; retrying in the next round: {text}" for text in advertised.errors]
         applied.notes += [
             f"{name}: the constant sum of mig counts is too small for some free slots; increase mig:none in "
@@ -338,32 +342,6 @@ class Controller:
 
     # -- reports --------------------------------------------------------------------------------------------------
 
-    def _report(
-        self,
-        decision: Decision,
-        applied: _Applied,
-        calls: int,
-        seconds: Mapping[str, float],
-    ) -> RoundReport:
-        supply = decision.supply
-        ended = decision.lending.ended if decision.lending is not None else ()
-        if supply is None:
-            return RoundReport(ended=ended, failed=decision.failed, slurm_calls=calls, seconds=seconds)
-        return RoundReport(
-            changes=tuple(applied.done.changes),
-            reservations=supply.plan.reservations,
-            notes=(*supply.notes, *applied.notes),
-            error=applied.error,
-            pending=sum([demand.copies for demand in supply.demands if demand.parts]),
-            waiting=len(supply.plan.waiting),
-            offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
-            unacknowledged=tuple(applied.done.unacknowledged),
-            ended=ended,
-            failed=decision.failed,
-            slurm_calls=calls + applied.calls,
-            seconds=seconds,
-        )
-
     def expect_start(self, job: int) -> None:
         """Record that a job was requeued and given a start time outside of a round, see `BeginTimes`."""
         self._begin_times.note([job], self._clock.time())
@@ -402,7 +380,7 @@ _RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan i
 class _Applied:
     """Outcome of applying supply's decision."""
 
-    done: Advertised = field(default_factory=Advertised)
+    advertised: Advertised = field(default_factory=Advertised)
     notes: list[str] = field(default_factory=list)
     error: str = ""
     calls: int = 0

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Controller
+from slurm_migbatch.daemon.controller import Controller, RoundReport
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.lab.bench.largesite import NoRecord
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
 class KeptSupply(NoRecord):
@@ -39,6 +40,11 @@ class SupplyController(Controller):
         self.advertiser = Advertiser(slurm, nodes)
         observer = Observer(nodes, nodes, self.advertiser.total, silence_s=silence_s)
         super().__init__(Settings(settings), slurm, observer, self.advertiser, KeptSupply(keep), clock)
+
+    def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
+        """Run a round on these lists, or on new ones: nodes first, so that the jobs in their counts are listed."""
+        rows = self._slurm.nodes() if rows is None else rows
+        return super().round(self._slurm.jobs() if jobs is None else jobs, rows)
 
     def prefer(self, order: Sequence[Profile]) -> None:
         """Set the profiles preferred by the history of requests."""

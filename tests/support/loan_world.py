@@ -167,7 +167,8 @@ class LoanWorld(World):
     def round(self) -> RoundReport:
         sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
         before = Counter(self.slurm.calls)
-        report = self.control.round()
+        rows = self.slurm.nodes()
+        report = self.control.round(self.slurm.jobs(), rows)
         calls = self.slurm.calls - before
         assert calls["update_jobs"] <= 2, "however many jobs; two where Slurm does not forget former types"
         assert calls["signal_all"] <= 2, "one for each signal"
