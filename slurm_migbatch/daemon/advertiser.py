@@ -89,8 +89,8 @@ class Advertiser:
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: the counts that a node was reduced to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
-        #: nodes that needed no change when last examined
-        self._settled: dict[str, _Settled] = {}
+        #: of nodes that needed no change when last examined: the input, and whether it exceeded the constant sum
+        self._settled: dict[str, tuple[tuple[object, ...], bool]] = {}
         self._sharing: Mapping[str, Sharing] = {}
 
     def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
@@ -183,14 +183,11 @@ class Advertiser:
         for plan in plans:
             row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
             acknowledged = present is None or _off(row) or self._plans.acked(plan.node) >= present.version
+            examined = (plan, node, row, present, self._shared(plan.node))  # mostly the same objects as before
             settled = before.get(plan.node)
-            if (
-                settled is not None
-                and acknowledged
-                and settled.still(plan, node, row, present, self._shared(plan.node))
-            ):
+            if settled is not None and acknowledged and settled[0] == examined:
                 self._settled[plan.node] = settled
-                if settled.cut:
+                if settled[1]:
                     done.cut.append(plan.node)
                 continue
             wanted = self._wanted(plan, node, done)
@@ -204,8 +201,7 @@ class Advertiser:
                     self._shrunk.pop(plan.node, None)
                 backed = wanted if present is None or not plan.fixed else _backed(wanted, present, node.total)
                 if backed == _nonzero(row.gres):
-                    cut = plan.node in done.cut
-                    self._settled[plan.node] = _Settled(plan, node, row, present, self._shared(plan.node), cut)
+                    self._settled[plan.node] = examined, plan.node in done.cut
                 else:
                     correct[plan.node] = backed
             else:
@@ -300,30 +296,6 @@ class _Move(NamedTuple):
 
     plan: NodePlan
     wanted: dict[str, int]
-
-
-@dataclass(frozen=True)
-class _Settled:
-    """State of a node whose counts in Slurm are correct; `cut`: whether they exceed the constant sum."""
-
-    plan: NodePlan
-    node: Node
-    row: NodeRow
-    published: PublishedPlan | None
-    sharing: Sharing
-    cut: bool
-
-    def still(
-        self, plan: NodePlan, node: Node, row: NodeRow, published: PublishedPlan | None, sharing: Sharing
-    ) -> bool:
-        """Return whether nothing has changed since."""
-        return (
-            self.plan is plan
-            and self.node is node
-            and self.row is row
-            and self.published is published
-            and (self.sharing is sharing or self.sharing == sharing)
-        )
 
 
 def _off(row: NodeRow) -> bool:
