@@ -9,23 +9,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from slurm_migbatch.daemon.metrics import Labels
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.slurm.client import JobRow
 
 
-def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[Labels, float]:
+def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[tuple[str, str], int]:
     """Count slices by profile and state: held by one job, shared by two, idle, zombie."""
-    counts: Counter[Labels] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for gpu in (gpu for node in nodes.values() for gpu in node.gpus):
         shared = {slot for slot, _ in gpu.guests}
         counts.update((slot.profile.name, "shared" if slot in shared else "held") for slot, _ in gpu.leases)
         counts.update((slot.profile.name, "idle") for slot in gpu.warm)
         counts.update((slot.profile.name, "zombie") for slot in gpu.zombies)
-    return {labels: float(count) for labels, count in counts.items()}
+    return counts
 
 
-def waits(jobs: Iterable[JobRow], now: float) -> Mapping[Labels, float]:
+def waits(jobs: Iterable[JobRow], now: float) -> Mapping[str, float]:
     """Return the longest and the median wait in seconds of pending jobs that request slices; 0 if none waits.
 
     The wait begins when a job becomes eligible; a job that waits for a dependency, its begin time or its user is not
@@ -33,4 +32,4 @@ def waits(jobs: Iterable[JobRow], now: float) -> Mapping[Labels, float]:
     """
     since = [job.eligible for job in jobs if job.pending and "mig:" in job.gres and job.eligible is not None]
     seconds = [now - began for began in since if began <= now] or [0.0]
-    return {("longest",): max(seconds), ("median",): median(seconds)}
+    return {"longest": max(seconds), "median": median(seconds)}

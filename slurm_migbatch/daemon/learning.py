@@ -21,7 +21,7 @@ from typing import Any, Final
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
@@ -63,7 +63,7 @@ class Learning:
         )
         self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.", "outcome")
         gauge = metrics.gauge
-        gauge("migbatch_model_version", "Version of the learned model in use; 0: physics.", self._version)
+        gauge("migbatch_model_version", "Version of the learned model in use; 0: physics.", lambda: self._current or 0)
         kept = "Share of runs since the last refit that met the predicted limit."
         gauge("migbatch_model_kept_share", kept, lambda: self._kept("share"), "figure")
         reported = "Runs since the last refit that reported the figure."
@@ -168,13 +168,10 @@ class Learning:
                     child.kill()
                 await asyncio.shield(child.wait())
 
-    def _version(self) -> Mapping[Labels, float]:
-        return {(): float(self._current or 0)}
+    def _kept(self, part: str) -> Mapping[str, float]:
+        return {name: coverage[part] for name, coverage in self._watch.get("kept", {}).items()}
 
-    def _kept(self, part: str) -> Mapping[Labels, float]:
-        return {(name,): float(coverage[part]) for name, coverage in self._watch.get("kept", {}).items()}
-
-    def _drift(self) -> Mapping[Labels, float]:
+    def _drift(self) -> Mapping[tuple[str, str], float]:
         ratios = [
             (float(drift["ratio"]), (figure, name))
             for name, figures in self._watch.get("models", {}).items()

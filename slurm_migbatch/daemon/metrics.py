@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-Labels = tuple[str, ...]
-"""The values of one series' labels, in the order of the gauge's label names."""
+Values = float | Mapping[str, float] | Mapping[tuple[str, str], float]
+"""The value of a gauge without labels, or that of each series by the value of its label, or by those of both labels."""
 
 # A process-wide switch; the library has no other. Otherwise each counter and histogram gets a second series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -21,7 +21,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class CallbackGauge(Collector):
     """A gauge that calls `read` at each scrape for the value of each series."""
 
-    def __init__(self, name: str, doc: str, labels: Sequence[str], read: Callable[[], Mapping[Labels, float]]) -> None:
+    def __init__(self, name: str, doc: str, labels: Sequence[str], read: Callable[[], Values]) -> None:
         self._name, self._doc, self._labels, self._read = name, doc, labels, read
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
@@ -31,8 +31,10 @@ class CallbackGauge(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the family with the current values."""
         (family,) = self.describe()
-        for labels, value in sorted(self._read().items()):
-            family.add_metric(labels, value)
+        values = self._read()
+        series = sorted(values.items()) if isinstance(values, Mapping) else [((), values)]
+        for labels, value in series:
+            family.add_metric((labels,) if isinstance(labels, str) else labels, value)
         yield family
 
 
@@ -50,7 +52,7 @@ class Metrics(CollectorRegistry):
         """Register a histogram of seconds."""
         return Histogram(name, doc, registry=self, buckets=_BUCKETS_S)
 
-    def gauge(self, name: str, doc: str, read: Callable[[], Mapping[Labels, float]], *labels: str) -> None:
+    def gauge(self, name: str, doc: str, read: Callable[[], Values], *labels: str) -> None:
         """Register a gauge with these label names that calls `read` at each scrape for the value of each series."""
         self.register(CallbackGauge(name, doc, labels, read))
 
@@ -65,12 +67,12 @@ class Age:
 
     def renewed(self, born: float) -> None:
         """Record that a new object was created at time `born`; the maximum so far remains."""
-        self._longest = self.values().get(("longest",), 0.0)
+        self._longest = self.values().get("longest", 0.0)
         self._born = born
 
-    def values(self) -> Mapping[Labels, float]:
+    def values(self) -> Mapping[str, float]:
         """Return both ages in seconds; none before the first call of `renewed`."""
         if self._born is None:
             return {}
         now = self._clock() - self._born
-        return {("now",): now, ("longest",): max(now, self._longest)}
+        return {"now": now, "longest": max(now, self._longest)}

@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 
 from slurm_migbatch.config import Config, text_of
-from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.metrics import Metrics
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
@@ -26,9 +26,11 @@ class QuerySupervisor:
         self._config = config
         self._answers: Mapping[str, int] = {}
         metrics.gauge(
-            "migbatch_query_answers", "User queries answered since the last start, by status.", self._by_status,
+            "migbatch_query_answers",
+            "User queries answered since the last start, by status.",
+            lambda: self._answers,
             "status",
-        )  # fmt: skip
+        )
 
     async def run(self) -> None:
         """Serve until cancelled; do nothing forever if the service is disabled.
@@ -71,6 +73,3 @@ class QuerySupervisor:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-
-    def _by_status(self) -> Mapping[Labels, float]:
-        return {(status,): float(count) for status, count in self._answers.items()}

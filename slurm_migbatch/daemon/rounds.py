@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter, RateLimitedLog
-from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
+from slurm_migbatch.daemon.metrics import Age, Metrics
 from slurm_migbatch.daemon.observer import CompleteView, Observer
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.poll import SlurmView
@@ -260,27 +260,25 @@ class _RoundMetrics:
         for loan in report.ended:
             self._ended.labels(cause=loan.cause.value).inc()
 
-    def _offered(self) -> Mapping[Labels, float]:
+    def _offered(self) -> Mapping[str, int]:
         report = self._rounds.report
-        return {(name,): float(n) for name, n in (report.offers if report else {}).items()}
+        return report.offers if report else {}
 
-    def _numbers(self) -> Mapping[Labels, float]:
+    def _numbers(self) -> Mapping[str, int]:
         report = self._rounds.report
         if report is None:
             return {}
-        figures = {
+        return {
             "pending_jobs": report.pending,
             "waiting_jobs": report.waiting,
             "reservations": len(report.reservations),
             "unacknowledged_nodes": len(report.unacknowledged),
             "slurm_calls": report.slurm_calls,
         }
-        return {(name,): float(value) for name, value in figures.items()}
 
-    def _states(self) -> Mapping[Labels, float]:
-        states: Iterable[tuple[str, int]] = self._rounds.controller.memory.lending.ledger.states().items()
-        return {(state,): float(n) for state, n in states}
+    def _states(self) -> Mapping[str, int]:
+        return self._rounds.controller.memory.lending.ledger.states()
 
-    def _waiting(self) -> Mapping[Labels, float]:
+    def _waiting(self) -> int:
         job_views = list(self._rounds.controller.memory.lending.job_views.values())
-        return {(): float(sum(1 for job_view in job_views if job_view.row.pending))}
+        return sum(1 for job_view in job_views if job_view.row.pending)

@@ -30,7 +30,7 @@ from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.listening import Listening
-from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
@@ -310,19 +310,14 @@ class Service:
     def _gauges(self) -> None:
         started = time.time()
         gauge = self.metrics.gauge
-        gauge("migbatch_start_time_seconds", "Start time of this service.", lambda: {(): started})
-        gauge("migbatch_store_queue", "Records waiting for the database.", lambda: {(): len(self.writer)})
-        gauge(
-            "migbatch_store_dropped",
-            "Dropped records, by kind.",
-            lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
-            "kind",
-        )
+        gauge("migbatch_start_time_seconds", "Start time of this service.", lambda: started)
+        gauge("migbatch_store_queue", "Records waiting for the database.", lambda: len(self.writer))
+        gauge("migbatch_store_dropped", "Dropped records, by kind.", lambda: dict(self.writer.dropped), "kind")
         gauge("migbatch_store_wal_bytes", "Size of the write-ahead log of a record in SQLite.", self._wal_bytes)
         gauge(
             "migbatch_healthy",
             "Whether a component works (1) or not (0).",
-            lambda: {(k,): float(v == "ok") for k, v in self.health()["checks"].items()},
+            lambda: {name: state == "ok" for name, state in self.health()["checks"].items()},
             "part",
         )
         gauge(
@@ -334,7 +329,7 @@ class Service:
         gauge(
             "migbatch_orphan_runs",
             "Runs that hold slices on a node after Slurm has ended them.",
-            lambda: {(n,): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
+            lambda: Counter(orphan.node for orphan in self._orphans.present),
             "node",
         )
         gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
@@ -352,17 +347,17 @@ class Service:
             "what",
         )
 
-    def _silence(self) -> Mapping[Labels, float]:
+    def _silence(self) -> Mapping[str, float]:
         rows = self.poller.latest.nodes if self.poller.latest else ()
-        silences = {(row.name,): self.node_plans.silence(row.name) for row in rows if not row.silenced}
-        return {labels: seconds for labels, seconds in silences.items() if math.isfinite(seconds)}
+        silences = {row.name: self.node_plans.silence(row.name) for row in rows if not row.silenced}
+        return {node: seconds for node, seconds in silences.items() if math.isfinite(seconds)}
 
-    def _wal_bytes(self) -> Mapping[Labels, float]:
+    def _wal_bytes(self) -> float | Mapping[str, float]:
         file = sqlite_file(self.config.store.url)
-        return {} if file is None else {(): float(log_bytes(file))}
+        return {} if file is None else log_bytes(file)
 
-    def _job_states(self) -> Mapping[Labels, float]:
+    def _job_states(self) -> Mapping[str, int]:
         states: Counter[str] = Counter()
         for job in self._queue():
             states[job.state] += job.tasks
-        return {(state,): float(count) for state, count in states.items()}
+        return states

@@ -16,7 +16,7 @@ from typing import Any
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.learning import ONE_THREAD
-from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.workload.catalog import SiteCatalog
 
@@ -56,7 +56,10 @@ class SubmitSupervisor:
         if self.facts.catalog.partitions:
             self._known.set()
         metrics.gauge(
-            "migbatch_submit_answers", "Submit requests answered since the last start.", self._answers, "verdict"
+            "migbatch_submit_answers",
+            "Submit requests answered since the last start.",
+            lambda: self._statistics.get("answers", {}),
+            "verdict",
         )
         metrics.gauge(
             "migbatch_submit_seconds",
@@ -199,8 +202,5 @@ class SubmitSupervisor:
         if rows:
             self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
 
-    def _answers(self) -> Mapping[Labels, float]:
-        return {(verdict,): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
-
-    def _times(self) -> Mapping[Labels, float]:
-        return {(name,): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}
+    def _times(self) -> Mapping[str, float]:
+        return {name: self._statistics[name] for name in ("p50", "p99") if name in self._statistics}

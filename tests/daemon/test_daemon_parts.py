@@ -140,9 +140,9 @@ def test_supply_age_is_given_as_current_and_longest_value():
     now = 103.0  # from a poll at 99: the round of the next poll ends after 4 s
     age.renewed(102.5)
     now = 104.0
-    assert age.values() == {("now",): 1.5, ("longest",): 4.0}
+    assert age.values() == {"now": 1.5, "longest": 4.0}
     now = 110.0  # no further round
-    assert age.values() == {("now",): 7.5, ("longest",): 7.5}
+    assert age.values() == {"now": 7.5, "longest": 7.5}
 
 
 def test_migbatchd_starts_without_importing_scipy():

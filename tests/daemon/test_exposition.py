@@ -152,5 +152,5 @@ def test_longest_and_median_wait_count_eligible_jobs_with_slices():
         JobRow(5, state="RUNNING", gres="gres:mig:1g.10gb:1", eligible=1.0),
         JobRow(6, gres="gres:mig:1g.10gb:1", eligible=900.0),
     ]
-    assert waits(rows, 500.0) == {("longest",): 400.0, ("median",): 250.0}
-    assert waits([], 500.0) == {("longest",): 0.0, ("median",): 0.0}
+    assert waits(rows, 500.0) == {"longest": 400.0, "median": 250.0}
+    assert waits([], 500.0) == {"longest": 0.0, "median": 0.0}
