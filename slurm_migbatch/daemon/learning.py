@@ -8,17 +8,13 @@ version created or rolled back by `migbatch model` takes effect immediately too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-import os
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from slurm_migbatch.config import Config, text_of
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.children import ONE_THREAD, Child
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Metrics
@@ -35,8 +31,6 @@ _MOST_SHOWN: Final = 50
 """Number of models whose drift is a metric: those with the largest."""
 _ENOUGH: Final = 5
 """Minimum runs of a model to show its drift."""
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of processes that predict: several threads for small matrices take longer on busy processors."""
 
 
 class RefitFailed(RuntimeError):
@@ -145,28 +139,16 @@ class Learning:
         Raises:
             RefitFailed: it took too long, or ended without a result.
         """
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "slurm_migbatch.daemon.refit",
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=1 << 26,
-            cwd="/",  # from which Python imports first
-            env={**os.environ, **ONE_THREAD},
-        )
+        child = await Child.start("the refit process", "slurm_migbatch.daemon.refit", ONE_THREAD)
         try:
-            start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
-            return await with_timeout(_answer(child, start), self._config.learning.limit_s)
+            child.configure(self._config)
+            return await with_timeout(_answer(child), self._config.learning.limit_s)
         except asyncio.TimeoutError:
             raise RefitFailed(
                 f"refit took longer than [learning] limit_s = {self._config.learning.limit_s:g}"
             ) from None
         finally:
-            if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-                await asyncio.shield(child.wait())
+            await asyncio.shield(child.end())
 
     def _kept(self, part: str) -> Mapping[str, float]:
         return {name: coverage[part] for name, coverage in self._watch.get("kept", {}).items()}
@@ -182,15 +164,7 @@ class Learning:
         return {labels: ratio for ratio, labels in ratios[:_MOST_SHOWN]}
 
 
-async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
-    assert child.stdin is not None and child.stdout is not None
-    with contextlib.suppress(ConnectionError):  # it has ended already, and its exit status says more
-        child.stdin.write(json.dumps(start).encode() + b"\n")
-        await child.stdin.drain()
-    line = await child.stdout.readline()
-    # the child exits at the end of stdin, so that stays open until it has answered
-    code = await child.wait() if not line else 0
-    if not line:
-        raise RefitFailed(f"the refit process exited with {code}; see its output above")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+async def _answer(child: Child) -> dict[str, Any]:
+    async for message in child.messages():
+        return message
+    raise RefitFailed(f"the refit process exited with {await child.process.wait()}; see its output above")

@@ -147,7 +147,6 @@ class Service:
                 "addresses": self._listening.follow,
                 "poll": self.poller.run,
                 "submit": self.submit.run,
-                "query": self.query.run,
                 "files": self.submit.keep_files,
                 "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
@@ -155,6 +154,8 @@ class Service:
                 "stock": self.stock.run,
                 "learning": self.learning.run,
             }
+            if self.config.query.enabled:
+                loops["query"] = self.query.run
             if self.config.recurring.enabled:
                 loops["recurring"] = self.recurring.run
             if math.isfinite(self.config.store.keep_s):

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.config import Config, text_of
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.children import ONE_THREAD, Child
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
-from slurm_migbatch.daemon.learning import ONE_THREAD
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 log = logging.getLogger(__name__)
+_PROGRAM = "slurm_migbatch.daemon.submit_worker"
 _WRITE_EVERY_S = 0.5
 _RECORD_EVERY_S = 0.2
-_STOP_S = 5.0
 #: recurring jobs per line: reading it must not delay an answer
 _JOBS_AT_ONCE = 50
-_LINE_BYTES = 1 << 22
 
 
 class SubmitSupervisor:
@@ -41,9 +35,9 @@ class SubmitSupervisor:
         """Set up. `decided` is called with the GRES of each granted submission."""
         self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
-        self._child: Process | None = None
+        self._child: Child | None = None
         #: children of previous services, which answer until this service's child does
-        self._before: list[Process] = []
+        self._before: list[Child] = []
         self._leaving = False
         self._rows: list[Mapping[str, Any]] = []
         self._statistics: Mapping[str, Any] = {}
@@ -96,34 +90,26 @@ class SubmitSupervisor:
 
     async def _serve(self) -> None:
         Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slurm_migbatch.daemon.submit_worker"),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LINE_BYTES,
-            cwd="/",  # from which Python imports first
-            env={**os.environ, **ONE_THREAD},
-            start_new_session=True,  # with Linux autogroup scheduling per session, rounds do not delay answers
-        )
+        # in a session of its own, because with Linux autogroup scheduling rounds then do not delay answers
+        self._child = child = await Child.start("the submit service", _PROGRAM, ONE_THREAD, own_session=True)
         try:
-            start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
-            self._send({**start, "catalog": self.facts.catalog.to_dict()})
+            child.configure(self._config, catalog=self.facts.catalog.to_dict())
             self.ran(self._past())
             await self._listen(child)
-            raise RuntimeError(f"the submit service exited with {await child.wait()}")
+            raise RuntimeError(f"the submit service exited with {await child.process.wait()}")
         finally:
             self._child = None
             self.serving.clear()
-            if self._leaving and child.returncode is None:
+            if self._leaving and child.process.returncode is None:
                 self._before.append(child)
             else:
-                await asyncio.shield(self._end(child))
+                await asyncio.shield(child.end(self._listen))
             self._hand_over()
 
-    async def _relieve(self, children: list[Process]) -> None:
+    async def _relieve(self, children: list[Child]) -> None:
         """End children of previous services, and read their remaining output."""
         while children:
-            await self._end(children.pop())
+            await children.pop().end(self._listen)
 
     async def keep_record(self) -> None:
         """Pass decisions to the record, several at a time, forever."""
@@ -158,44 +144,29 @@ class SubmitSupervisor:
         except Exception:  # the table is unchanged; submissions are answered by the other process
             log.exception("cannot update the compiled table with the new model")
 
-    async def _listen(self, child: Process) -> None:
-        assert child.stdout is not None
-        while line := await child.stdout.readline():
-            message = json.loads(line)
+    async def _listen(self, child: Child) -> None:
+        async for message in child.messages():
             if "decision" in message:
                 self._decided(str(message["decision"].pop("granted")))
                 self._rows.append(message["decision"])
             elif "statistics" in message:
                 self._statistics = message["statistics"]
             elif "serving" in message and child is self._child:
-                log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
+                log.info(
+                    "serving submissions", extra={"socket": self._config.submit.socket, "child": child.process.pid}
+                )
                 self.serving.set()
                 # only running ones: this service's child is added if the service ends before they have ended
                 before, self._before = self._before, []
                 self._relieving = asyncio.create_task(self._relieve(before))
-
-    async def _end(self, child: Process) -> None:
-        """Close the child's stdin, which ends it, and read its remaining output."""
-        if child.returncode is None:
-            assert child.stdin is not None
-            child.stdin.close()
-            try:
-                await asyncio.wait_for(self._listen(child), _STOP_S)
-                await asyncio.wait_for(child.wait(), _STOP_S)
-            except asyncio.TimeoutError:
-                log.warning("the submit service does not exit and is killed")
-                with contextlib.suppress(ProcessLookupError):  # it has ended just now
-                    child.kill()
-                await child.wait()
 
     def _changed(self, catalog: SiteCatalog) -> None:
         self._known.set()
         self._send({"catalog": catalog.to_dict()})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._child is not None and self._child.stdin is not None:
-            with contextlib.suppress(ConnectionError):  # the child has ended; the next one gets the newest catalog
-                self._child.stdin.write(json.dumps(message).encode() + b"\n")
+        if self._child is not None:  # else the next one gets the newest catalog
+            self._child.send(message)
 
     def _hand_over(self) -> None:
         rows, self._rows = self._rows, []

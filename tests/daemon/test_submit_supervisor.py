@@ -10,6 +10,7 @@ from pathlib import Path
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon import facts
 from slurm_migbatch.daemon.catalog import build
+from slurm_migbatch.daemon.children import Child
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.nodesview import LiveView
@@ -25,7 +26,7 @@ from tests.support.daemon_running import Running
 from tests.support.waiting import eventually
 
 
-class Child:
+class Process:
     """A process that answers submissions, which ends when the test says so."""
 
     def __init__(self):
@@ -52,14 +53,14 @@ def test_service_ended_by_a_reload_does_not_end_the_new_submit_process(config, m
     """Also while it still waits for the process before it to end: reloads may follow each other at once."""
 
     async def reloads():
-        first, second = Child(), Child()
+        first, second = Process(), Process()
 
         async def start(*_argv, **_options):
             return second
 
         monkeypatch.setattr("asyncio.create_subprocess_exec", start)
         supervisors = [SubmitSupervisor(config, StoreWriter(FakeStore, 20), Metrics()) for _ in range(2)]
-        supervisors[0]._before = [first]
+        supervisors[0]._before = [Child("first", first)]
         supervisors[0]._known.set()
         running = asyncio.create_task(supervisors[0].run())
         second.stdout.feed_data(b'{"serving": true}\n')
@@ -159,9 +160,9 @@ def test_killed_submit_process_is_started_again(running, node, slurm, store, con
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
     serving(running)
-    first = running.service.submit._child.pid
+    first = running.service.submit._child.process.pid
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: running.service.submit.serving.is_set() and running.service.submit._child.pid != first)
+    eventually(lambda: running.service.submit.serving.is_set() and running.service.submit._child.process.pid != first)
     answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:1g.10gb:2"))
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
@@ -173,7 +174,7 @@ def test_decisions_made_just_before_the_stop_are_recorded(config, slurm, store, 
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         Node(running.port, FakeSigner()).events(inventory(gpu(0)))
         serving(running)
-        child = running.service.submit._child.pid
+        child = running.service.submit._child.process.pid
         for _ in range(20):
             ask(Path(config.submit.socket), request(tres_per_node="gres:mig:auto"))
     assert len(store.decisions) == 20
