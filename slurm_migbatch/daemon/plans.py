@@ -73,8 +73,6 @@ class NodePlans:
         self._nodes: dict[str, _Node] = {}
         self._acked = threading.Condition()
         self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
-        #: called with the node's name after a new acknowledgement, from the thread that polled
-        self.on_ack: Callable[[str], None] = lambda node: None
 
     def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
         """Make `gpus` the plan of `node`, with `guests` allowed to share a used slot.
@@ -129,13 +127,10 @@ class NodePlans:
             entry.last_contact = self._clock()
             if have > max(self._wall() * 1000 + _AHEAD_MS, entry.plan.version if entry.plan else 0):
                 have = 0
-            news = have != entry.have
             entry.have = have
             if entry.plan is not None and have > entry.plan.version:
                 entry.plan = Plan(self._next(entry), entry.plan.gpus, entry.plan.guests)
             self._acked.notify_all()
-        if news:
-            self.on_ack(node)
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
         """Block the calling thread until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
