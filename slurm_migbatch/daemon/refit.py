@@ -146,10 +146,7 @@ def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
     """Return whether there is anything new since the last refit: ended runs, an import, changed models."""
-    seen = index.seen
-    if reach.lesson > _read_before(index, reach) or reach.imported > seen.get("imported", 0.0):
-        return True
-    return index.current > 0 and seen.get("facts") != digest(facts)
+    return reach.lesson > _read_before(index, reach) or bool(_changed(index, reach, facts))
 
 
 def _read_before(index: Index, reach: Learnable) -> int:
@@ -160,14 +157,18 @@ def _read_before(index: Index, reach: Learnable) -> int:
 
 def due(index: Index, material: TrainingData, facts: Iterable[ModelFacts], min_new: int) -> str:
     """Return why a refit is due; "" if it is not."""
-    seen = index.seen
     before = _read_before(index, material.reach)
     fresh = sum(observation.number > before for observation in material.observations)
     if fresh >= min_new:
         return f"{fresh} new runs"
-    if material.reach.imported > seen.get("imported", 0.0):
+    return _changed(index, material.reach, facts)
+
+
+def _changed(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> str:
+    """Return what besides runs is new since the last refit; "" if nothing."""
+    if reach.imported > index.seen.get("imported", 0.0):
         return "imported measurements"
-    if index.current > 0 and seen.get("facts") != digest(facts):
+    if index.current > 0 and index.seen.get("facts") != digest(facts):
         return "changed specifications of models"
     return ""
 
