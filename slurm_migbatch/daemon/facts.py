@@ -112,21 +112,18 @@ class SitePredictions:
         Nothing if its model is unknown.
         """
         known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit", "llm")}
-        names = [name for name in partition.split(",") if name in self.catalog]
-        training = Hints(**known, role="train")
+        training, view = Hints(**known, role="train"), self._view(partition)
         try:
             workload, bucket = self._chooser.workload(training), self._chooser.bucket(training)
         except Refusal:
             return {}
-        if not names or (bucket is None and workload is None):
-            return {}
-        view = self.catalog.view(names)
         figures: Mapping[str, Figures]
-        if workload is not None:
+        if view is not None and workload is not None:
             figures = self._chooser.token_figures(workload, None, view)
-        else:
-            assert bucket is not None
+        elif view is not None and bucket is not None:
             figures = self._chooser.figures(bucket, view)
+        else:
+            return {}
         rates = {
             offer.profile: figure.throughput_per_s.mid
             for offer in view.plain
