@@ -325,24 +325,25 @@ class _Described:
 
 def _event(row: Mapping[str, Any], described: _Described) -> Event:
     """Parse one event; raises MessageError only if it has neither a number nor a kind."""
-    if type(row.get("seq")) is not int or not 0 < row["seq"] <= MAX_NUMBER:
-        raise MessageError("each event needs seq (from 1) and kind")
-    kind = row.get("kind")
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+    seq, kind = row.get("seq"), row.get("kind")
+    if type(seq) is not int or not 0 < seq <= MAX_NUMBER or not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise MessageError("each event needs seq (from 1) and kind")
     fields = {key: value for key, value in row.items() if key not in ("seq", "ts", "kind")}
+    ts = 0.0
     try:
         ts = real(row, "ts", 1e-3, 253402300799)
-    except MessageError as error:
-        return Event(row["seq"], 0.0, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
-    try:
         if kind in ("inventory", "state"):
             described.add(fields.get("gpus"))
         check_fields(fields, _KINDS.get(kind, {}))
         check_bounds(fields)
     except MessageError as error:
-        return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
-    return Event(row["seq"], ts, kind, fields)
+        return _refusal(seq, ts, kind, str(error))
+    return Event(seq, ts, kind, fields)
+
+
+def _refusal(seq: int, ts: float, kind: str, why: str) -> Event:
+    """Return the event that takes the place of one that is refused."""
+    return Event(seq, ts, REFUSED, {"was": kind, "what": f"event {seq} ({kind}): {why}"[:500]})
 
 
 def _within(events: Iterable[Event]) -> Iterator[Event]:
@@ -354,8 +355,8 @@ def _within(events: Iterable[Event]) -> Iterator[Event]:
         )
         remaining -= sum(1 + len(run["slices"]) for run in runs)
         if runs and remaining < 0:
-            refusal = f"event {event.seq} ({event.kind}): more than {MAX_HELD} runs and slices in one message"
-            yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": refusal})
+            why = f"more than {MAX_HELD} runs and slices in one message"
+            yield _refusal(event.seq, event.ts, event.kind, why)
         else:
             yield event
 
