@@ -30,7 +30,7 @@ from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.reports import NodeReports
 from slurm_migbatch.daemon.scraping import Scraping
-from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
+from slurm_migbatch.daemon.term import ActiveRole
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.store.receipt import NodeReceipt
@@ -64,29 +64,9 @@ class WaitReason:
     in_full: str = ""
 
 
-@dataclass(frozen=True)
-class Asking:
-    """Queries that the commands may make on the unix socket; `uid` is always that of the caller."""
-
-    #: (uid, job): why the job waits
-    why: Callable[[int, int], Awaitable[WaitReason]]
-    #: (uid): training jobs that wait for a loan, and why
-    waiting: Callable[[int], Awaitable[Mapping[int, WaitReason]]]
-    #: uids of users who may see findings of nodes, and may report which slurmctld is the primary
-    administrators: frozenset[int] = frozenset({0})
-
-
 async def anywhere(_node: str, _address: str) -> str:
     """Accept nodes from any address: `NodeApi.address` if it is not checked."""
     return ""
-
-
-async def _no_reason(_uid: int, _job: int) -> WaitReason:
-    return WaitReason("supply is disabled here")
-
-
-async def _nobody_waits(_uid: int) -> Mapping[int, WaitReason]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -101,13 +81,18 @@ class NodeApi:
     health: Callable[[], Mapping[str, Any]]
     #: called in the event loop with (node, events, complete) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]], bool], None]
-    asking: Asking = Asking(_no_reason, _nobody_waits)
+    #: (uid, job): why the job waits, for the caller of the unix socket with that uid
+    why: Callable[[int, int], Awaitable[WaitReason]]
+    #: (uid): training jobs that wait for a loan, and why
+    waiting: Callable[[int], Awaitable[Mapping[int, WaitReason]]]
+    #: uids of users who may see findings of nodes, and may report which slurmctld is the primary
+    administrators: frozenset[int]
     #: returns why an address cannot be a node's; empty if it can
-    address: Callable[[str, str], Awaitable[str]] = anywhere
+    address: Callable[[str, str], Awaitable[str]]
+    limits: ApiLimits
+    activity: ActiveRole
+    scraping: Scraping
     reports: NodeReports = field(default_factory=NodeReports)
-    limits: ApiLimits = field(default_factory=ApiLimits)
-    activity: ActiveRole = field(default_factory=AlwaysActive)
-    scraping: Scraping = field(default_factory=Scraping)
     _threads: CredentialThreads = field(default_factory=lambda: CredentialThreads("node-auth"))
     #: not the event loop's own pool, in which rounds and queries of Slurm would wait for a free thread
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
@@ -135,7 +120,7 @@ class NodeApi:
                 Route("/v1/waiting", self._waiting, methods=["GET"]),
                 Route("/v1/findings", self._reports, methods=["GET"]),
                 Route("/v1/plans", self._plans, methods=["GET"]),
-                primary_route(self.activity, self.asking.administrators),
+                primary_route(self.activity, self.administrators),
             ],
             exception_handlers=REFUSALS,
         )
@@ -208,12 +193,12 @@ class NodeApi:
         uid, job = _uid(request), str(request.path_params["job"])
         if not _JOB.fullmatch(job):
             raise Refused(404, "a job is named by its number")
-        reason = await self.asking.why(uid, int(job))
+        reason = await self.why(uid, int(job))
         # commands of earlier releases show "why" to everyone
         return as_json({"why": reason.why, "in_full": reason.in_full})
 
     async def _waiting(self, request: Request) -> Response:
-        reasons = await self.asking.waiting(_uid(request))
+        reasons = await self.waiting(_uid(request))
         in_full = {str(job): reason.in_full for job, reason in reasons.items() if reason.in_full}
         return as_json({"waiting": {str(job): reason.why for job, reason in reasons.items()}, "in_full": in_full})
 
@@ -228,7 +213,7 @@ class NodeApi:
 
     def _administrator(self, request: Request, what: str) -> None:
         """Refuse callers who are not administrators."""
-        if _uid(request) not in self.asking.administrators:
+        if _uid(request) not in self.administrators:
             raise Refused(403, f"{what} are shown to root and SlurmUser only")
 
     async def _metrics(self, request: Request) -> Response:

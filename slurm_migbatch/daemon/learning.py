@@ -103,7 +103,7 @@ class Learning:
         self._changed(index.current)
 
     async def _learn(self) -> None:
-        reach = await asyncio.wrap_future(self._writer.call(lambda store: store.read(learnable), "learnable"))
+        reach = await self._writer.answer(lambda store: store.read(learnable), "learnable")
         index = self._directory.index()
         state = reach, index.current
         if state == self._done or not news(index, reach, self._facts):

@@ -37,9 +37,7 @@ class Listening:
         self._listen(self._configured or _LOOPBACK)
 
     async def follow(self) -> None:
-        """Listen on slurmctld's addresses, including those that this host gets later; nothing if an address is
-        configured.
-        """
+        """Listen on slurmctld's addresses, including those that this host gets later, unless one is configured."""
         fault = FaultReporter(
             f"cannot determine the address to listen on for {self._whom}",
             f"set [{self._section}] listen, or start slurmctld",
@@ -64,7 +62,6 @@ class Listening:
             except (SlurmError, OSError) as error:
                 wait = fault.failed(error)
             await asyncio.sleep(wait)
-        await asyncio.Event().wait()
 
     def _listen(self, host: str) -> None:
         if self._api.listen(host):

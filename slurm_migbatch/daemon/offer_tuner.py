@@ -44,23 +44,18 @@ class OfferTuner:
         observer: Observer,
         writer: StoreWriter,
         latest: Callable[[], SlurmView | None],
-        *,
-        enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Set up. `latest`: the newest view of Slurm; `enabled`: supply is enabled, and no preference is configured."""
-        self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
-        self._clock = clock
+        """Set up. `latest`: the newest view of Slurm."""
+        self._observer, self._writer, self._latest, self._clock = observer, writer, latest, clock
         self._fault = FaultReporter("cannot compute how to offer free space", "it is unchanged until then", log)
 
     async def run(self) -> None:
-        """Check forever."""
+        """Tune forever."""
         wait = SOON_S
         while True:
             await asyncio.sleep(wait)
             wait = EVERY_S
-            if not self._enabled:
-                continue
             try:
                 await self.tune()
             except Exception as error:
@@ -71,8 +66,7 @@ class OfferTuner:
     async def tune(self) -> tuple[Profile, ...]:
         """Compute the preference and pass it to supply; leave it unchanged if there is too little data."""
         now = self._clock()
-        future = self._writer.call(lambda store: store.read(past_work, now - HISTORY_S), "history")
-        past = await asyncio.wrap_future(future)
+        past = await self._writer.answer(lambda store: store.read(past_work, now - HISTORY_S), "history")
         snapshot = self._latest()
         gpus = Counter(
             gpu.geometry for node in self._observer.view.facts().values() if node.healthy for gpu in node.gpus

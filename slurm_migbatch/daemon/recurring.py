@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, Final
 
 from slurm_migbatch.daemon.log import FaultReporter
@@ -109,12 +110,11 @@ class RecurringWatch:
 
     async def _update(self) -> None:
         first = self._reached is None
-        newest = await asyncio.wrap_future(self._writer.call(lambda store: store.read(newest_lesson), _LABEL))
+        newest = await self._writer.answer(lambda store: store.read(newest_lesson), _LABEL)
         reached = max(0, newest - _BEHIND) if self._reached is None else self._reached
         while reached < newest:
-            since = reached
-            read = self._writer.call(lambda store, since=since: store.read(recurring_runs, since, _AT_ONCE), _LABEL)  # type: ignore[misc]
-            rows = await asyncio.wrap_future(read)
+            read = methodcaller("read", recurring_runs, reached, _AT_ONCE)
+            rows: list[RecurringRun] = await self._writer.answer(read, _LABEL)
             reached = rows[-1].number if rows else newest
             if changed := self.jobs.take(rows):
                 self._publish(changed)

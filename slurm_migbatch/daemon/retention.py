@@ -12,6 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Final
 
 from slurm_migbatch.config import Config
@@ -68,8 +69,7 @@ class Retention:
 
     async def _look(self) -> None:
         """Determine the latest time that the clock could have shown at the start."""
-        work = self._writer.call(lambda store: store.read(newest_end), "newest run")
-        newest = await asyncio.wrap_future(work)
+        newest = await self._writer.answer(lambda store: store.read(newest_end), "newest run")
         self._latest = math.inf if newest is None else newest + GAP_S
         if self._clock() > self._latest:
             text = (
@@ -87,9 +87,9 @@ class Retention:
         while going is not None:
             while len(self._writer):
                 await asyncio.sleep(_PAUSE_S)
-            began, step = time.monotonic(), going
-            work = self._writer.call(lambda store, step=step: store.prune(before, self._lessons, step), "old records")  # type: ignore[misc]
-            rows, going = await asyncio.wrap_future(work)
+            began = time.monotonic()
+            step = methodcaller("prune", before, self._lessons, going)
+            rows, going = await self._writer.answer(step, "old records")
             removed = {table: count for table, count in rows.items() if count}
             total.update(removed)
             for table, count in removed.items():

@@ -101,7 +101,6 @@ class Rounds:
             self.view.apply(node, early)
         self._early.clear()
         self.loaded.set()
-        await asyncio.Event().wait()
 
     async def load_loans(self) -> None:
         """Load from the record current loans and moves, reclaims, and the demand of inference."""
@@ -120,13 +119,12 @@ class Rounds:
                 lambda store: store.actions(), "cannot read the moves", "none is started until then"
             )
             self.observer.remember(LendingPast(actions=actions))
-        await asyncio.Event().wait()
 
     async def _read(self, work: Callable[[Any], Any], subject: str, advice: str) -> Any:
         fault = FaultReporter(subject, advice, log)
         while True:
             try:
-                result = await asyncio.wrap_future(self._writer.call(work, subject))
+                result = await self._writer.answer(work, subject)
             except Exception as error:
                 await asyncio.sleep(fault.failed(error))
                 continue

@@ -21,7 +21,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
-from slurm_migbatch.daemon.api import Asking, NodeApi, WaitReason, anywhere
+from slurm_migbatch.daemon.api import NodeApi, WaitReason, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
@@ -101,8 +101,7 @@ class Service:
         self._asking = False
         self._background_tasks: set[asyncio.Task[None]] = set()
         self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
-        learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
-        self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
+        self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
         self.privacy = Privacy(client, slurm_uids(config))
         addresses = NodeAddresses(client.node_addresses)
         by_address = signer.scheme == "munge" and config.node_api.check_addresses
@@ -114,7 +113,9 @@ class Service:
             metrics=self.metrics,
             health=self.health,
             ingested=self._ingested,
-            asking=Asking(self.why, self.waiting, slurm_uids(config)),
+            why=self.why,
+            waiting=self.waiting,
+            administrators=slurm_uids(config),
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
             address=addresses.wrong if by_address else anywhere,
             activity=self._activity,
@@ -151,9 +152,10 @@ class Service:
                 "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
                 "loans": self.rounds.load_loans,
-                "stock": self.stock.run,
                 "learning": self.learning.run,
             }
+            if self.config.dispatch.enabled and self.config.supply.enabled and not self.config.supply.preference:
+                loops["stock"] = self.stock.run
             if self.config.query.enabled:
                 loops["query"] = self.query.run
             if self.config.recurring.enabled:

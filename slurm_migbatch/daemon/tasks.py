@@ -1,4 +1,4 @@
-"""Run loops that never end, wait in them, and end tasks."""
+"""Run loops, wait in them, and end tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop forever; unexpected errors are logged with their traceback, and it starts again."""
+    """Run a loop until it returns; unexpected errors are logged with their traceback, and it starts again."""
     fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
     while True:
         try:
-            await loop()
+            return await loop()
         except Exception as error:
             if not fault.open:
                 log.exception("internal error in %s", name)

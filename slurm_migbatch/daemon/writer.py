@@ -6,6 +6,7 @@ state of the jobs replaces a queued older one; decisions are accepted until it i
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import logging
@@ -85,6 +86,10 @@ class StoreWriter:
             self._news.notify_all()
         future.add_done_callback(lambda done: self._remove(item) if done.cancelled() else None)
         return future
+
+    async def answer(self, work: Callable[[Store], T], label: str) -> T:
+        """Queue work and return its result, in an event loop; raises as `call` does, and what `work` raises."""
+        return await asyncio.wrap_future(self.call(work, label))
 
     def _remove(self, item: _Item) -> None:
         with self._news, contextlib.suppress(ValueError):
