@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy import ColumnElement, Select, func, insert, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import (
     SliceFacts,
-    end_leases,
+    finish_if_free,
     link,
     lose_leases,
     lose_run,
@@ -75,7 +75,11 @@ def ingest(
         if machine.told is not None:
             log.warning("%s: its events are incomplete here (another or older database); it resends them", name)
         machine.told = None
-    stored = _known(session, name, id, list(fresh))
+    stored = {
+        seq
+        for portion in portions(list(fresh))
+        for seq in session.scalars(_events(journal, NodeEvent.seq).where(NodeEvent.seq.in_(portion)))
+    }
     new = {seq: row for seq, row in fresh.items() if seq not in stored and seq > (journal.forgotten or 0)}
     if new:
         session.execute(
@@ -90,7 +94,8 @@ def ingest(
         journal.contiguous = min(fresh) - 1
         machine.told = None
         reached = _reach(session, journal, limit)
-    _apply(session, machine, journal, _stored_between(session, journal, journal.contiguous, reached))
+    next_ones = _events(journal, NodeEvent.seq).where(NodeEvent.seq > journal.contiguous, NodeEvent.seq <= reached)
+    _apply(session, machine, journal, session.scalars(next_ones.order_by(NodeEvent.seq)).all())
     journal.contiguous = reached
     if claim.incomplete:
         machine.told = None
@@ -117,12 +122,9 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
     return rows
 
 
-def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
-    known: set[int] = set()
-    stored = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
-    for portion in portions(seqs):
-        known.update(session.scalars(stored.where(NodeEvent.seq.in_(portion))))
-    return known
+def _events(journal: NodeJournal, *columns: Any) -> Select[Any]:
+    """Return the SELECT of columns of the stored events of a journal."""
+    return select(*columns).where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
 
 
 def _reach(session: Session, journal: NodeJournal, most: int) -> int:
@@ -131,31 +133,15 @@ def _reach(session: Session, journal: NodeJournal, most: int) -> int:
     Any number of events may have arrived early, and other nodes wait for the writer; later messages apply the rest.
     """
     reached = journal.contiguous
-    next_ones = (
-        *(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal),
-        *(NodeEvent.seq > reached, NodeEvent.seq <= reached + most),
-    )
-    count, highest = session.execute(select(func.count(), func.max(NodeEvent.seq)).where(*next_ones)).one()
+    next_ones = (NodeEvent.seq > reached, NodeEvent.seq <= reached + most)
+    count, highest = session.execute(_events(journal, func.count(), func.max(NodeEvent.seq)).where(*next_ones)).one()
     if not count or highest == reached + count:
         return highest or reached
-    for seq in session.scalars(select(NodeEvent.seq).where(*next_ones).order_by(NodeEvent.seq)):
+    for seq in session.scalars(_events(journal, NodeEvent.seq).where(*next_ones).order_by(NodeEvent.seq)):
         if seq != reached + 1:
             break
         reached = seq
     return reached
-
-
-def _stored_between(session: Session, journal: NodeJournal, low: int, high: int) -> list[int]:
-    if high <= low:
-        return []
-    return list(
-        session.scalars(
-            select(NodeEvent.seq)
-            .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
-            .where(NodeEvent.seq > low, NodeEvent.seq <= high)
-            .order_by(NodeEvent.seq)
-        )
-    )
 
 
 def _supersede(session: Session, machine: Node, moment: float) -> None:
@@ -166,7 +152,7 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
         if other.journal == machine.journal:
             other.superseded = moment
             log.warning("%s has lost its journal %s; the slices that it held are lost", machine.node, other.journal)
-            lose_leases(session, _held(session, machine, Lease.journal == other.journal), moment, ends_runs=False)
+            lose_leases(_held(session, machine, Lease.journal == other.journal), moment)
 
 
 def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> Sequence[Lease]:
@@ -179,8 +165,7 @@ def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence
     unusable: list[str] = []
     for portion in portions(seqs):
         rows = session.execute(
-            select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
-            .where(NodeEvent.node == machine.node, NodeEvent.journal == journal.journal)
+            _events(journal, NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
             .where(NodeEvent.seq.in_(portion))
             .order_by(NodeEvent.seq)
         ).all()
@@ -203,7 +188,8 @@ def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     boot = clean.text(event.get("boot_id"), 64)
     if boot is None or boot == machine.boot_id or journal.superseded is not None:
         return
-    lose_leases(session, _held(session, machine), ts, ends_runs=True)
+    for id in sorted(lose_leases(_held(session, machine), ts)):
+        finish_if_free(session, id, ts, None, state="NODE_FAIL")
     for job, restart in _ended_by_boot(session, journal, event["seq"]):
         lose_run(session, run_of(session, job, restart, ts, starts=False), machine.node)
     machine.boot_id, machine.booted = boot, ts
@@ -211,13 +197,8 @@ def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, even
 
 def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator[tuple[int, int]]:
     """Yield the runs with a `stop` without exit code directly before a boot: those the journal held at the reboot."""
-    earlier = (
-        select(NodeEvent.kind, NodeEvent.payload)
-        .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal, NodeEvent.seq < seq)
-        .order_by(NodeEvent.seq.desc())
-        .limit(_MAX_SLICES)
-    )
-    for kind, payload in session.execute(earlier).all():
+    earlier = _events(journal, NodeEvent.kind, NodeEvent.payload).where(NodeEvent.seq < seq)
+    for kind, payload in session.execute(earlier.order_by(NodeEvent.seq.desc()).limit(_MAX_SLICES)).all():
         if kind != "stop" or not isinstance(payload, dict) or payload.get("exit_code") is not None:
             return
         with contextlib.suppress(ValueError):
@@ -283,7 +264,8 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
         for lease in _held(session, machine)
         if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held
     ]
-    end_leases(session, ended, ts)
+    for id in sorted(lose_leases(ended, ts)):
+        finish_if_free(session, id, ts, None)
     for job, restart, facts, slices in sorted(reported, key=lambda row: _host_run(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
         run = run_of(session, job, restart, since, starts=True)

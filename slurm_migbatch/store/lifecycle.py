@@ -256,22 +256,13 @@ def stop_run(
     finish_if_free(session, run.id, moment, exit_code, reported=True)
 
 
-def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, ends_runs: bool) -> None:
-    """End leases that the node did not report as released; with `ends_runs` (a reboot) their runs, too."""
+def lose_leases(leases: Iterable[Lease], moment: float) -> set[int]:
+    """End leases that the node did not report as released; return the ids of their runs."""
     runs = set()
     for lease in leases:
         _close(lease, moment, "lost")
         runs.add(lease.run_id)
-    if ends_runs:
-        for id in sorted(runs):
-            finish_if_free(session, id, moment, None, state="NODE_FAIL")
-
-
-def end_leases(session: Session, leases: Iterable[Lease], moment: float) -> None:
-    """End leases whose end was not recorded, and runs that hold nothing else."""
-    for lease in leases:
-        _close(lease, moment, "lost")
-        finish_if_free(session, lease.run_id, moment, None)
+    return runs
 
 
 def lose_run(session: Session, run: Run, node: str) -> None:
