@@ -127,7 +127,7 @@ class Run(Base):
     started: Mapped[float | None]
     ended: Mapped[float | None]
     time_limit_s: Mapped[int | None]
-    #: first known time and length class, maintained by `settle`; used to search time windows
+    #: first known time and length class, maintained by `_settle`; used to search time windows
     began: Mapped[float]
     span_class: Mapped[int] = mapped_column(Integer)
 
@@ -154,17 +154,13 @@ class Run(Base):
     #: the order in which runs became usable for learning, see `store.db._number`; below 0 until the transaction ends
     lesson: Mapped[int | None]
 
-    def settle(self) -> None:
-        """Update `began` and `span_class` from the other times."""
-        known = [moment for moment in (self.submitted, self.started, self.ended) if moment is not None]
-        self.began = min(known) if known else 0.0
-        self.span_class = span_class(self.began, self.ended)
-
 
 @event.listens_for(Run, "before_insert")
 @event.listens_for(Run, "before_update")
 def _settle(_mapper: Mapper[Run], _connection: object, run: Run) -> None:
-    run.settle()
+    known = [moment for moment in (run.submitted, run.started, run.ended) if moment is not None]
+    run.began = min(known, default=0.0)
+    run.span_class = span_class(run.began, run.ended)
     if run.ended is None or run.started is None or not run.slice_count:
         return
     state = inspect(run)

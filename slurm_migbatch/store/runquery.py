@@ -32,8 +32,6 @@ SLICE_FIELDS = (
     "id", "run_id", "job_id", "restart", "node", "journal", "position", "gpu", "gpu_index", "profile", "slot_start",
     "slot_size", "gi", "ci", "mig_uuid", "since", "until", "outcome",
 )  # fmt: skip
-_TRUTHS = frozenset({"latest", "warm"})
-_DOCUMENTS = frozenset({"measured_facts"})
 
 #: classes of runs by length, see `models.span_class`
 OPEN, LAST_SPAN_CLASS = 0, 16
@@ -191,10 +189,7 @@ def _document(value: Any) -> Any:
     return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(_TRUTHS, bool),
-    **dict.fromkeys(_DOCUMENTS, _document),
-}
+_READERS: Mapping[str, Callable[[Any], Any]] = {"latest": bool, "warm": bool, "measured_facts": _document}
 
 
 def statement_of(wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()) -> Statement:
