@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,6 +62,15 @@ class _Gpu:
             warm=_disjoint(sorted(unheld), (*self.held, *zombies)) if unheld else EMPTY,
             guests=tuple(sorted(self.guests.items())) if self.guests else (),
         )
+
+    def forget(self, *, runs: bool) -> None:
+        """Forget the instances, and with `runs` who has them."""
+        self.last_facts = None
+        self.zombies.clear()
+        self.made.clear()
+        if runs:
+            self.held.clear()
+            self.guests.clear()
 
     def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
         """Record that a run has the slot now; with `host_run`, together with that run."""
@@ -159,22 +168,16 @@ class LiveView:
             self._unhealthy.discard(node)
         elif kind == "boot":
             for gpu in self._nodes.get(node, {}).values():
-                gpu.last_facts = None
-                gpu.held.clear()
-                gpu.guests.clear()
-                gpu.zombies.clear()
-                gpu.made.clear()
+                gpu.forget(runs=True)
         elif kind == "state":
             self._state(node, event)
         elif kind == "fault":
             if event.get("drain"):
                 self._unhealthy.add(node)
         elif kind in ("start", "stop"):
-            run = (int(event.get("job", 0)), int(event.get("restart", 0)))
-            for mig_slice in event.get("slices") or ():
-                self._slice(node, mig_slice, run, kind == "start", _run(event.get("beside")))
+            self._slices(node, event, starts=kind == "start")
         elif kind in ("create", "destroy", "zombie", "cleared"):
-            self._instance(node, event, str(kind))
+            self._instances(node, [event], kind)
 
     def _inventory(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
         before = self._nodes.get(node, {})
@@ -197,51 +200,40 @@ class LiveView:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)
         for gpu in self._nodes.get(node, {}).values():
-            gpu.last_facts = None
-            gpu.zombies.clear()
-            gpu.made.clear()
-            if "runs" in event:
-                gpu.held.clear()
-                gpu.guests.clear()
+            gpu.forget(runs="runs" in event)
         for run in sorted(event.get("runs") or (), key=lambda run: bool(run.get("beside"))):
-            for mig_slice in run.get("slices") or ():
-                self._slice(node, mig_slice, (run["job"], run["restart"]), True, _run(run.get("beside")))
-        for name, kind in (("idle", "create"), ("zombies", "zombie")):
-            for place in event.get(name) or ():
-                self._instance(node, place, kind)
+            self._slices(node, run, starts=True)
+        self._instances(node, event.get("idle"), "create")
+        self._instances(node, event.get("zombies"), "zombie")
 
-    def _slice(
-        self,
-        node: str,
-        mig_slice: Mapping[str, Any],
-        run: tuple[int, int],
-        starts: bool,
-        host_run: tuple[int, int] | None,
-    ) -> None:
-        gpu = self._nodes.get(node, {}).get(str(mig_slice.get("gpu")))
-        slot = _slot(mig_slice.get("profile"), mig_slice.get("start"), mig_slice.get("size"))
-        if gpu is None or slot is None:
-            return
-        if starts:
-            gpu.take(slot, run, host_run)
-        else:
-            gpu.give(slot, run)
+    def _slices(self, node: str, event: Mapping[str, Any], *, starts: bool) -> None:
+        run, host_run = (int(event.get("job", 0)), int(event.get("restart", 0))), _run(event.get("beside"))
+        for gpu, slot in self._places(node, event.get("slices")):
+            if starts:
+                gpu.take(slot, run, host_run)
+            else:
+                gpu.give(slot, run)
 
-    def _instance(self, node: str, event: Mapping[str, Any], kind: str) -> None:
-        gpu = self._nodes.get(node, {}).get(str(event.get("gpu")))
-        slot = _slot(event.get("profile"), event.get("start"), event.get("size"))
-        if gpu is None or slot is None:
-            return
-        gpu.last_facts = None
-        if kind == "create":
-            gpu.make(slot)
-        elif kind == "zombie":
-            if len(gpu.zombies) < MOST_SLOTS:
-                gpu.zombies.add(slot)
-        else:
-            gpu.zombies.discard(slot)
-            if kind == "destroy":
-                gpu.made.discard(slot)
+    def _instances(self, node: str, places: Iterable[Mapping[str, Any]] | None, kind: str) -> None:
+        for gpu, slot in self._places(node, places):
+            gpu.last_facts = None
+            if kind == "create":
+                gpu.make(slot)
+            elif kind == "zombie":
+                if len(gpu.zombies) < MOST_SLOTS:
+                    gpu.zombies.add(slot)
+            else:
+                gpu.zombies.discard(slot)
+                if kind == "destroy":
+                    gpu.made.discard(slot)
+
+    def _places(self, node: str, places: Iterable[Mapping[str, Any]] | None) -> Iterator[tuple[_Gpu, Slot]]:
+        """Yield the GPU and the slot of each place; unknown GPUs and invalid slots are skipped."""
+        for place in places or ():
+            gpu = self._nodes.get(node, {}).get(str(place.get("gpu")))
+            slot = _slot(place.get("profile"), place.get("start"), place.get("size"))
+            if gpu is not None and slot is not None:
+                yield gpu, slot
 
 
 def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
