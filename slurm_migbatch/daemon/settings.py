@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, MovesConfig, SupplyConfig
+from slurm_migbatch.config import Config, DispatchConfig, LendingConfig
 from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
@@ -25,18 +25,15 @@ log = logging.getLogger(__name__)
 
 def settings_of(config: Config) -> Settings:
     """Return the settings of the controller's decisions."""
+    preference = tuple(Profile.parse(name) for name in config.supply.preference)
+    moves = config.moves
+    rules = MoveRules(moves.after_s, moves.gain_s, moves.rest_s, moves.grace_s) if moves.enabled else None
+    supply = SupplySettings(preference=preference, lending=frozenset(config.lending.partitions), moves=rules)
     return Settings(
-        supply_settings(config.supply, config.lending, config.moves) if config.supply.enabled else None,
+        supply if config.supply.enabled else None,
         dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
         lending_settings(config.lending) if config.lending.enabled else None,
     )
-
-
-def supply_settings(supply: SupplyConfig, lending: LendingConfig, moves: MovesConfig) -> SupplySettings:
-    """Return the settings of supply."""
-    preference = tuple(Profile.parse(name) for name in supply.preference)
-    rules = MoveRules(moves.after_s, moves.gain_s, moves.rest_s, moves.grace_s) if moves.enabled else None
-    return SupplySettings(preference=preference, lending=frozenset(lending.partitions), moves=rules)
 
 
 def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
@@ -46,10 +43,23 @@ def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
 
 def lending_settings(config: LendingConfig) -> LendingSettings:
     """Return the settings of lending. Measured slowdowns of pairs are read from a file; a warning if that fails."""
+    rules = LendingRules(
+        hysteresis=Hysteresis(
+            first_s=config.settle_s, loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s
+        ),
+        grace_s=config.grace_s,
+        start_s=config.start_s,
+        protect_s=min(60.0, config.payback_s / 10),
+        starting_s=min(60.0, config.grace_s),
+        reclaim=config.reclaim,
+        most_releases=config.most_releases,
+        max_restarts=config.max_restarts,
+        quota=dict(config.quota),
+    )
     return LendingSettings(
         partitions=tuple(config.partitions),
         training_only=frozenset(config.training_only),
-        rules=rules_of(config),
+        rules=rules,
         horizon_s=config.horizon_s,
         sure=config.sure,
         forecast_days=config.forecast_days,
@@ -59,24 +69,6 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
         share=config.share,
         pair_slowdowns=_measured(config.pairs),
         dry_run=config.dry_run,
-    )
-
-
-def rules_of(config: LendingConfig) -> LendingRules:
-    """Return the configured rules."""
-    hysteresis = Hysteresis(
-        first_s=config.settle_s, loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s
-    )
-    return LendingRules(
-        hysteresis=hysteresis,
-        grace_s=config.grace_s,
-        start_s=config.start_s,
-        protect_s=min(60.0, config.payback_s / 10),
-        starting_s=min(60.0, config.grace_s),
-        reclaim=config.reclaim,
-        most_releases=config.most_releases,
-        max_restarts=config.max_restarts,
-        quota=dict(config.quota),
     )
 
 
