@@ -190,7 +190,7 @@ class Controller:
 
     def _observe(self, jobs: Sequence[JobRow], rows: Sequence[NodeRow]) -> ClusterSnapshot:
         recording = self._record.available
-        snapshot = self.observer.snapshot(self._clock.time(), jobs, rows, Answers(), recording)
+        snapshot = self.observer.snapshot(self._clock.time(), jobs, rows, recording)
         questions = needed(snapshot, self.memory, self.settings)
         pending = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
         answers = self._record.ask(pending) if pending and recording else Answers()

@@ -112,7 +112,6 @@ class FlightRecorder:
         self._missed = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight recorder", daemon=True)
-        self._started = False
 
     # -- in the thread of the rounds -------------------------------------------------------------------------------
 
@@ -120,8 +119,7 @@ class FlightRecorder:
         """Return predictions whose queries are recorded until the next round."""
         if self._stopped.is_set():
             return predictions
-        if not self._started:
-            self._started = True
+        if self._thread.ident is None:  # this is the first round
             self._thread.start()
         self._asked = AskedPredictions(predictions)
         return self._asked
@@ -156,7 +154,7 @@ class FlightRecorder:
 
     def close(self) -> None:
         """Write the rest, and stop."""
-        if not self._started:
+        if self._thread.ident is None:
             return
         try:
             self._queue.put(None, timeout=_STOP_S)
@@ -179,7 +177,7 @@ class FlightRecorder:
 
     def _write(self) -> None:
         writer = SegmentWriter()
-        begin: _Begin | None = _Begin(None)  # None after an error: the rounds until the next segment are left out
+        begin: _Begin | None = None  # as after an error: the rounds until the next segment are left out
         while (item := self._queue.get()) is not None and not self._stopped.is_set():
             if isinstance(item, threading.Event):
                 item.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +13,6 @@ from slurm_migbatch.daemon.run_reports import RunReport, confirm
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import report_of
 from slurm_migbatch.decide.snapshot import (
-    Answers,
     ClusterSnapshot,
     LendingPast,
     NoPredictions,
@@ -89,15 +87,14 @@ class Observer:
         with self._lock:
             self._past = past
 
-    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float) -> None:
         """Add a node's events about its runs, after they were stored: progress reports, and misfits."""
-        moment = time.time() if now is None else now
         messages = []
         for event in events:
-            if event.get("kind") == "progress" and (report := report_of(event, moment)) is not None:
-                messages.append(RunReport(node, *report, moment))
+            if event.get("kind") == "progress" and (report := report_of(event, now)) is not None:
+                messages.append(RunReport(node, *report, now))
             elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
-                messages.append(RunReport(node, (event["job"], int(event.get("restart") or 0)), None, moment))
+                messages.append(RunReport(node, (event["job"], int(event.get("restart") or 0)), None, now))
         with self._lock:
             self._add(messages)
 
@@ -120,10 +117,8 @@ class Observer:
         messages, self._run_reports = self._run_reports, {}
         return [message for reports in messages.values() for message in reports.values()]
 
-    def snapshot(
-        self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
-    ) -> ClusterSnapshot:
-        """Return the current cluster; one-time events are in this snapshot and in no later one."""
+    def snapshot(self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], recording: bool) -> ClusterSnapshot:
+        """Return the current cluster, without answers; one-time events are in this snapshot and in no later one."""
         inventory = dict(self.view.facts())
         for row in rows:
             if row.asleep and (emptied := self.view.emptied(row.name)) is not None:
@@ -154,7 +149,6 @@ class Observer:
             preference=self.preference,
             reports=tuple(confirmed.reports),
             past=past,
-            answers=answers,
             recording=recording,
             blackout=self._blackout(now),
             predictions=self._predictions,

@@ -10,7 +10,7 @@ from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.run_reports import PATIENCE_S, RunReport, confirm
 from slurm_migbatch.daemon.service import Service
-from slurm_migbatch.decide.snapshot import Answers, Report
+from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore
 
@@ -65,9 +65,9 @@ def test_reports_made_while_slurm_is_away_are_kept_once_for_each_run() -> None:
         observer.ingested(HERE, [event, misfit], NOW + number)
         observer.ingested("n2", [event], NOW + number)
     assert sum(map(len, observer._run_reports.values())) == 3
-    found = observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True)
+    found = observer.snapshot(NOW + 1000, [RUNS], [], recording=True)
     assert found.reports == (((7, 1), Report(checkpoint=NOW, items=1000, at=NOW + 1000)),) * 2
-    assert observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True).reports == ()
+    assert observer.snapshot(NOW + 1000, [RUNS], [], recording=True).reports == ()
 
 
 def test_invented_runs_of_one_node_do_not_displace_reports_of_others() -> None:
@@ -76,7 +76,7 @@ def test_invented_runs_of_one_node_do_not_displace_reports_of_others() -> None:
     for job in range(10_000):
         observer.ingested(HERE, [{"kind": "progress", "job": job, "restart": 1, "ts": NOW, "items": 1}], NOW)
     assert sum(map(len, observer._run_reports.values())) <= 1001
-    found = observer.snapshot(NOW, [RUNS], [], Answers(), recording=True)
+    found = observer.snapshot(NOW, [RUNS], [], recording=True)
     assert found.reports == (((7, 1), Report(items=5, at=NOW)),)
 
 

@@ -13,7 +13,7 @@ from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
-from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.stage import SupplyMemory, SupplySettings, plan_supply
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store
@@ -51,7 +51,7 @@ def test_tuned_preference_is_part_of_the_next_snapshots(tmp_path: Path) -> None:
     )
     try:
         assert asyncio.run(tuner.tune()) == (P("3g.40gb"),)
-        assert observer.snapshot(NOW, (), (), Answers(), True).preference == (P("3g.40gb"),)
+        assert observer.snapshot(NOW, (), (), True).preference == (P("3g.40gb"),)
     finally:
         writer.stop(30)
 

@@ -319,7 +319,7 @@ def test_requeued_misfit_is_started_early_once_it_is_pending_again() -> None:
     world = World()
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121, restarts=1)
-    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": job, "restart": 0}])
+    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": job, "restart": 0}], world.clock.time())
     world.steps(5)
     assert world.slurm.calls["shorten_requeue_delay"] == 1
     assert job in world.running()
@@ -334,7 +334,7 @@ def test_only_the_requeued_task_of_an_array_is_started_early() -> None:
     world.slurm.change(array, array_task="1", tasks=1, restarts=1)
     asked = []
     world.slurm.shorten_requeue_delay = asked.append  # type: ignore[method-assign]
-    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": array, "restart": 0}])
+    world.loop.observer.ingested("n1", [{"kind": "misfit", "job": array, "restart": 0}], world.clock.time())
     world.steps(5)
     assert asked == [f"{array}_1"]
 
