@@ -15,6 +15,7 @@ from typing import Final
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.poll import SlurmView
+from slurm_migbatch.daemon.tasks import attempt
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import could_run, slices
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
@@ -52,16 +53,10 @@ class OfferTuner:
 
     async def run(self) -> None:
         """Tune forever."""
-        wait = SOON_S
+        await asyncio.sleep(SOON_S)
         while True:
-            await asyncio.sleep(wait)
-            wait = EVERY_S
-            try:
-                await self.tune()
-            except Exception as error:
-                self._fault.failed(error)
-            else:
-                self._fault.succeeded()
+            await attempt(self._fault, self.tune(), EVERY_S)
+            await asyncio.sleep(EVERY_S)
 
     async def tune(self) -> tuple[Profile, ...]:
         """Compute the preference and pass it to supply; leave it unchanged if there is too little data."""

@@ -13,7 +13,7 @@ from operator import methodcaller
 from typing import Any, Final
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.tasks import with_timeout
+from slurm_migbatch.daemon.tasks import attempt, with_timeout
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.predict.recurring import WINDOW, PastRun
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
@@ -95,13 +95,7 @@ class RecurringWatch:
         """Query forever."""
         while True:
             self._nudged.clear()
-            wait = _EVERY_S
-            try:
-                await self._update()
-            except Exception as error:
-                wait = self._fault.failed(error)
-            else:
-                self._fault.succeeded()
+            wait = await attempt(self._fault, self._update(), _EVERY_S)
             await asyncio.sleep(_SOON_S)
             try:
                 await with_timeout(self._nudged.wait(), wait)

@@ -18,6 +18,7 @@ from typing import Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.tasks import attempt
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.store.retention import PruneCursor, newest_end
 
@@ -48,24 +49,12 @@ class Retention:
         self._fault = FaultReporter("cannot remove old records", "retrying later", log, longest=EVERY_S)
         self.removed = metrics.counter("migbatch_store_removed_total", "Records removed because of their age.", "table")
 
-    async def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
+    async def run(self) -> None:
         """Remove forever."""
-        wait = 0.0
+        while math.isnan(self._latest):  # before Slurm ends jobs whose limit is over by a wrong clock
+            await asyncio.sleep(await attempt(self._fault, self._look(), FIRST_S))
         while True:
-            await asyncio.sleep(wait)
-            try:
-                if math.isnan(self._latest):
-                    await self._look()  # before Slurm ends jobs whose limit is over by a wrong clock
-                    wait = first_s
-                    continue
-                await self.once()
-            except Exception as error:
-                wait = self._fault.failed(error)
-                if not math.isnan(self._latest):
-                    wait = max(wait, every_s)
-            else:
-                self._fault.succeeded()
-                wait = every_s
+            await asyncio.sleep(max(EVERY_S, await attempt(self._fault, self.once(), EVERY_S)))
 
     async def _look(self) -> None:
         """Determine the latest time that the clock could have shown at the start."""

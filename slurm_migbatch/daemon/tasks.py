@@ -25,6 +25,16 @@ async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(fault.failed(error))
 
 
+async def attempt(fault: FaultReporter, work: Awaitable[object], pause: float) -> float:
+    """Await work and report whether it failed; return the seconds until the next attempt, `pause` after a success."""
+    try:
+        await work
+    except Exception as error:
+        return fault.failed(error)
+    fault.succeeded()
+    return pause
+
+
 async def with_timeout(work: Coroutine[Any, Any, T], timeout: float) -> T:
     """Return what `work` returns if it takes no longer than `timeout` seconds; raises asyncio.TimeoutError otherwise.
 
