@@ -194,6 +194,16 @@ def test_powered_down_node_is_planned_for_and_keeps_the_offer_while_it_boots() -
     assert len(world.running()) == 1 and not world.nodes.misfits
 
 
+def test_powered_down_node_stays_so_while_another_has_room() -> None:
+    world = World(nodes=2, gpus=1)
+    world.steps(2)
+    world.nodes.deaf.add("n1")
+    world.slurm.set_node("n1", states={"IDLE", "POWERED_DOWN"})
+    world.slurm.submit("mig:7g.80gb:1")
+    world.round()
+    assert {name for name, machine in world.slurm.real.items() if machine.gres.get("7g.80gb")} == {"n2"}
+
+
 def test_node_that_is_drained_or_being_powered_down_gets_no_new_offer() -> None:
     for state in ({"IDLE", "DRAIN", "POWERED_DOWN"}, {"IDLE", "POWERING_DOWN"}, {"DOWN", "POWERED_DOWN"}):
         world = World(gpus=1)

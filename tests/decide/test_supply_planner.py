@@ -74,6 +74,30 @@ def test_lower_priority_jobs_do_not_get_reserved_slots() -> None:
     assert found.waiting == (2, 3)
 
 
+@pytest.mark.parametrize("want", ["1g.10gb", "2*1g.10gb"])
+def test_new_slots_are_planned_on_powered_down_nodes_last(want: str) -> None:
+    half = "3g.40gb@4"  # the awake node loses more useful space by the claim
+    sleeping, awake = node("n1", gpu("a", half), asleep=True), node("n2", gpu("b"))
+    everywhere = [demand(job, want, "n1 n2") for job in range(1, 5)]
+    found = plan([sleeping, awake], everywhere[:1])
+    assert found.placed[1].nodes == ("n2",)
+    full = plan([sleeping, node("n2", gpu("b", "7g.80gb@0"))], everywhere[:1])
+    assert full.placed[1].nodes == ("n1",), "it is powered up if no other node has room"
+    offered = plan([node("n1", gpu("a", half, "1g.10gb@0 1g.10gb@1"), asleep=True), awake], everywhere[:1])
+    assert offered.placed[1] == (("n1",), 1, True), "Slurm may start the job there at any moment"
+
+
+def test_a_node_that_has_booted_is_no_longer_the_last_choice() -> None:
+    planner, same, other = Planner(), gpu("a"), node("n2", gpu("b", "1g.10gb@0"))
+    wants = [demand(1, "1g.10gb", "n1 n2")]
+    chosen = []
+    for asleep in (False, True, False):
+        other = dataclasses.replace(other, asleep=not asleep)
+        found = planner.plan([node("n1", same, asleep=asleep), other], wants, NOW)
+        chosen.append(found.placed[1].nodes)
+    assert chosen == [("n1",), ("n2",), ("n1",)]
+
+
 def test_reservation_is_made_where_the_claim_ends_first() -> None:
     nodes = [node("n1", gpu("a"), gpu("b"))]
     limits = [(3600.0, 6), (60.0, 1), (600.0, 7)]

@@ -85,7 +85,8 @@ class Mode(Enum):
 class Node:
     """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
-    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown.
+    `unlocated` are the slices of running jobs without a lease yet: their slots are unknown. `asleep`: it is powered
+    down, so a job there waits until it has booted.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Node:
     unlocated: Mapping[Profile, int] = field(default_factory=dict)
     total: int = 1 << 30
     mode: Mode = Mode.OPEN
+    asleep: bool = False
 
     @cached_property
     def leased(self) -> Counter[Profile]:

@@ -49,8 +49,8 @@ class Admission:
             before: the node's last admission with the same book: its results for GPUs that are the same objects remain
                 valid.
         """
-        reusable = {} if before is None else before.unpinned()
         self.node = node
+        reusable = {} if before is None or before.node.asleep != node.asleep else before.unpinned()
         held = node.unmatched
         self.short = _short(node, held) if held else Counter[Profile]()
         unchangeable = node.mode is Mode.FROZEN or bool(self.short)
@@ -79,6 +79,7 @@ class Admission:
                         gpu.occupied.union(pinned) if pinned else gpu.occupied,
                         offers.minus(pinned) if pinned else offers,
                         gpu.warm,
+                        last_choice=node.asleep,
                     )
                 )
             )

@@ -17,8 +17,8 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
-#: (0 warm offer, 1 offer, 2 new slot, 3 new slot on a GPU that is being cleared; loss of useful space; withdrawn
-#: offers): smaller is better
+#: (0 warm offer, 1 offer, 2 new slot, 3 new slot on a GPU of last choice; loss of useful space; withdrawn offers):
+#: smaller is better
 Cost = tuple[int, int, int]
 
 _MAX_SHAPES = 200_000
@@ -33,7 +33,8 @@ class Condition(NamedTuple):
         future: set if slots are reserved: the layout that the GPU will have when they are free. New slots must then fit
             next to the used ones now and into the future layout.
         claims: sorted.
-        last_choice: whether it is being cleared for another job.
+        last_choice: whether new slots are placed here last: it is being cleared for another job, or its node is powered
+            down.
     """
 
     geometry: Geometry

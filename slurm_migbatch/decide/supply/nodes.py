@@ -160,6 +160,7 @@ def _examined(
         unlocated=missing,
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
+        asleep=row.asleep,
     )
     if before is not None and before.node == node:
         node = before.node  # results cached for this object remain valid

@@ -330,13 +330,17 @@ class _PlanRound:
         return places_by_node
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
-        """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
+        """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers.
+
+        Of those that lack any, powered-down nodes are last.
+        """
         needed = Counter(slices)
         ranked = []
         for name in self.fleet.candidate_nodes(pool, slices):
             unclaimed = self.fleet.spare(name)
-            ranked.append((sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()]), name))
-        return [name for _, name in sorted(ranked)]
+            missing = sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()])
+            ranked.append((missing > 0 and self.fleet.nodes[name].asleep, missing, name))
+        return [name for _, _, name in sorted(ranked)]
 
     # -- moving claims ---------------------------------------------------------------------------------------------
 
