@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.gres_request import option_of
 from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
@@ -25,8 +26,12 @@ def record_of(decision: SubmitDecision) -> dict[str, Any]:
 
 def asked_text(asked: Mapping[str, str]) -> str:
     """Return the fields of a request as sbatch options."""
-    values = {field: _bare(field, text) if field in TRES_FIELDS else text for field, text in asked.items() if text}
-    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in values.items())
+    return " ".join(_option(field, text) for field, text in asked.items() if text)
+
+
+def _option(field: str, text: str) -> str:
+    option = option_of(field, text) if field in TRES_FIELDS else f"--{field}"
+    return f"{option}={shlex.quote(_bare(field, text) if option in OPTIONS.values() else text)}"
 
 
 def _bare(field: str, text: str) -> str:

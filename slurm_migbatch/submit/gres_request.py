@@ -60,10 +60,24 @@ class GresRequest:
         """The MIG and GPU entries."""
         return tuple(entry for entry in self.entries if isinstance(entry, GresEntry))
 
+    @property
+    def option(self) -> str:
+        """The option that the user wrote."""
+        return option_of(self.field, ",".join(e if isinstance(e, str) else e.text for e in self.entries))
+
     @cached_property
     def others(self) -> tuple[str, ...]:
         """The entries that stay as they are."""
         return tuple(entry for entry in self.entries if isinstance(entry, str))
+
+
+def option_of(field: str, text: str) -> str:
+    """Return the option that filled a field with this text: --gpus-per-task writes only GPUs into that of
+    --tres-per-task.
+    """
+    if field == "tres_per_task" and not all(gres.prefix_of(e)[1].startswith("gpu") for e in text.split(",")):
+        return "--tres-per-task"
+    return OPTIONS[field]
 
 
 def by_profile(asking: GresRequest, partition: Partition) -> GresRequest:
@@ -99,7 +113,7 @@ def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
         if candidate.parts:
             requests.append(candidate)
     if len(requests) > 1:
-        raise Refusal("two_ways", " and ".join(OPTIONS[candidate.field] for candidate in requests))
+        raise Refusal("two_ways", " and ".join(candidate.option for candidate in requests))
     return requests[0] if requests else None
 
 
@@ -166,7 +180,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     elif nodes and (request.num_tasks or nodes) % nodes == 0:
         count_per_node = count * ((request.num_tasks or nodes) // nodes)
     if count_per_node is None:
-        raise Refusal("per_node", OPTIONS[asking.field])
+        raise Refusal("per_node", asking.option)
     if count_per_node > MAX_COUNT:
         raise Refusal("count", str(count_per_node))
     return count_per_node

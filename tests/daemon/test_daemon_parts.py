@@ -15,6 +15,7 @@ from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
 from slurm_migbatch.daemon.poll import UnsavedJobs
+from slurm_migbatch.daemon.records import asked_text
 from slurm_migbatch.node.notify import notify
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from tests.support.directories import open_to_users
@@ -157,3 +158,18 @@ def test_submit_process_starts_without_importing_sqlalchemy_or_scipy():
     program = "import sys, slurm_migbatch.daemon.submit_worker; print({*sys.modules} & {'sqlalchemy', 'scipy'})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "option"),
+    [
+        ("tres_per_node", "gres/mig:auto,gres/fpga:1", "--gres=mig:auto,fpga:1"),
+        ("tres_per_job", "gres:gpu:2", "--gpus=2"),
+        ("tres_per_task", "gres:gpu:1", "--gpus-per-task=1"),
+        ("tres_per_task", "gres/mig:auto", "--tres-per-task=gres/mig:auto"),
+        ("tres_per_task", "cpu:2,gres/gpu:1", "--tres-per-task=cpu:2,gres/gpu:1"),
+        ("comment", "migbatch: mem=1g", "--comment='migbatch: mem=1g'"),
+    ],
+)
+def test_a_request_is_recorded_as_the_option_that_the_user_wrote(field: str, text: str, option: str) -> None:
+    assert asked_text({field: text}) == option

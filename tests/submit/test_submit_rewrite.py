@@ -129,6 +129,21 @@ def test_request_without_a_definite_count_per_node_is_refused(ask, fields: dict[
 
 
 @pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("gres/mig:auto", "--tres-per-task"),
+        ("cpu:2,gres/gpu:1", "--tres-per-task"),
+        ("gres:gpu:h100:1", "--gpus-per-task"),
+        ("gres/gpu:3g.40gb:1", "--gpus-per-task"),
+    ],
+)
+def test_a_refusal_names_the_option_of_the_request(ask, text: str, option: str) -> None:
+    assert ask(None, tres_per_task=text, num_tasks=8).sentence.startswith(f"{option} does not")
+    twice = ask("gres/mig:auto", tres_per_task=text, num_tasks=1)
+    assert twice.code == "two_ways" and f"(--gres and {option})" in twice.sentence
+
+
+@pytest.mark.parametrize(
     ("gres", "comment", "code"),
     [
         ("gres:mig:1g", None, "profile_short"),
