@@ -192,18 +192,25 @@ def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int
 
 
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
-    """Return whether a new job of several tasks requests one slice in total (`-n 4 --gpus=1`): each node of a job has
-    at least one, so it can have only one node.
+    """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
+
+    With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With at least
+    one for each task (`-n 4 --gpus=4`) one node is enough; how Slurm would spread them over several is not known here.
     """
-    total = [part.number.lstrip("0") or part.number for part in asking.parts]
-    return (
-        asking.field == "tres_per_job"
-        and total in ([""], ["1"])
-        and nodes_of(request) is None
-        and (request.min_nodes or 1) == 1
-        and not request.req_nodes
-        and request.now is None
-    )
+    if (
+        asking.field != "tres_per_job"
+        or len(asking.parts) != 1
+        or nodes_of(request) is not None
+        or (request.min_nodes or 1) != 1
+        or request.req_nodes
+        or request.now is not None
+    ):
+        return False
+    number = asking.parts[0].number or "1"
+    total = int(number) if number.isdecimal() and len(number) <= 4 else 0
+    if total <= 1:
+        return total == 1
+    return not (request.max_nodes or request.ntasks_per_node) and (request.num_tasks or 1) <= total
 
 
 def nodes_of(request: JobRequest) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.gres_request import GresEntry, GresRequest
+from slurm_migbatch.submit.gres_request import GresEntry, GresRequest, takes_one_node
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.values.figures import gib
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
@@ -19,6 +19,8 @@ MESSAGES: Final = {
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
     "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
     "use whole GPUs outside MIG for a program that needs several GPUs",
+    "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
+    "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
     "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
     "slice_kinds": " (%s have it: --constraint chooses one)",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
@@ -69,14 +71,16 @@ def named_slice(part: GresEntry, partition: Partition) -> str:
 
 
 def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
-    """Return the note for a job that may be one program on all its slices, `count` on each node: with fewer tasks than
-    slices, or with whole GPUs, among which such programs communicate.
+    """Return notes on a job with several slices, `count` on each node: one if it gets one node only for their number,
+    and one if it may be one program on all of them: with fewer tasks than slices, or with whole GPUs, among which such
+    programs communicate.
     """
+    one_node = [MESSAGES["one_node"]] if count > 1 and takes_one_node(asking, request) else []
     if any(part.name == "gpu" for part in asking.parts):
         shared = count > 1 or (request.min_nodes or 1) > 1
     else:
         shared = count > (request.ntasks_per_node or request.num_tasks or 1)
-    return [MESSAGES["several"]] if shared else []
+    return [*one_node, MESSAGES["several"]] if shared else one_node
 
 
 def tight(chooser: Chooser, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:

@@ -93,6 +93,14 @@ def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster, tasks: int) -> N
     assert [seen[f"task {task}"] for task in range(tasks)] == [seen["batch"]] * tasks
 
 
+def test_a_script_with_a_gpu_for_each_task_gets_one_node(stack: Cluster) -> None:
+    job, message = sbatch(stack, "--gpus=1g.10gb:2", "-n2")
+    assert "all of them on one node" in message
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert [seen[f"task {task}"] for task in range(2)] == [[uuid] for uuid in seen["batch"]]
+
+
 @pytest.mark.parametrize("option", ["--gres=gpu:h100_2g.19gb:1", "--gpus=nvidia_h100_mig_2g.20gb:1"])
 def test_a_script_for_slices_of_static_mig_runs_unchanged(stack: Cluster, option: str) -> None:
     job, message = sbatch(stack, option)

@@ -89,6 +89,8 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
         ({"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
         ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, "mig:7g.80gb:1"),
+        ({"tres_per_job": "gres:gpu:4", "num_tasks": 4}, "mig:7g.80gb:4"),
+        ({"tres_per_job": "gres:gpu:3g.40gb:4", "num_tasks": 2, "min_nodes": 1}, "mig:3g.40gb:4"),
     ],
 )
 def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[str, object], expected: str) -> None:
@@ -109,9 +111,23 @@ def test_one_slice_in_total_limits_the_job_to_one_node(ask, fields: dict[str, ob
     assert "max_nodes" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4, min_nodes=1, max_nodes=1).changes
 
 
+def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> None:
+    answer = ask(None, tres_per_job="gres:gpu:4", num_tasks=4)
+    assert answer.changes["max_nodes"] == "1"
+    assert "all of them on one node" in answer.message and "-N <nodes>" in answer.message
+    for fields in ({"num_tasks": 1}, {"num_tasks": 4, "min_nodes": 2, "max_nodes": 2}):
+        assert "on one node" not in ask(None, tres_per_job="gres:gpu:4", **fields).message
+    assert "on one node" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4).message
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 5},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
