@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.limits import NO_LIMITS, JobLimits
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.gres_request import GresEntry, GresRequest, takes_one_node
 from slurm_migbatch.submit.request import JobRequest
@@ -17,6 +18,9 @@ from slurm_migbatch.workload.refusal import show
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "whole_limits": "mem=, min= and max= do not change that: for the smallest slices that meet them use "
+    "--gres=mig:auto:<count>",
+    "whole_below": "mem=%s MiB does not change that, and each has only %s MiB",
     "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
     "use whole GPUs outside MIG for a program that needs several GPUs",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
@@ -68,6 +72,13 @@ def named_slice(part: GresEntry, partition: Partition) -> str:
     kinds = [kind.name for kind in partition.kinds if profile in kind.geometry]
     of_kinds = MESSAGES["slice_kinds"] % ", ".join(kinds) if len(kinds) > 1 else ""
     return MESSAGES["slice"] % (show(part.asked), part.type, of_kinds)
+
+
+def unapplied(whole_gpu: ProfileOffer, limits: JobLimits) -> list[str]:
+    """Return the note on hints that do not change a request for whole GPUs."""
+    if limits.mem_mib is not None and limits.mem_mib > whole_gpu.memory_mib:
+        return [MESSAGES["whole_below"] % (limits.mem_mib, whole_gpu.memory_mib)]
+    return [MESSAGES["whole_limits"]] if limits != NO_LIMITS else []
 
 
 def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:

@@ -51,6 +51,7 @@ from slurm_migbatch.submit.notes import (
     several,
     tight,
     times,
+    unapplied,
     unknown,
     whole,
 )
@@ -316,6 +317,7 @@ class _Job:
             if part.name == "gpu":
                 offer = whole_gpu(part, partition)
                 messages.append(whole(part, partition, times(count, offer)))
+                messages += unapplied(offer, NO_LIMITS if free else limits)
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
             elif is_auto(part):

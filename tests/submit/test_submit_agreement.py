@@ -191,6 +191,8 @@ changes = st.builds(
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:auto", comment="migbatch: items=1e12 deadline=1s model=vgg19"))
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:2g.20gb", comment="m" * 995))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres:gpu:2", num_tasks=2))
+@example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres:gpu:2", comment="migbatch: mem=20gib"))
+@example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres:gpu:2", comment="migbatch: mem=200gib max=3g.40gb"))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres/gpu:3g.39gb:04", num_tasks=3, min_nodes=1))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres/gpu:16", num_tasks=16))
 def test_shim_and_service_answer_a_submission_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:

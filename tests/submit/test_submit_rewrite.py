@@ -111,6 +111,23 @@ def test_one_slice_in_total_limits_the_job_to_one_node(ask, fields: dict[str, ob
     assert "max_nodes" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4, min_nodes=1, max_nodes=1).changes
 
 
+@pytest.mark.parametrize(
+    ("hints", "note"),
+    [
+        ("mem=10gib", "do not change that: for the smallest slices"),
+        ("max=3g.40gb", "do not change that: for the smallest slices"),
+        ("mem=200gib", "mem=204800 MiB does not change that, and each has only "),
+        ("model=resnet50", ""),
+    ],
+)
+def test_hints_that_whole_gpus_leave_unused_are_named(ask, hints: str, note: str) -> None:
+    for gres, fields in ((None, {"tres_per_job": "gres:gpu:2"}), ("gres:gpu:h100:2", {})):
+        answer = ask(gres, f"migbatch: {hints}", **fields)
+        assert granted(answer) == "mig:7g.80gb:2"
+        assert note in answer.message and ("change that" in answer.message) == bool(note)
+    assert "change that" not in ask("gres:gpu:1,gres:mig:auto", f"migbatch: {hints}".replace("200", "2")).message
+
+
 def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> None:
     answer = ask(None, tres_per_job="gres:gpu:4", num_tasks=4)
     assert answer.changes["max_nodes"] == "1"
