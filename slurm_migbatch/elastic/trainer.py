@@ -119,6 +119,8 @@ class Trainer:
         self._cost_s: float | None = None
         self._failing = ""
         self._ended = False
+        #: gives the state, while the loop is in a step
+        self._save: Callable[[], Any] | None = None
         self._items, self._busy_s, self._reported_at = 0, 0.0, -1e9
         self._deaf = False
 
@@ -136,12 +138,23 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the directory. Raises ElasticError if all steps are done and the last one could not be saved."""
-        self._close()
-        if kind is None and self._ended and self._saved != self.done:
+        """Release the directory; if the loop was left by `break`, write the last checkpoint first.
+
+        Raises:
+            ElasticError: all steps are done, or the loop was left, and the last step could not be saved.
+        """
+        left = kind is None and self._save is not None
+        try:
+            if kind is None and self._save is not None:
+                self.done += 1
+                self._checkpoint(self._save, last=True)
+        finally:
+            self._close()
+        if kind is None and (self._ended or left) and self._saved != self.done:
+            end = "was left by break" if left else "is complete"
             raise ElasticError(
-                f"the training is complete, but no checkpoint of step {self.done} could be written to "
-                f"{self._directory}: {self._failing}; {self._what_is_saved}. Correct that and run it again"
+                f"the training {end}, but no checkpoint of step {self.done} could be written to {self._directory}: "
+                f"{self._failing}; {self._what_is_saved}. Correct that and run it again"
             )
 
     def _close(self) -> None:
@@ -184,7 +197,8 @@ class Trainer:
         A step counts as done when the loop requests the next one. In between, and only there, `save()` is called
         for the state that a checkpoint holds: model, optimizer, learning-rate schedule, and anything else that changes.
 
-        If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises.
+        If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises. If the loop
+        is left by `break`, the end of the context writes the last checkpoint, and the step then counts as done.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).
@@ -199,7 +213,9 @@ class Trainer:
             self._boundary(save)
             step = self._step()
             begun = time.monotonic()
+            self._save = save
             yield step
+            self._save = None
             self._busy_s += time.monotonic() - begun
             self.done += 1
             self._items += step.size

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch import elastic
+from slurm_migbatch.elastic.disk import Disk
 from slurm_migbatch.node import progress
 from tests.support import small_training
 from tests.support.small_training import BATCH, ITEMS, TOTAL, train
@@ -341,6 +342,47 @@ def test_usr1_right_before_the_end_does_not_end_the_program(tmp_path):
 
 
 # -- progress reports
+
+
+def test_loop_left_by_break_is_saved_at_the_end(tmp_path):
+    state = {"updates": 0}
+    care = elastic.Care(every_s=1e6)
+    with elastic.Trainer(tmp_path, effective_batch=1, items=9, care=care, environ={}) as run:
+        run.restore()
+        for step in run.steps(100, lambda: dict(state)):
+            state["updates"] += 1
+            if step.number == 6:
+                break
+    with elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}) as run:
+        assert run.restore() == {"updates": 7}
+        assert [step.number for step in run.steps(9, dict)] == [7, 8]
+
+
+def test_nothing_is_saved_at_the_end_if_a_step_failed(tmp_path):
+    with (
+        pytest.raises(ZeroDivisionError),
+        elastic.Trainer(tmp_path, effective_batch=1, items=9, care=elastic.Care(every_s=1e6), environ={}) as run,
+    ):
+        run.restore()
+        for step in run.steps(100, dict):
+            1 / (step.number - 6)
+    with elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}) as run:
+        run.restore()
+        assert run.done == 1  # the first step is saved at once
+
+
+def test_loop_left_by_break_fails_if_it_cannot_be_saved(tmp_path):
+    class Full(Disk):
+        def create(self, _path):
+            return os.open("/dev/full", os.O_WRONLY)
+
+    with (
+        pytest.raises(elastic.ElasticError, match=r"left by break, but no checkpoint of step 1 .*No space left"),
+        elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}, disk=Full()) as run,
+    ):
+        run.restore()
+        for _ in run.steps(100, dict):
+            break
 
 
 def test_progress_report_is_parsed_by_the_node(tmp_path):
