@@ -16,10 +16,12 @@ trap 'signal=TERM' TERM
 # Same as `migbatch progress --steps N --checkpoint`, for nodes without that command.
 report() { if [ -n "$MIGBATCH_PROGRESS" ]; then echo "$*" >>"$MIGBATCH_PROGRESS"; fi; }
 
-# The checkpoint is written to a temporary file and renamed: a job may be killed at any moment.
+# The checkpoint is written to a temporary file and renamed: a job may be killed at any moment. Not every file system can
+# sync a directory.
 save() {
-	echo "$step $state" >"$CHECKPOINT.new" && sync "$CHECKPOINT.new" && mv -f "$CHECKPOINT.new" "$CHECKPOINT" &&
-		sync "${CHECKPOINT%/*}" && report "steps=$step checkpoint=$(date +%s.%N)"
+	echo "$step $state" >"$CHECKPOINT.new" && sync "$CHECKPOINT.new" && mv -f "$CHECKPOINT.new" "$CHECKPOINT" || return
+	sync "${CHECKPOINT%/*}" 2>/dev/null
+	report "steps=$step checkpoint=$(date +%s.%N)"
 }
 
 step=0 state=1

@@ -1,6 +1,7 @@
 """The examples, as Slurm runs them: USR1, then TERM or KILL, then restart, with the result of an uninterrupted run."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,19 @@ def test_bash_example_keeps_its_checkpoint_on_a_full_disk(tmp_path):
     assert int(step) > 0 and int(state) > 0
     tell(child, signal.SIGKILL)
     child.wait()
+
+
+def test_bash_example_reports_checkpoints_where_directories_cannot_be_synced(tmp_path, monkeypatch):
+    foreign = tmp_path / "bin" / "sync"
+    foreign.parent.mkdir()
+    foreign.write_text(f'#!/bin/sh\nif [ -d "$1" ]; then exit 1; fi\nexec {shutil.which("sync")} "$@"\n')
+    foreign.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
+    job = Job("elastic_bash.sh", tmp_path)
+    child = job.start()
+    until(lambda: job.checkpoint() or child.poll() is not None)
+    tell(child, signal.SIGTERM)
+    assert child.wait(60) == 143
 
 
 def test_bash_example_fails_when_its_program_fails(tmp_path):
