@@ -16,6 +16,7 @@ srun bash -c 'echo "task $SLURM_PROCID: $MIGBATCH_DEVICES"'
 #   curl -H "Authorization: Bearer $(cat vllm-JOB.key)" http://127.0.0.1:8000/v1/models
 port=$((20000 + SLURM_JOB_ID % 20000))
 key=${KEY:-$SLURM_SUBMIT_DIR/vllm-$SLURM_JOB_ID.key}
+trap 'rm -f "$key"' EXIT
 (umask 077 && head -c 24 /dev/urandom | base64 >"$key") || exit
 VLLM_API_KEY=$(cat "$key")
 export VLLM_API_KEY

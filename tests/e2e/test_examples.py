@@ -33,6 +33,8 @@ if name == "vllm":
 else:
     assert devices.startswith("MIG-")
 secret = os.environ.get("JUPYTER_TOKEN_FILE", "")
+if name == "vllm":
+    secret = os.environ["SLURM_SUBMIT_DIR"] + "/vllm-" + job + ".key"
 call = {{
     "arguments": sys.argv[1:], "devices": devices, "profile": os.environ["MIGBATCH_PROFILE"],
     "key": os.environ.get("VLLM_API_KEY", ""), "token": open(secret).read() if secret else "",
@@ -115,9 +117,8 @@ def test_vllm_example_gets_a_slice_for_weights_and_kv_cache(bed: Cluster) -> Non
     asked = options(given["arguments"])
     assert (asked["host"], asked["max-model-len"], asked["max-num-seqs"]) == ("127.0.0.1", "8192", "4")
     assert int(asked["kv-cache-memory-bytes"]) == 4 * 8192 * 56 * 1024
-    key = bed.home(USER) / f"vllm-{job}.key"
-    assert len(given["key"]) == 32 and key.read_text().strip() == given["key"]
-    assert key.stat().st_mode & 0o777 == 0o600
+    assert len(given["key"]) == 32 and given["token"].strip() == given["key"] and given["mode"] == 0o600
+    assert not (bed.home(USER) / f"vllm-{job}.key").exists()
     output = (bed.home(USER) / f"vllm-{job}.out").read_text()
     assert given["key"] not in output + " ".join(given["arguments"]) and f"port {asked['port']}" in output
 
