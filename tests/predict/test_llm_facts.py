@@ -404,6 +404,24 @@ def test_only_layers_with_attention_have_a_cache_that_grows(name: str, attending
     assert architecture.cache_values(200_000) > attending * per_token * 200_000, "the state is kept, too"
 
 
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("facebook/wav2vec2-xls-r-2b", 2500), ("facebook/mms-1b-all", 1500), ("hexgrad/Kokoro-82M", 90.2),
+     ("EuroBERT/EuroBERT-610m", 671)],
+)  # fmt: skip
+def test_encoder_of_known_size_has_no_cache_and_weights_of_32_bits(name: str, millions: float) -> None:
+    assert workload(f"model={name}").model.how == "size"
+    need = need_of(workload(f"model={name}"), 20096)
+    assert need.cache == 0 and need.weights == pytest.approx(4e6 * millions / 2**20)
+    assert need_of(workload(f"model={name} dtype=fp16"), 20096).weights == pytest.approx(need.weights / 2)
+    for hints in ("", " role=train"):
+        assert need_of(workload(f"model={name}{hints}"), 81152).activations > 1024, "of one recording, or a long text"
+
+
+def test_speech_model_that_is_a_language_model_keeps_its_cache() -> None:
+    assert need_of(workload("model=nvidia/canary-qwen-2.5b"), 20096).cache > 0
+
+
 def test_model_without_a_cache_needs_little_beside_its_weights() -> None:
     need = need_of(workload("model=state-spaces/mamba-2.8b"), 20096)
     assert 5.1 < need.weights / 1024 < 5.2 and need.used / 1024 < 7.0

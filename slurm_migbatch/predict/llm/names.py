@@ -85,6 +85,17 @@ and those for images.
 """
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
+ENCODERS: Final = re.compile(r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird")
+"""A word that names an encoder of texts, like BERT: it has no key-value cache."""
+ENCODED: Final = 8192
+"""Its longest input, as of the longest of the public ones."""
+SPEECH: Final = re.compile(r"(?:wav2vec|hubert|wavlm|unispeech|data2vec|mms|parakeet|kokoro)[0-9]*")
+"""A word that names an encoder of sound, or a voice, which has no key-value cache either."""
+SPEECH_MIB: Final = 2048
+SPEECH_KEPT: Final = (317_000_000, 752)
+"""Working memory of one recording, the most of the public ones but Bark; what training keeps of it is that of wav2vec
+2.0 of this many parameters, and grows with layers and width.
+"""
 CLIP_MIB: Final = 16 * 1024
 CLIP_PX: Final = 832
 """Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
@@ -217,6 +228,12 @@ def resolve(name: str) -> Found | None:
     if item_mib:
         extra = round(upper.total) + BESIDE
         architecture = Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px)
+    elif any(map(SPEECH.fullmatch, kept)):
+        architecture = _of_speech(round(upper.total))
+        quantisation = quantisation or precision.plain("fp32")
+    elif any(map(ENCODERS.fullmatch, kept)):
+        architecture = _encoder(of_size(upper))
+        quantisation = quantisation or precision.plain("fp32")
     else:
         encoder_size = TOWER if SENSES.intersection(kept) else 0
         architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
@@ -238,6 +255,19 @@ def _stateful(architecture: Architecture) -> Architecture:
     """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
     values = 2 * architecture.kv_heads * architecture.head
     return replace(architecture, window=state_window(architecture.width, values), wide_layers=0)
+
+
+def _of_speech(parameters: int) -> Architecture:
+    """Return a model of sound with this many parameters."""
+    usual, kept = SPEECH_KEPT
+    kept_mib = max(math.ceil(kept * (parameters / usual) ** (2 / 3)), SPEECH_MIB)
+    return Architecture(0, 0, extra=parameters, kind="plain", item_mib=SPEECH_MIB, kept_mib=kept_mib)
+
+
+def _encoder(decoder: Architecture) -> Architecture:
+    """Return an encoder with the layers and the parameters of a decoder."""
+    encoder = replace(decoder, kind="encoder", headless=True, outputs=0, context=ENCODED)
+    return replace(encoder, extra=encoder.extra + decoder.parameters - encoder.parameters)
 
 
 def native(model: Model) -> Precision:
