@@ -519,6 +519,9 @@ def test_files_readable_by_root_only_are_no_problem_for_other_users(open_tmp_pat
     output.touch()
     output.chmod(0o666)
     assert f"unknown Prolog: {slurm}/wrapper is readable by root only" in found()
+    change(slurm / "slurm.conf", f"Prolog={slurm}/wrapper", f"Prolog={slurm}/hooks/prolog")
+    (slurm / "hooks/prolog").chmod(0o700)
+    assert found().count(f"unknown Prolog: {slurm}/hooks/prolog is readable by root only") == 1
     (slurm / "slurm.conf").chmod(0o600)
     text = found()
     assert f"unknown files: {slurm}/slurm.conf: Permission denied" in text and "unknown controller: " in text
