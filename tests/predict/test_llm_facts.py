@@ -114,6 +114,33 @@ NAMED = {
     "stepfun-ai/step3": ("step3", "bf16"),
     "tencent/Tencent-Hunyuan-Large": ("hunyuan-large", "bf16"),
     "tencent/HunyuanVideo": ("hunyuanvideo", "bf16"),
+    "laion/CLIP-ViT-L-14-laion2B-s32B-b82K": ("clip-vit-large-patch14", "fp32"),
+    "laion/CLIP-ViT-B-16-laion2B-s34B-b88K": ("clip-vit-base-patch16", "fp32"),
+    "openai/clip-vit-large-patch14-336": ("clip-vit-large-patch14-336", "fp32"),
+    "facebook/dinov2-base": ("dinov2-base", "fp32"),
+    "dinov2_vitg14": ("dinov2-giant", "fp32"),
+    "facebook/dinov2-with-registers-small": ("dinov2-small", "fp32"),
+    "facebook/dinov3-vitl16-pretrain-lvd1689m": ("dinov3-vitl16", "fp32"),
+    "facebook/dinov3-vit7b16-pretrain-lvd1689m": ("dinov3-vit7b16", "fp32"),
+    "facebook/dinov3-convnext-large-pretrain-lvd1689m": ("dinov3-convnext-large", "fp32"),
+    "google/siglip-base-patch16-224": ("siglip-base", "fp32"),
+    "google/siglip2-so400m-patch14-384": ("siglip2-so400m", "fp32"),
+    "google/siglip2-giant-opt-patch16-384": ("siglip2-giant-opt", "fp32"),
+    "convnextv2_base.fcmae_ft_in22k_in1k": ("convnextv2-base", "fp32"),
+    "facebook/convnextv2-huge-22k-512": ("convnextv2-huge", "fp32"),
+    "nvidia/segformer-b2-finetuned-ade-512-512": ("segformer-b2", "fp32"),
+    "depth-anything/Depth-Anything-V2-Large-hf": ("depth-anything-v2-large", "fp32"),
+    "facebook/sam2.1-hiera-base-plus": ("sam2-hiera-base-plus", "fp32"),
+    "facebook/sam2-hiera-large": ("sam2-hiera-large", "fp32"),
+    "facebook/hubert-large-ls960-ft": ("wav2vec2-large", "fp32"),
+    "amazon/chronos-bolt-base": ("t5-base", "fp32"),
+    "Qwen/Qwen3-Reranker-4B": ("qwen3-4b", "bf16"),
+    "distil-whisper/distil-large-v3.5": ("distil-large-v3", "fp16"),
+    "distil-whisper/distil-small.en": ("distil-small.en", "fp16"),
+    "mixedbread-ai/mxbai-rerank-large-v1": ("deberta-v3-large", "fp32"),
+    "Alibaba-NLP/gte-base-en-v1.5": ("nomic-embed-text-v1.5", "fp32"),
+    "intfloat/e5-large": ("bge-large", "fp32"),
+    "google/embeddinggemma-300m": ("embeddinggemma-300m", "fp32"),
 }
 
 
@@ -389,6 +416,15 @@ def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)
     assert deepseek.cache_values(1) == 61 * (512 + 64)
     assert BY_NAME["llama-3.1-8b"].architecture.cache_values(1) == 65536
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("gte-large-en-v1.5", 434), ("labse", 471), ("xlm-roberta-xl", 3480), ("deberta-v3-small", 141),
+     ("deberta-v3-xsmall", 70.7), ("distil-small.en", 166), ("distil-medium.en", 394), ("distil-large-v2", 756)],
+)  # fmt: skip
+def test_parameters_are_those_of_the_model_card(name: str, millions: float) -> None:
+    assert BY_NAME[name].architecture.parameters == pytest.approx(1e6 * millions, rel=0.01)
 
 
 @pytest.mark.parametrize(
