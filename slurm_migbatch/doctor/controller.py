@@ -18,7 +18,7 @@ from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, no
 from slurm_migbatch.doctor.database import check_file, check_log, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
-from slurm_migbatch.doctor.partitions import check_partitions
+from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
@@ -31,6 +31,7 @@ from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.cli import LOCAL
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.reservations import COMMAND
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
@@ -155,6 +156,7 @@ def _slurm(
     served = {partition for row in rows if row.name in mig for partition in row.partitions}
     yield from _topology(config, served, partitions)
     yield from check_partitions(partitions, served, conf)
+    yield from check_reservations(_scontrol(config, *COMMAND[1:]))
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 

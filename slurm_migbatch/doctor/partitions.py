@@ -1,4 +1,4 @@
-"""Check that several jobs fit on a MIG node at once: a job that gets the whole node leaves its other slices unused."""
+"""Check what keeps slices of MIG nodes from jobs: partitions that give a job the whole node, reservations of slices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from slurm_migbatch.node.findings import OK, WARN, Finding
+from slurm_migbatch.slurm.fields import fields_of
 
 _UNSET: Final = frozenset({"", "0", "UNLIMITED"})
 
@@ -29,6 +30,15 @@ def check_partitions(
         yield Finding(WARN, "partitions", text, "set DefMemPerCPU= for them in slurm.conf, and scontrol reconfigure")
     if served and not exclusive and not greedy:
         yield Finding(OK, "partitions", "jobs can share MIG nodes")
+
+
+def check_reservations(shown: str) -> Iterator[Finding]:
+    """Check that no reservation holds slices instead of nodes; `shown`: `scontrol --oneliner show reservation`."""
+    for values in map(fields_of, shown.splitlines()):
+        if "gres/mig" in values.get("TRES", ""):
+            name = values.get("ReservationName", "")
+            text = f"{name} holds slices (TRES={values['TRES']}), which migbatchd may offer as other profiles"
+            yield Finding(WARN, "reservations", text, "reserve whole nodes and a catalog node instead (Nodes=)")
 
 
 def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:

@@ -438,6 +438,19 @@ def test_partition_in_which_a_job_takes_whole_nodes_is_reported(words: str, sett
     assert finding.level == (WARN if problem else OK) and problem in finding.text
 
 
+@pytest.mark.parametrize(
+    ("tres", "named"),
+    [("cpu=2,gres/mig:2g.20gb=2", ["course"]), ("gres/mig=1", ["course"]), ("cpu=128,node=2", [])],
+)
+def test_reservation_of_slices_is_reported(tres: str, named: list[str]) -> None:
+    """The lines are those of `scontrol --oneliner show reservation`."""
+    assert list(partitions.check_reservations("No reservations in the system\n")) == []
+    shown = f"ReservationName=course StartTime=2026-11-22T22:32:08 Nodes=n1 Flags= TRES={tres} State=ACTIVE\n"
+    found = list(partitions.check_reservations(shown))
+    assert [finding.text.partition(" ")[0] for finding in found] == named
+    assert all(finding.level == WARN and "reserve whole nodes" in finding.advice for finding in found)
+
+
 def test_slurmctld_that_stops_answering_during_the_checks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
