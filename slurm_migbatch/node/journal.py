@@ -267,8 +267,13 @@ class Journal:
             raise JournalError(f"{self.path} is closed")
         return self._db
 
+    def _all(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run one statement with bound values; return its rows."""
+        with _errors(self.path):
+            return self._connection.execute(statement, values).fetchall()
+
     def _complete(self) -> bool:
-        names = {row[0] for row in self._connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        names = {row[0] for row in self._all("SELECT name FROM sqlite_master WHERE type='table'")}
         return {"meta", "slices", "runs", "events"} <= names
 
     def _migrate(self) -> None:
@@ -287,8 +292,7 @@ class Journal:
 
     def check(self) -> None:
         """Check the whole file; raises Corrupt."""
-        with _errors(self.path):
-            answer = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        answer = self._all("PRAGMA integrity_check(1)")[0][0]
         if answer != "ok":
             raise Corrupt(f"{self.path} is damaged: {answer}")
 
@@ -300,8 +304,7 @@ class Journal:
 
     def wait_at_most(self, seconds: float) -> None:
         """Limit how long a statement waits for another process that has the journal locked."""
-        with _errors(self.path):
-            self._connection.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
+        self._all(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -321,14 +324,12 @@ class Journal:
 
     def meta(self, key: str) -> str:
         """Read a value of the journal itself; empty if it was never set."""
-        with _errors(self.path):
-            row = self._connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-        return "" if row is None else str(row[0])
+        rows = self._all("SELECT value FROM meta WHERE key=?", key)
+        return str(rows[0][0]) if rows else ""
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a value of the journal itself."""
-        with _errors(self.path):
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+        self._all("INSERT OR REPLACE INTO meta VALUES (?,?)", key, value)
 
     @property
     def identity(self) -> str:
@@ -339,12 +340,7 @@ class Journal:
 
     def slices(self, where: str = "1", values: Iterable[object] = ()) -> list[JournalSlice]:
         """Read all slices, or those of an SQL condition with bound values, by GPU and placement."""
-        with _errors(self.path):
-            rows = self._connection.execute(
-                "SELECT gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,restart,ordinal,uid,warm,owner,"
-                f"since,reason,beside,shared,id FROM slices WHERE {where} ORDER BY gpu,start,id",
-                tuple(values),
-            ).fetchall()
+        rows = self._all(f"SELECT {_COLUMNS} FROM slices WHERE {where} ORDER BY gpu,start,id", *values)
         return [_slice(row) for row in rows]
 
     def put(self, row: JournalSlice) -> JournalSlice:
@@ -361,25 +357,15 @@ class Journal:
             )
             if clash and row.state != "evict":
                 raise Overlap(f"{row} ({row.state}) and {clash[0]} ({clash[0].state}) overlap")
-        values = (
-            *(row.gpu, row.slot.profile.name, row.slot.placement.start, row.slot.placement.size),
-            *(row.state, row.gi, row.ci, row.mig_uuid, row.cap_gi, row.cap_ci, row.job, row.restart),
-            *(row.ordinal, row.uid, int(row.warm), row.owner, row.since or time.time(), row.reason),
-            *(row.beside, int(row.shared)),
-        )
-        with _errors(self.path):
-            cursor = self._connection.execute(
-                "INSERT OR REPLACE INTO slices (id,gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,"
-                "restart,ordinal,uid,warm,owner,since,reason,beside,shared) "
-                "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (row.id, *values),
-            )
-        return row._replace(id=cursor.lastrowid)
+        profile, placement = row.slot
+        values = (row.gpu, profile.name, *placement, *row._replace(since=row.since or time.time())[2:])
+        marks = ",".join("?" * len(values))
+        self._all(f"INSERT OR REPLACE INTO slices ({_COLUMNS}) VALUES ({marks})", *values)
+        return row._replace(id=self._all("SELECT last_insert_rowid()")[0][0])
 
     def drop(self, row: JournalSlice) -> None:
         """Delete a row."""
-        with _errors(self.path):
-            self._connection.execute("DELETE FROM slices WHERE id=?", (row.id,))
+        self._all("DELETE FROM slices WHERE id=?", row.id)
 
     def guest_of(self, row: JournalSlice) -> JournalSlice | None:
         """Read the second holder's row of a slice; None if it has one holder."""
@@ -410,44 +396,33 @@ class Journal:
 
     def runs(self, where: str = "1", values: Iterable[object] = ()) -> list[JournalRun]:
         """Read all runs, or those of an SQL condition with bound values."""
-        with _errors(self.path):
-            rows = self._connection.execute(
-                "SELECT job,restart,uid,user,account,partition,marker,state,owner,since,exit_code FROM runs "
-                f"WHERE {where} ORDER BY job,restart",
-                tuple(values),
-            ).fetchall()
+        columns = ",".join(JournalRun._fields)
+        rows = self._all(f"SELECT {columns} FROM runs WHERE {where} ORDER BY job,restart", *values)
         return [JournalRun(*row) for row in rows]
 
     def put_run(self, run: JournalRun) -> None:
         """Write or replace a run."""
-        with _errors(self.path):
-            self._connection.execute(
-                "INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
-                run._replace(since=run.since or time.time()),
-            )
+        values = run._replace(since=run.since or time.time())
+        self._all("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)", *values)
 
     def drop_run(self, run: JournalRun) -> None:
         """Forget a run."""
-        with _errors(self.path):
-            self._connection.execute("DELETE FROM runs WHERE job=? AND restart=?", (run.job, run.restart))
+        self._all("DELETE FROM runs WHERE job=? AND restart=?", run.job, run.restart)
 
     def prune(self, now: float) -> None:
         """Forget runs that ended long ago."""
-        with _errors(self.path):
-            self._connection.execute("DELETE FROM runs WHERE state='ended' AND since<?", (now - KEEP_RUNS_S,))
+        self._all("DELETE FROM runs WHERE state='ended' AND since<?", now - KEEP_RUNS_S)
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Spool one event for the controller, if there are too many instead of the oldest; in the open transaction."""
         body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
-        with _errors(self.path):
-            seq = self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,)).lastrowid or 0
-            if seq % TRIM_EVERY == 0:
-                self._connection.execute(
-                    "DELETE FROM events WHERE seq<=? AND seq<(SELECT min(seq) FROM events)+?",
-                    (seq - MOST_EVENTS, MOST_TRIMMED),
-                )
+        self._all("INSERT INTO events (body) VALUES (?)", body)
+        seq = self._newest()
+        if seq % TRIM_EVERY == 0:
+            oldest = "DELETE FROM events WHERE seq<=? AND seq<(SELECT min(seq) FROM events)+?"
+            self._all(oldest, seq - MOST_EVENTS, MOST_TRIMMED)
 
     def spooled(self, limit: int = 500, size: float = math.inf) -> list[dict[str, object]]:
         """Read the oldest events that were not acknowledged, in order: at most `size` bytes, but at least one."""
@@ -462,8 +437,7 @@ class Journal:
 
     def spool_length(self) -> int:
         """Count the spooled events."""
-        with _errors(self.path):
-            return int(self._connection.execute("SELECT count(*) FROM events").fetchone()[0])
+        return int(self._all("SELECT count(*) FROM events")[0][0])
 
     @property
     def recorded(self) -> tuple[str, int]:
@@ -483,19 +457,17 @@ class Journal:
         """
         with self.write():
             self._drop_acknowledged(seq, database)
-            if self._connection.execute("SELECT 1 FROM events WHERE seq=?", (int(self.meta("told") or 0),)).fetchone():
-                return
-            self.event("state", fields())
-            newest = self._connection.execute("SELECT max(seq) FROM events").fetchone()[0]
-            self.set_meta("told", str(newest))
+            if not self._all("SELECT 1 FROM events WHERE seq=?", int(self.meta("told") or 0)):
+                self.event("state", fields())
+                self.set_meta("told", str(self._newest()))
 
     def _drop_acknowledged(self, seq: int, database: str) -> None:
-        self._connection.execute("DELETE FROM events WHERE seq<=?", (seq,))
+        self._all("DELETE FROM events WHERE seq<=?", seq)
         if seq > self._newest():
             # The file is an older copy. New events need numbers that the controller does not have yet, and a message
             # about another database makes it request a full state.
-            self._connection.execute("DELETE FROM sqlite_sequence WHERE name='events'")
-            self._connection.execute("INSERT INTO sqlite_sequence (name,seq) VALUES ('events',?)", (seq,))
+            self._all("DELETE FROM sqlite_sequence WHERE name='events'")
+            self._all("INSERT INTO sqlite_sequence (name,seq) VALUES ('events',?)", seq)
             database = ""
         if self.recorded != (database, seq):
             self.set_meta("database", database)
@@ -503,8 +475,12 @@ class Journal:
 
     def _newest(self) -> int:
         """Return the number of the newest event, whether it is still spooled or not."""
-        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name='events'").fetchone()
-        return 0 if row is None else int(row[0])
+        rows = self._all("SELECT seq FROM sqlite_sequence WHERE name='events'")
+        return int(rows[0][0]) if rows else 0
+
+
+#: of `slices`, in the order of JournalSlice's fields; a slot takes three
+_COLUMNS = ",".join(("gpu", "profile", "start", "size", *JournalSlice._fields[2:]))
 
 
 def _slice(row: Sequence[Any]) -> JournalSlice:
