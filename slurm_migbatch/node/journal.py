@@ -14,8 +14,7 @@ also of several owners, may overlap one `evict`; the first of them that has the 
 
 A slice may have a second holder: a row of its own for the same slot, `beside` the first one's, intent -> held. It
 creates no instance and opens no device. When the first holder leaves, the second takes over its row (`leave`); the
-slice is free when no holder is left. Triggers enforce at most two holders, both of one user, for every writer
-(an agent of the previous release may still have the file open while this one is being installed).
+slice is free when no holder is left. Triggers enforce at most two holders, both of one user, for every writer.
 
 Life of a run:
 starting -> running -> ending -> ended, or misfit -> ended.
@@ -67,36 +66,31 @@ CREATE TABLE slices (
     state TEXT NOT NULL CHECK (state IN ('intent','evict','held','idle','zombie','foreign','lost')),
     gi INTEGER, ci INTEGER, mig_uuid TEXT, cap_gi INTEGER, cap_ci INTEGER,
     job INTEGER, restart INTEGER, ordinal INTEGER, uid INTEGER, warm INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL DEFAULT '', since REAL NOT NULL, reason TEXT NOT NULL DEFAULT '');
+    owner TEXT NOT NULL DEFAULT '', since REAL NOT NULL, reason TEXT NOT NULL DEFAULT '',
+    beside INTEGER, shared INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX slices_job ON slices (job, restart);
+CREATE INDEX slices_beside ON slices (beside);
+CREATE TRIGGER slices_guest BEFORE INSERT ON slices WHEN NEW.beside IS NOT NULL AND (NOT EXISTS (
+    SELECT 1 FROM slices h WHERE h.id=NEW.beside AND h.beside IS NULL AND h.state IN ('held','lost')
+    AND h.uid=NEW.uid AND h.gpu=NEW.gpu AND h.profile=NEW.profile AND h.start=NEW.start AND h.size=NEW.size)
+    OR EXISTS (SELECT 1 FROM slices g WHERE g.beside=NEW.beside AND g.id IS NOT NEW.id))
+BEGIN SELECT RAISE(ABORT, 'a slice can only be shared by two jobs of one user'); END;
+CREATE TRIGGER slices_host BEFORE INSERT ON slices WHEN EXISTS (
+    SELECT 1 FROM slices g WHERE g.beside=NEW.id AND (NEW.state NOT IN ('held','lost') OR g.uid IS NOT NEW.uid
+    OR g.gpu<>NEW.gpu OR g.profile<>NEW.profile OR g.start<>NEW.start OR g.size<>NEW.size))
+BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END;
+CREATE TRIGGER slices_gone BEFORE DELETE ON slices WHEN EXISTS (SELECT 1 FROM slices WHERE beside=OLD.id)
+BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END;
 CREATE TABLE runs (
     job INTEGER NOT NULL, restart INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, account TEXT NOT NULL,
     partition TEXT NOT NULL, marker TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('starting','running','ending','ended','misfit')),
     owner TEXT NOT NULL DEFAULT '', since REAL NOT NULL, exit_code INTEGER, PRIMARY KEY (job, restart)) WITHOUT ROWID;
+CREATE INDEX runs_state ON runs (state, since);
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL);
 """
-
-_SHARING = (
-    "ALTER TABLE slices ADD COLUMN beside INTEGER",
-    "ALTER TABLE slices ADD COLUMN shared INTEGER NOT NULL DEFAULT 0",
-    "CREATE INDEX slices_beside ON slices (beside)",
-    """CREATE TRIGGER slices_guest BEFORE INSERT ON slices WHEN NEW.beside IS NOT NULL AND (NOT EXISTS (
-        SELECT 1 FROM slices h WHERE h.id=NEW.beside AND h.beside IS NULL AND h.state IN ('held','lost')
-        AND h.uid=NEW.uid AND h.gpu=NEW.gpu AND h.profile=NEW.profile AND h.start=NEW.start AND h.size=NEW.size)
-        OR EXISTS (SELECT 1 FROM slices g WHERE g.beside=NEW.beside AND g.id IS NOT NEW.id))
-    BEGIN SELECT RAISE(ABORT, 'a slice can only be shared by two jobs of one user'); END""",
-    """CREATE TRIGGER slices_host BEFORE INSERT ON slices WHEN EXISTS (
-        SELECT 1 FROM slices g WHERE g.beside=NEW.id AND (NEW.state NOT IN ('held','lost') OR g.uid IS NOT NEW.uid
-        OR g.gpu<>NEW.gpu OR g.profile<>NEW.profile OR g.start<>NEW.start OR g.size<>NEW.size))
-    BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END""",
-    """CREATE TRIGGER slices_gone BEFORE DELETE ON slices WHEN EXISTS (SELECT 1 FROM slices WHERE beside=OLD.id)
-    BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END""",
-)
-"""From schema 1 to 2. Rows are only ever written by INSERT OR REPLACE, so there is no trigger on UPDATE."""
-
-_STATES = "CREATE INDEX IF NOT EXISTS runs_state ON runs (state, since)"
-"""So that no hook reads all ended runs. Older releases work with it; it is added to their journals."""
+"""Slices' rows are only ever written by INSERT OR REPLACE, so there is no trigger on UPDATE. No hook may read all ended
+runs: hence `runs_state`."""
 
 
 class JournalError(RuntimeError):
@@ -234,11 +228,9 @@ class Journal:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
                 raise JournalError(f"{path} was written by a newer release (schema {version}); upgrade this node")
-            if not self._complete():
-                raise Corrupt(f"{path} is damaged: tables are missing")
-            if version < SCHEMA_VERSION:
-                self._migrate()
-            self._add_index()
+            tables = {row[0] for row in self._all("SELECT name FROM sqlite_master WHERE type='table'")}
+            if version < SCHEMA_VERSION or not {"meta", "slices", "runs", "events"} <= tables:
+                raise Corrupt(f"{path} is damaged, or of an older release: tables are missing")
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
 
@@ -271,24 +263,6 @@ class Journal:
         """Run one statement with bound values; return its rows."""
         with _errors(self.path):
             return self._connection.execute(statement, values).fetchall()
-
-    def _complete(self) -> bool:
-        names = {row[0] for row in self._all("SELECT name FROM sqlite_master WHERE type='table'")}
-        return {"meta", "slices", "runs", "events"} <= names
-
-    def _migrate(self) -> None:
-        """Upgrade a journal of the previous release, in one transaction and with all its content."""
-        with self.write():
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version < SCHEMA_VERSION:  # no other process has done it
-                for statement in _SHARING:
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-
-    def _add_index(self) -> None:
-        if self._connection.execute("SELECT 1 FROM sqlite_master WHERE name='runs_state'").fetchone() is None:
-            with suppress(JournalError), self.write():  # hooks are only slower without it
-                self._connection.execute(_STATES)
 
     def check(self) -> None:
         """Check the whole file; raises Corrupt."""
@@ -527,9 +501,7 @@ def _create(path: str) -> None:
             connection = sqlite3.connect(temporary, isolation_level=None)
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
-                statements = "".join(f"{statement};" for statement in _SCHEMA.strip().rstrip(";").split(";"))
-                additions = "".join(f"{text};" for text in (*_SHARING, _STATES))
-                connection.executescript(f"BEGIN; {statements} {additions} COMMIT;")
+                connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
                 connection.execute("INSERT INTO meta VALUES ('journal', ?)", (os.urandom(8).hex(),))
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 connection.execute(f"PRAGMA application_id={APPLICATION_ID}")

@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 import threading
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import effects, exits, guest, owner, plan
-from slurm_migbatch.node import journal as journal_module
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import GuestAction, verdict
 from slurm_migbatch.node.journal import NAME, Journal, JournalRun, JournalSlice, Overlap
@@ -681,116 +680,6 @@ def test_slice_becomes_idle_when_its_last_holder_leaves(tmp_path_factory, steps)
             elif rows:
                 assert [row.state for row in rows] == ["idle"] and rows[0].job is None
     finally:
-        journal.close()
-
-
-# -- a journal of the previous release
-
-
-OLD_SCHEMA = journal_module._SCHEMA
-
-
-def old_journal(path, rows):
-    """A journal as release 1 of the schema wrote it."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as link:
-        link.execute("PRAGMA journal_mode=WAL")
-        link.executescript(OLD_SCHEMA)
-        link.execute("INSERT INTO meta VALUES ('journal', 'abc')")
-        link.execute("PRAGMA user_version=1")
-        link.executemany(
-            "INSERT INTO slices (gpu,profile,start,size,state,job,restart,uid,mig_uuid,since) "
-            "VALUES (?,?,?,?,?,?,?,?,?,?)",
-            rows,
-        )
-        link.execute("INSERT INTO runs VALUES (1,0,5,'u','a','p','[mig:2g.20gb:1]','running','',1.0,NULL)")
-        link.execute('INSERT INTO events (body) VALUES (\'{"kind":"start"}\')')
-
-
-ROWS = [("GPU-0", "2g.20gb", 0, 2, "held", 1, 0, 5, "MIG-1", 1.0), ("GPU-0", "1g.10gb", 2, 1, "idle", *[None] * 4, 1.0)]
-
-
-def test_journal_of_the_previous_release_is_migrated_with_its_contents(tmp_path):
-    path = str(tmp_path / NAME)
-    old_journal(path, ROWS)
-    journal = Journal(path)
-    try:
-        assert [(row.job, row.state, row.beside, row.shared) for row in journal.slices()] == [
-            (1, "held", None, False),
-            (None, "idle", None, False),
-        ]
-        assert journal.identity == "abc" and journal.spool_length() == 1 and len(journal.runs()) == 1
-        assert journal._connection.execute("PRAGMA user_version").fetchone() == (journal_module.SCHEMA_VERSION,)
-        (host,) = journal.slices("state='held'")
-        with journal.write():
-            journal.put(host._replace(id=None, job=2, beside=host.id))
-        assert journal.guest_of(host).job == 2
-        fresh = Journal(str(tmp_path / "fresh.db"))
-        assert schema(fresh) == schema(journal)
-        fresh.close()
-    finally:
-        journal.close()
-
-
-def schema(journal):
-    return sorted(
-        (name, [column[1:] for column in journal._connection.execute(f"PRAGMA table_info({name})")])
-        for (name,) in journal._connection.execute(
-            "SELECT name FROM sqlite_master WHERE type IN ('table','index','trigger')"
-        )
-    )
-
-
-def test_interrupted_journal_migration_is_repeated(tmp_path):
-    from tests.support.nodes import in_child
-
-    path = tmp_path / NAME
-    old_journal(str(path), ROWS)
-
-    def work():
-        Journal(str(path)).close()
-        return 0
-
-    status, _ = in_child(work, kill_at=1)
-    assert status == 9
-    with closing(sqlite3.connect(path)) as link:
-        assert link.execute("PRAGMA user_version").fetchone() == (1,)
-    journal = Journal(str(path))
-    assert len(journal.slices()) == 2
-    journal.close()
-
-
-def test_parallel_processes_can_open_a_journal_that_needs_migration(tmp_path):
-    from tests.support.node_processes import in_processes
-
-    path = tmp_path / NAME
-    old_journal(str(path), ROWS)
-
-    def work():
-        journal = Journal(str(path))
-        journal.slices("beside IS NOT NULL")
-        journal.close()
-        return 0
-
-    assert in_processes([work] * 8) == [0] * 8
-
-
-def test_previous_release_cannot_overwrite_a_host_row_that_has_a_guest(tmp_path):
-    """Its agent may be running while the new release is being installed: it does not know of second holders."""
-    path = str(tmp_path / NAME)
-    old_journal(path, ROWS)
-    with closing(sqlite3.connect(path, isolation_level=None)) as old:
-        old.execute("SELECT * FROM slices").fetchall()
-        journal = Journal(path)
-        (host,) = journal.slices("state='held'")
-        with journal.write():
-            journal.put(host._replace(id=None, job=2, beside=host.id))
-        names = "id,gpu,profile,start,size,state,gi,ci,mig_uuid,job,restart,uid,since"
-        freed = (host.id, "GPU-0", "2g.20gb", 0, 2, "idle", None, None, "MIG-1", None, None, 5, 2.0)
-        with pytest.raises(sqlite3.IntegrityError):
-            old.execute(f"INSERT OR REPLACE INTO slices ({names}) VALUES ({','.join('?' * 13)})", freed)
-        with pytest.raises(sqlite3.IntegrityError):
-            old.execute("DELETE FROM slices WHERE id=?", (host.id,))
-        assert journal.guest_of(host).job == 2
         journal.close()
 
 

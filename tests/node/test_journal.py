@@ -125,7 +125,7 @@ def test_file_that_is_not_a_database_is_reported_as_corrupt(tmp_path, raw):
     assert not path.exists() and os.path.exists(aside)
 
 
-@pytest.mark.parametrize("how", ["garbage", "table gone"])
+@pytest.mark.parametrize("how", ["garbage", "table gone", "older schema"])
 def test_a_damaged_journal_is_rebuilt_from_driver_and_handoffs(node, how):
     node.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
@@ -310,14 +310,6 @@ def test_hooks_do_not_look_at_runs_that_ended_before(node):
             run = JournalRun(job, 0, ALICE, "alice", "physics", "gpu", "[mig:1g.10gb:1]", "ended")
             node.journal.put_run(run._replace(since=time.time() - 3600))
     assert steps(4) <= few + 20
-
-
-def test_index_of_runs_is_added_to_a_journal_without_it(tmp_path, journal):
-    journal._connection.execute("DROP INDEX runs_state")
-    again = Journal(str(tmp_path / NAME))
-    found = again._connection.execute("SELECT name FROM sqlite_master WHERE name='runs_state'").fetchall()
-    again.close()
-    assert found == [("runs_state",)]
 
 
 @pytest.mark.parametrize("how", ["removed", "killed while it was made anew"])

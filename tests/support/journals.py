@@ -13,9 +13,9 @@ def damage(node: Node, how: str) -> None:
     node.forget_executor()
     if how == "garbage":
         path.write_bytes(b"not a database at all" * 500)
-    elif how == "table gone":
+    elif how in ("table gone", "older schema"):
         link = sqlite3.connect(path)
-        link.execute("DROP TABLE slices")
+        link.execute("DROP TABLE slices" if how == "table gone" else "PRAGMA user_version=1")
         link.commit()
         link.close()
     elif how == "deleted":
