@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.node import effects
+from slurm_migbatch.node.paths import read
 
 NAME = "ending"
 ALL = 0xFFFF
@@ -87,12 +88,7 @@ def _held(run: int, note: Note) -> bool:
 
 def exit_code(run: int, note: Note) -> int | None:
     """Return the exit code that the note holds, if any. Raises FileNotFoundError if the note was removed."""
-    handle = os.open(note.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
-    try:
-        text = os.read(handle, 16)
-    finally:
-        os.close(handle)
-    status, _, signal = text.partition(b":")
+    status, _, signal = read(note.path, 16, run).partition(b":")
     if not status.isdigit() or not signal.isdigit():
         return None
     return 128 + int(signal) if int(signal) else int(status)

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from slurm_migbatch.node import effects
-from slurm_migbatch.node.paths import fresh
+from slurm_migbatch.node.paths import read, replace
 
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _NOBODY = 0xFFFFFFFF
@@ -79,18 +79,9 @@ class Handoff(NamedTuple):
 
 def write(directory: int, handoff: Handoff) -> None:
     """Write a hand-off atomically, replacing an older one. Raises OSError."""
+    content = handoff.text().encode("utf-8", "backslashreplace")
     name = f"{handoff.job}.{handoff.restart}"
-    temporary = f".{name}"
-    effects.point("handoff write")
-    handle = fresh(directory, temporary)
-    with os.fdopen(handle, "wb") as file:
-        file.write(handoff.text().encode("utf-8", "backslashreplace"))
-        file.flush()
-        _open_to(handle, handoff.uid)
-        os.fsync(handle)
-    effects.point("handoff rename")
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    os.fsync(directory)
+    replace(directory, name, content, "handoff", lambda handle: _open_to(handle, handoff.uid))
 
 
 def _open_to(handle: int, uid: int) -> None:
@@ -126,11 +117,9 @@ def listed(directory: int) -> Iterator[tuple[int, int]]:
 def load(directory: int, job: int, restart: int) -> Handoff | None:
     """Read a hand-off; None if it is missing or invalid."""
     try:
-        handle = os.open(f"{job}.{restart}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        text = read(f"{job}.{restart}", 65536, directory).decode("utf-8", "replace")
     except OSError:
         return None
-    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
-        text = file.read(65536)
     lines = [line.split() for line in text.splitlines()]
     fields = {words[0]: words[1] for words in lines if len(words) == 2}
     slices = _slices([words[1:] for words in lines if words and words[0] == "slice"])

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -112,13 +111,11 @@ class JobMaps:
             stale = sorted(current.keys() - files.keys())
             new = sorted(name for name, text in files.items() if current.get(name) != text)
             if not dry:
-                unfinished = [
-                    name for name in names if name[0] == "." and name[-1] == "~" and form.fullmatch(name[1:-1])
-                ]
+                unfinished = [name for name in names if name[0] == "." and form.fullmatch(name[1:])]
                 for name in [*stale, *unfinished]:
                     _unlink(handle, name)
                 for name in new:
-                    _write(handle, name, files[name])
+                    paths.replace(handle, name, files[name], "job map", lambda file: os.fchmod(file, 0o644))
         return [f"{path}/{name}: removed" for name in stale] + [f"{path}/{name}: written" for name in new]
 
 
@@ -198,29 +195,10 @@ def _owners(rows: Sequence[JournalSlice]) -> Files:
 
 def _read(directory: int, name: str) -> bytes:
     """Return the file's text; nothing for anything but a plain file of root's, so that it is replaced."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        handle = os.open(name, flags, dir_fd=directory)
+        return paths.read(name, MOST_BYTES, directory)
     except OSError:
         return b""
-    try:
-        return os.read(handle, MOST_BYTES) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
-    finally:
-        os.close(handle)
-
-
-def _write(directory: int, name: str, text: bytes) -> None:
-    """Write the file atomically."""
-    temporary = f".{name}~"
-    effects.point("job map write")
-    handle = paths.fresh(directory, temporary, 0o644)
-    try:
-        os.write(handle, text)
-        os.fchmod(handle, 0o644)
-    finally:
-        os.close(handle)
-    effects.point("job map rename")
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def _unlink(directory: int, name: str) -> None:

@@ -9,12 +9,14 @@ RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from slurm_migbatch.node import tmpfs
+from slurm_migbatch.node import effects, tmpfs
 from slurm_migbatch.node.config import NodeConfig
 
 
@@ -56,11 +58,46 @@ def public(path: str) -> int:
     return _directory(path, 0o755)
 
 
-def fresh(directory: int, name: str, mode: int = 0o600) -> int:
-    """Create a file to write, in place of one that a killed process left; the umask applies. Raises OSError."""
+def fresh(directory: int, name: str) -> int:
+    """Create a file to write, in place of one that a killed process left. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+
+def read(name: str, most: int, directory: int | None = None) -> bytes:
+    """Read at most this many bytes of a plain file; an absolute path needs no directory. Raises OSError."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")
+        return os.read(handle, most)
+    finally:
+        os.close(handle)
+
+
+def replace(
+    directory: int, name: str, content: bytes, label: str, prepare: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write a file atomically: on disk with all its content, or not at all. Raises OSError.
+
+    `label` names it in the effects; `prepare` gets the open file, mode 0600, before it is put in its place.
+    """
+    temporary = f".{name}"
+    try:
+        effects.point(f"{label} write")
+        with os.fdopen(fresh(directory, temporary), "wb") as file:
+            file.write(content)
+            file.flush()
+            prepare(file.fileno())
+            os.fsync(file.fileno())
+        effects.point(f"{label} rename")
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):  # incomplete, for example on a full disk
+            os.unlink(temporary, dir_fd=directory)
+        raise
+    os.fsync(directory)
 
 
 def _checked(path: str) -> str:

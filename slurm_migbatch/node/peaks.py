@@ -13,12 +13,11 @@ sums over GPUs and samples, too: seconds and joules, of runs whose slices are wh
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activity
-from slurm_migbatch.node.paths import fresh
+from slurm_migbatch.node.paths import read, replace
 
 NAME = "peaks"
 MAX_BYTES = 1 << 20
@@ -74,9 +73,7 @@ class Peak(NamedTuple):
 def load(run_dir: int) -> dict[RunId, Peak]:
     """Read all peaks; empty if there is no file or its form is unknown."""
     try:
-        handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run_dir)
-        with os.fdopen(handle, encoding="ascii") as file:
-            stored = json.loads(file.read(MAX_BYTES))
+        stored = json.loads(read(NAME, MAX_BYTES, run_dir))
         if stored["version"] != 1:
             return {}
         return {
@@ -99,15 +96,7 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
         for (j, r), p in peaks.items()
         if (j, r) in running
     }
-    temporary = f".{NAME}"
-    handle = fresh(run_dir, temporary)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))
-        os.rename(temporary, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
-    except OSError:
-        os.unlink(temporary, dir_fd=run_dir)  # incomplete, for example on a full disk
-        raise
+    replace(run_dir, NAME, json.dumps({"version": 1, "runs": rows}, separators=(",", ":")).encode(), NAME)
 
 
 def _run(name: str) -> RunId:

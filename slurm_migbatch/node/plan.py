@@ -8,9 +8,6 @@ of job 17. A plan is advice about placements and does not decide what a job gets
 the node chooses for itself; but only slots in `guests` are ever shared.
 """
 
-# Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH104
-
 from __future__ import annotations
 
 import json
@@ -20,7 +17,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import ProfileError
-from slurm_migbatch.node import effects
+from slurm_migbatch.node.paths import read, replace
 
 NAME = "plan.json"
 MAX_BYTES = 4 << 20
@@ -67,9 +64,7 @@ def parse(data: object) -> CachedPlan:
 def load(state_dir: str) -> CachedPlan:
     """Read the stored plan; an empty one if none can be read."""
     try:
-        handle = os.open(f"{state_dir}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            return parse(json.loads(file.read(MAX_BYTES)))
+        return parse(json.loads(read(f"{state_dir}/{NAME}", MAX_BYTES)))
     except (OSError, ValueError):
         return CachedPlan()
 
@@ -80,18 +75,9 @@ def store(state_dir: str, raw: bytes) -> CachedPlan:
         plan = parse(json.loads(raw))
     except ValueError as error:
         raise PlanError(str(error)) from None
-    temporary = f"{state_dir}/.{NAME}"
-    effects.point("plan write")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    effects.point("plan rename")
-    os.rename(temporary, f"{state_dir}/{NAME}")
     directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        replace(directory, NAME, raw, "plan")
     finally:
         os.close(directory)
     return plan

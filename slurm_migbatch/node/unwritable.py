@@ -28,7 +28,7 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.paths import Paths, read, replace
 
 LASTS_S = 120.0
 ASKING_S = 10.0
@@ -47,14 +47,9 @@ class Faults(NamedTuple):
 def load(run: int) -> Faults:
     """Read the counted faults from RunDir (an open descriptor)."""
     try:
-        handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
-    except OSError:
-        return Faults()
-    with os.fdopen(handle, encoding="ascii", errors="replace") as file:
-        count, _, since = file.read(64).partition(" ")
-    try:
+        count, _, since = read(NAME, 64, run).partition(b" ")
         return Faults(int(count), float(since))
-    except ValueError:
+    except (OSError, ValueError):
         return Faults()
 
 
@@ -147,7 +142,10 @@ class Unwritable:
                 previous = load(self._paths.run)
                 faults = Faults(previous.hooks + 1, min(previous.since or now, now))  # the clock may have been set back
                 drain = lasting(faults, self._config, now)
-                clear(self._paths.run) if drain else self._store(faults)
+                if drain:
+                    clear(self._paths.run)
+                else:
+                    replace(self._paths.run, NAME, f"{faults.hooks} {faults.since!r}\n".encode(), NAME)
         except (TooLate, OSError):
             return True  # this fault is not counted; the next one will be
         if not drain:
@@ -160,11 +158,3 @@ class Unwritable:
         except scontrol.ScontrolError:
             return False
         return True
-
-    def _store(self, faults: Faults) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(NAME, flags, 0o600, dir_fd=self._paths.run)
-        try:
-            os.write(handle, f"{faults.hooks} {faults.since!r}\n".encode("ascii"))
-        finally:
-            os.close(handle)
