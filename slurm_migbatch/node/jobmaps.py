@@ -115,7 +115,7 @@ class JobMaps:
                 for name in [*stale, *unfinished]:
                     _unlink(handle, name)
                 for name in new:
-                    paths.replace(handle, name, files[name], "job map", lambda file: os.fchmod(file, 0o644))
+                    paths.replace(handle, name, files[name], "job map", _readable, durable=False)
         return [f"{path}/{name}: removed" for name in stale] + [f"{path}/{name}: written" for name in new]
 
 
@@ -199,6 +199,11 @@ def _read(directory: int, name: str) -> bytes:
         return paths.read(name, MOST_BYTES, directory)
     except OSError:
         return b""
+
+
+def _readable(file: int) -> None:
+    """Let everyone read an open file, whatever the umask."""
+    os.fchmod(file, 0o644)
 
 
 def _unlink(directory: int, name: str) -> None:

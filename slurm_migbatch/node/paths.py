@@ -77,11 +77,18 @@ def read(name: str, most: int, directory: int | None = None) -> bytes:
 
 
 def replace(
-    directory: int, name: str, content: bytes, label: str, prepare: Callable[[int], None] = lambda _: None
+    directory: int,
+    name: str,
+    content: bytes,
+    label: str,
+    prepare: Callable[[int], None] = lambda _: None,
+    *,
+    durable: bool = True,
 ) -> None:
-    """Write a file atomically: on disk with all its content, or not at all. Raises OSError.
+    """Write a file atomically: with all its content, or not at all. Raises OSError.
 
-    `label` names it in the effects; `prepare` gets the open file, mode 0600, before it is put in its place.
+    `label` names it in the effects; `prepare` gets the open file, mode 0600, before it is put in its place. A file that
+    is not `durable` is not forced to disk: it says nothing after a crash of the host, and hooks must not wait for it.
     """
     temporary = f".{name}"
     try:
@@ -90,14 +97,16 @@ def replace(
             file.write(content)
             file.flush()
             prepare(file.fileno())
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         effects.point(f"{label} rename")
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with suppress(OSError):  # incomplete, for example on a full disk
             os.unlink(temporary, dir_fd=directory)
         raise
-    os.fsync(directory)
+    if durable:
+        os.fsync(directory)
 
 
 def _checked(path: str) -> str:

@@ -96,7 +96,8 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
         for (j, r), p in peaks.items()
         if (j, r) in running
     }
-    replace(run_dir, NAME, json.dumps({"version": 1, "runs": rows}, separators=(",", ":")).encode(), NAME)
+    content = json.dumps({"version": 1, "runs": rows}, separators=(",", ":")).encode()
+    replace(run_dir, NAME, content, NAME, durable=False)
 
 
 def _run(name: str) -> RunId:

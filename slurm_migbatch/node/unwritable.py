@@ -145,7 +145,8 @@ class Unwritable:
                 if drain:
                     clear(self._paths.run)
                 else:
-                    replace(self._paths.run, NAME, f"{faults.hooks} {faults.since!r}\n".encode(), NAME)
+                    counted = f"{faults.hooks} {faults.since!r}\n".encode()
+                    replace(self._paths.run, NAME, counted, NAME, durable=False)
         except (TooLate, OSError):
             return True  # this fault is not counted; the next one will be
         if not drain:

@@ -130,11 +130,11 @@ def test_full_run_directory_loses_no_peaks_and_no_progress_reports(node, watch, 
     memory(node, 1, 4000)
     write(node, "items=5 seconds=1\n")
 
-    def full(handle):
+    def full(*_names):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("slurm_migbatch.node.paths.os.fsync", full)
+        disk.setattr("slurm_migbatch.node.paths.fresh", full)
         watch()
         watch()
     assert [event["items"] for event in node.events("progress")] == [5]
