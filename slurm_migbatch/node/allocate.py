@@ -26,16 +26,15 @@ from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, Insu
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import cudaform, effects, ending, guest, handoff, owner, placement, plan, progress
-from slurm_migbatch.node.caps import Caps, CapsError, CapsOpen
+from slurm_migbatch.node.caps import Caps, CapsOpen
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, JournalRun, JournalSlice, Overlap
+from slurm_migbatch.node.journal import Journal, JournalError, JournalRun, JournalSlice, Overlap
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
@@ -89,6 +88,15 @@ class AllocatedSlices(NamedTuple):
         return all(mig_slice.warm for mig_slice in self.slices)
 
 
+class _Start(NamedTuple):
+    """The start of a run: its Prolog, its grant, and the owner that does the work until the deadline."""
+
+    env: HookEnv
+    grant: Grant
+    owner_id: str
+    deadline: Deadline
+
+
 class Allocator:
     """Allocate slices to runs on one node."""
 
@@ -114,19 +122,18 @@ class Allocator:
 
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
         """Allocate the run's slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
+        start = _Start(env, grant, owner_id, deadline)
         excluded: set[placement.GpuSlot] = set()
         survey = self._gpus.survey()
         lost = {**survey.failing, **{f"GPU {index}": error for index, error in survey.unidentified.items()}}
-        repaired = False
-        if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
+        repaired = self._journal.meta("reconciled") != self._journal.meta("boot_id")
+        if repaired:
             self._repair_all(env.job, deadline)
-            repaired = True
         why = ""
         for _ in range(ATTEMPTS):
             deadline.check(f"allocating slices to {env.run}")
             try:
-                claiming = self._claim_guest if grant.guest else self._claim
-                claims = claiming(env, grant, owner_id, excluded, lost, deadline)
+                claims = (self._claim_guest if grant.guest else self._claim)(start, excluded, lost)
             except _NoFreeSlot as full:
                 if not repaired:
                     self._repair_all(env.job, deadline)
@@ -137,7 +144,7 @@ class Allocator:
                 tried = f"{why}. " if why else ""  # may name processes of other users
                 raise Misfit(f"no free placement for {grant.gres}", f"{tried}{full}") from None
             try:
-                return self._apply(env, owner_id, deadline, claims)
+                return self._apply(start, claims)
             except _Retry as again:
                 why = str(again)
                 if again.place is not None:
@@ -146,8 +153,8 @@ class Allocator:
                 self._gpus.reset()
                 for claim in claims:
                     lost[claim.gpu] = f"{claim.gpu}: {error}"
-        tried = f"{ATTEMPTS} attempts, the last: {why}. "
-        raise Misfit(f"no free placement for {grant.gres}", f"{tried}{self.explain_misfit(grant)}")
+        diagnosis = f"{ATTEMPTS} attempts, the last: {why}. {self.explain_misfit(grant)}"
+        raise Misfit(f"no free placement for {grant.gres}", diagnosis)
 
     def explain_misfit(self, grant: Grant) -> str:
         """Describe the plan's slots for the grant and the slices in use. Raises DriverError, JournalError."""
@@ -168,16 +175,10 @@ class Allocator:
     # -- claiming ------------------------------------------------------------------------------------------------
 
     def _claim(
-        self,
-        env: HookEnv,
-        grant: Grant,
-        owner_id: str,
-        excluded: set[placement.GpuSlot],
-        lost: dict[str, str],
-        deadline: Deadline,
+        self, start: _Start, excluded: set[placement.GpuSlot], lost: dict[str, str]
     ) -> tuple[placement.SlotClaim, ...]:
         """Choose and claim places in one transaction. Raises _NoFreeSlot if there are none."""
-        self._repair_abandoned(env.job, deadline)
+        self._repair_abandoned(start)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
         geometries = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
         node_plan = plan.load(self._paths.state_dir)
@@ -185,42 +186,39 @@ class Allocator:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
                 views = [_occupancy(gpu, geometries[gpu.uuid], rows, node_plan.slots.get(gpu.uuid, ())) for gpu in gpus]
-                claims = placement.choose_slots(views, grant.profiles, env.uid, self._config.warm_reuse, excluded)
+                claims = placement.choose_slots(
+                    views, start.grant.profiles, start.env.uid, self._config.warm_reuse, excluded
+                )
                 if claims is None:
                     tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(excluded))
-                    raise _NoFreeSlot(self._explain_misfit(grant, node_plan, gpus, f"Tried: {tried}" if tried else ""))
-                self._write_claims(env, grant, owner_id, claims)
+                    note = f"Tried: {tried}" if tried else ""
+                    raise _NoFreeSlot(self._explain_misfit(start.grant, node_plan, gpus, note))
+                self._write_claims(start, claims)
                 return claims
         except Overlap as error:
-            raise _impossible(error) from error
+            raise JournalError(f"invalid choice of placements: {error}") from error
 
     def _claim_guest(
-        self,
-        env: HookEnv,
-        grant: Grant,
-        owner_id: str,
-        excluded: set[placement.GpuSlot],
-        lost: dict[str, str],
-        deadline: Deadline,
+        self, start: _Start, excluded: set[placement.GpuSlot], lost: dict[str, str]
     ) -> tuple[placement.SlotClaim, ...]:
         """Claim the place that the plan names for this guest, in one transaction. Raises _NoFreeSlot, Misfit."""
-        until = time.monotonic() + min(HOST_WAIT_S, deadline.remaining / 2)
+        until = time.monotonic() + min(HOST_WAIT_S, start.deadline.remaining / 2)
         while True:
-            self._repair_abandoned(env.job, deadline)
+            self._repair_abandoned(start)
             gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
             node_plan = plan.load(self._paths.state_dir)
-            place = node_plan.guests.get(env.job)
+            place = node_plan.guests.get(start.env.job)
             gpu = next((gpu for gpu in gpus if place is not None and gpu.uuid == place.gpu), None)
             if place is None or gpu is None:
                 raise Misfit(
-                    "this node's plan has no slice for it to share", self._explain_misfit(grant, node_plan, gpus)
+                    "this node's plan has no slice for it to share", self._explain_misfit(start.grant, node_plan, gpus)
                 )
             planned = place.slot in node_plan.slots.get(place.gpu, ())
             geometry = self._gpus.geometry(gpu)
             with self._journal.write():
                 rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
                 runs = {(run.job, run.restart): run for run in self._journal.runs("state='running'")}
-                verdict = guest.verdict(place, env.uid, rows, runs, planned)
+                verdict = guest.verdict(place, start.env.uid, rows, runs, planned)
                 claims: tuple[placement.SlotClaim, ...] | None = None
                 if verdict.action is guest.GuestAction.JOIN:
                     claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, verdict.host),)
@@ -230,32 +228,30 @@ class Allocator:
                         (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
                     }
                     claims = placement.choose_slots(
-                        [view], [place.slot.profile], env.uid, self._config.warm_reuse, excluded | other_slots
+                        [view], [place.slot.profile], start.env.uid, self._config.warm_reuse, excluded | other_slots
                     )
                 if claims is not None:
-                    self._write_claims(env, grant, owner_id, claims)
+                    self._write_claims(start, claims)
                     return claims
             if verdict.action is guest.GuestAction.ALONE:
-                raise _NoFreeSlot(self._explain_misfit(grant, node_plan, gpus))
+                raise _NoFreeSlot(self._explain_misfit(start.grant, node_plan, gpus))
             if verdict.action is guest.GuestAction.NO or time.monotonic() > until:
-                raise Misfit(verdict.why, self._explain_misfit(grant, node_plan, gpus))
+                raise Misfit(verdict.why, self._explain_misfit(start.grant, node_plan, gpus))
             time.sleep(HOST_POLL_S)
 
-    def _repair_abandoned(self, job: int, deadline: Deadline) -> None:
+    def _repair_abandoned(self, start: _Start) -> None:
         """Undo in-flight work of dead owners before its places count as taken."""
-        abandoned = {
-            row.gpu
-            for row in self._journal.slices("state IN ('intent','evict')")
-            if row.state in IN_FLIGHT and not owner.alive(row.owner)
-        }
+        in_flight = self._journal.slices("state IN ('intent','evict')")
+        abandoned = {row.gpu for row in in_flight if not owner.alive(row.owner)}
         for gpu in self._gpus.managed() if abandoned else ():
             if gpu.uuid in abandoned:
-                self._repairer.gpu(gpu, deadline)
+                self._repairer.gpu(gpu, start.deadline)
         unfinished = self._journal.runs("state IN ('starting','ending')")
         if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
-            self._run_repairer.all(locked_job=job)
+            self._run_repairer.all(locked_job=start.env.job)
 
-    def _write_claims(self, env: HookEnv, grant: Grant, owner_id: str, claims: Sequence[placement.SlotClaim]) -> None:
+    def _write_claims(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> None:
+        env, owner_id = start.env, start.owner_id
         for ordinal, claim in enumerate(claims):
             for mig_slice in claim.evict:
                 if mig_slice.state == "idle":  # otherwise another hook has marked it, and this one may wait for it
@@ -275,51 +271,34 @@ class Allocator:
                     warm=claim.warm is not None or claim.host is not None,
                 )
             )
-        run = JournalRun(
-            env.job,
-            env.restart or 0,
-            env.uid,
-            env.user,
-            env.account,
-            env.partition,
-            grant.marker,
-            "starting",
-            owner_id,
-        )
-        self._journal.put_run(run)
+        self._journal.put_run(run_of(env, "starting", owner_id, start.grant.marker))
 
     # -- execution -----------------------------------------------------------------------------------------------
 
-    def _apply(
-        self, env: HookEnv, owner_id: str, deadline: Deadline, claims: Sequence[placement.SlotClaim]
-    ) -> AllocatedSlices:
+    def _apply(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> AllocatedSlices:
         wanted = {claim.gpu for claim in claims}
         gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
         try:
-            with locked(self._paths.lock, lock_names(gpus.values()), deadline):
+            with locked(self._paths.lock, lock_names(gpus.values()), start.deadline):
                 try:
-                    return self._under_locks(env, owner_id, deadline, claims, gpus)
+                    return self._under_locks(start, claims, gpus)
                 except BaseException:
                     # Release the claims while the locks are still held here.
                     for gpu in gpus.values():
                         with suppress(DriverError):
-                            self._repairer.gpu(gpu, deadline, dead=(owner_id,), have_lock=True)
+                            self._repairer.gpu(gpu, start.deadline, dead=(start.owner_id,), have_lock=True)
                     raise
         except TooLate:
             grace = Deadline(GRACE_S)
             for gpu in gpus.values():
                 with suppress(DriverError, TooLate):
-                    self._repairer.gpu(gpu, grace, dead=(owner_id,))
+                    self._repairer.gpu(gpu, grace, dead=(start.owner_id,))
             raise
 
     def _under_locks(
-        self,
-        env: HookEnv,
-        owner_id: str,
-        deadline: Deadline,
-        claims: Sequence[placement.SlotClaim],
-        gpus: dict[str, NvmlGpu],
+        self, start: _Start, claims: Sequence[placement.SlotClaim], gpus: dict[str, NvmlGpu]
     ) -> AllocatedSlices:
+        env, owner_id, deadline = start.env, start.owner_id, start.deadline
         existing = {uuid: self._existing_instances(gpu) for uuid, gpu in gpus.items()}
         for claim in claims:
             for mig_slice in claim.evict:
@@ -340,13 +319,13 @@ class Allocator:
             row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env)
             for row, instance in prepared
         ]
-        memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in ready}
-        handoff_slices = tuple(
-            [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in ready]
-        )
-        self._write_handoff(env, handoff_slices, ready)
-        planned = all(claim.planned for claim in claims)
-        return self._commit(env, owner_id, ready, planned, round(deadline.elapsed * 1000))
+        given = []
+        for row in ready:
+            profile = row.slot.profile
+            memory_mib = self._gpus.geometry(gpus[row.gpu]).info(profile).memory_mib
+            given.append(handoff.HandoffSlice(row.mig_uuid or "", str(profile), memory_mib, row.gpu))
+        self._write_handoff(env, tuple(given), ready)
+        return self._commit(start, ready, all(claim.planned for claim in claims))
 
     def _write_handoff(
         self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...], rows: Sequence[JournalSlice]
@@ -448,26 +427,20 @@ class Allocator:
     def _open_devices(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
         """Make the user the owner of the capability devices; clear the job map first, which may name another job."""
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
-        ci = instance.ci_id if instance.ci_id is not None else 0
         try:
-            minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid, known=row.warm)
+            minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, env.uid, known=row.warm)
         except CapsOpen:
             raise _Retry(None, f"{row} was recreated by another program") from None
         return row.on(instance, minors)
 
-    def _memory(self, gpu: NvmlGpu, profile: Profile) -> int:
-        return self._gpus.geometry(gpu).info(profile).memory_mib
-
-    def _commit(
-        self, env: HookEnv, owner_id: str, done: Sequence[JournalSlice], planned: bool, elapsed_ms: int
-    ) -> AllocatedSlices:
-        restart = env.restart or 0
-        now = time.time()
+    def _commit(self, start: _Start, done: Sequence[JournalSlice], planned: bool) -> AllocatedSlices:
+        env, restart, now = start.env, start.env.restart or 0, time.time()
+        elapsed_ms = round(start.deadline.elapsed * 1000)
         with self._journal.write():
             run = self._journal.runs("job=? AND restart=?", (env.job, restart))[0]
-            if run.owner != owner_id:
+            if run.owner != start.owner_id:
                 raise TooLate(f"{run} was taken over by another hook")
-            current_rows = [self._current_claim(row, owner_id) for row in done]
+            current_rows = [self._current_claim(row, start.owner_id) for row in done]
             held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in current_rows])
             self._journal.put_run(run._replace(state="running", owner="", since=now))
             allocation = AllocatedSlices(held, elapsed_ms)
@@ -521,8 +494,6 @@ def _occupancy(
     return placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, planned)
 
 
-def _impossible(error: Exception) -> Exception:
-    return JournalError(f"invalid choice of placements: {error}")
-
-
-__all__ = ["AllocatedSlices", "Allocator", "CapsError", "Misfit", "Unsafe"]
+def run_of(env: HookEnv, state: str, owner_id: str, marker: str = "") -> JournalRun:
+    """Return the journal's row of a Prolog's run."""
+    return JournalRun(env.job, env.restart or 0, env.uid, env.user, env.account, env.partition, marker, state, owner_id)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
-from slurm_migbatch.node.allocate import Allocator, Misfit, Unsafe
+from slurm_migbatch.node.allocate import Allocator, Misfit, Unsafe, run_of
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
@@ -306,12 +306,11 @@ class Executor:
 
         full = f"{why[:500]}: {diagnosis or self._explain_misfit(env)}".removesuffix(": ")
         restart = env.restart or 0
-        run = JournalRun(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
         gres = _gres(env.comment)
         already_refused = self._is_given_up(env, deadline, owner_id)
         if not already_refused:
             with self.journal.write():
-                self.journal.put_run(run)
+                self.journal.put_run(run_of(env, "misfit", owner_id))
                 self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": gres, "reason": full})
         try:
             handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
