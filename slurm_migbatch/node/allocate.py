@@ -34,7 +34,8 @@ from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import Journal, JournalError, JournalRun, JournalSlice, Overlap
+from slurm_migbatch.node.journal import Journal, JournalError, Overlap
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
-from slurm_migbatch.node.journal import JournalRun, JournalSlice
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import CachedPlan
 
 LONGEST = 1500

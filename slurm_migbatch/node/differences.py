@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Instance
-from slurm_migbatch.node.journal import IN_FLIGHT, JournalSlice
+from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalSlice
 
 _ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
 """Of two rows for one instance the first counts."""

@@ -21,7 +21,8 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, JournalSlice, move_aside
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, move_aside
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import outdated, rebuild

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from slurm_migbatch.node.journal import JournalRun, JournalSlice
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import SharedSlot
 
 FREE = ("idle", "evict", "lost")

@@ -26,7 +26,8 @@ from itertools import islice
 from slurm_migbatch.node import conf, effects, paths
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
-from slurm_migbatch.node.journal import Journal, JournalError, JournalSlice
+from slurm_migbatch.node.journal import Journal, JournalError
+from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.node.paths import Paths, PathsError
 
 LOCK = "job-maps"

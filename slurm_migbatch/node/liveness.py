@@ -25,7 +25,7 @@ from typing import NamedTuple
 from slurm_migbatch.node import unix_sockets
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate
-from slurm_migbatch.node.journal import JournalRun
+from slurm_migbatch.node.journal_rows import JournalRun
 
 SETTLED_S = 10.0
 PAUSE_S = 2.0

@@ -14,7 +14,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
 from slurm_migbatch.mig.planning import choose
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node.journal import JournalSlice
+from slurm_migbatch.node.journal_rows import JournalSlice
 
 GpuSlot = tuple[str, Slot]
 """A slot on the GPU with this UUID."""

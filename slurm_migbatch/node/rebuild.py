@@ -15,7 +15,8 @@ from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.node import handoff
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.gpus import Gpus
-from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.run_repair import TOMBSTONE_S
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from slurm_migbatch.node import handoff, progress, usage
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 

@@ -21,7 +21,8 @@ from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalSlice
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalSlice
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.run_repair import RunRepairer
 

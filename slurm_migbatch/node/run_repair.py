@@ -10,7 +10,8 @@ from slurm_migbatch.node import ending, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalRun
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalRun
 from slurm_migbatch.node.liveness import Liveness
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.release import Releaser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_migbatch.node.journal import OCCUPYING, JournalRun, JournalSlice
+from slurm_migbatch.node.journal_rows import OCCUPYING, JournalRun, JournalSlice
 
 
 def state(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activity
 from slurm_migbatch.node import peaks, progress
-from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 

@@ -29,7 +29,8 @@ from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.inotify import WriteWatch
-from slurm_migbatch.node.journal import NAME, Journal, JournalError, JournalRun, JournalSlice
+from slurm_migbatch.node.journal import NAME, Journal, JournalError
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths, PathsError
 from slurm_migbatch.node.usage import progress_event
 

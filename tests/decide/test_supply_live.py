@@ -17,7 +17,7 @@ from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
-from slurm_migbatch.node.journal import JournalSlice
+from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.controllers import SupplyController

@@ -6,7 +6,7 @@ from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.diagnosis import LONGEST, GpuLabel, explain_misfit
-from slurm_migbatch.node.journal import JournalRun, JournalSlice
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from tests.support.nodes import ALICE, BOB
 from tests.support.promises import TWO, publish, uuids
 

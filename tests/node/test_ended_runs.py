@@ -177,7 +177,7 @@ def test_completing_job_is_over_on_a_node_that_it_no_longer_uses():
 
 
 def run(job, restart=0):
-    from slurm_migbatch.node.journal import JournalRun
+    from slurm_migbatch.node.journal_rows import JournalRun
 
     return JournalRun(job, restart, ALICE, "", "", "", "", "running")
 

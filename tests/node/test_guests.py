@@ -15,7 +15,8 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import effects, exits, guest, owner, plan
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import GuestAction, verdict
-from slurm_migbatch.node.journal import NAME, Journal, JournalRun, JournalSlice, Overlap
+from slurm_migbatch.node.journal import NAME, Journal, Overlap
+from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import SharedSlot
 from tests.support.examples import examples
 from tests.support.nodes import ALICE, BOB

@@ -13,17 +13,8 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.differences import diagnose
-from slurm_migbatch.node.journal import (
-    IN_FLIGHT,
-    NAME,
-    Corrupt,
-    Journal,
-    JournalError,
-    JournalRun,
-    JournalSlice,
-    Overlap,
-    move_aside,
-)
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, Overlap, move_aside
+from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalRun, JournalSlice
 from tests.support.examples import examples
 from tests.support.journals import damage
 from tests.support.node_processes import run_hook

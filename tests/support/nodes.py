@@ -19,7 +19,8 @@ from slurm_migbatch.node import config, effects, handoff, plan
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor, Outcome
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.journal import Journal, JournalSlice
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 ALICE, BOB = 64001, 64002

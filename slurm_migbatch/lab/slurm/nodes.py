@@ -28,8 +28,8 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import guest, placement
-from slurm_migbatch.node.journal import JournalRun as Run
-from slurm_migbatch.node.journal import JournalSlice as Slice
+from slurm_migbatch.node.journal_rows import JournalRun as Run
+from slurm_migbatch.node.journal_rows import JournalSlice as Slice
 from slurm_migbatch.node.plan import SharedSlot
 from slurm_migbatch.slurm.client import JobRow
 

@@ -10,7 +10,7 @@ from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.lab.slurm.work import Work
-from slurm_migbatch.node.journal import JournalSlice as Slice
+from slurm_migbatch.node.journal_rows import JournalSlice as Slice
 from slurm_migbatch.slurm.client import JobRow
 
 

@@ -26,7 +26,7 @@ from slurm_migbatch.lab.slurm.run import Submission
 from slurm_migbatch.lab.slurm.work import SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node.journal import JournalSlice as Slice
+from slurm_migbatch.node.journal_rows import JournalSlice as Slice
 from slurm_migbatch.submit.gres_request import MAX_COUNT
 
 Auto: TypeAlias = Literal["no", "infer", "all"]
