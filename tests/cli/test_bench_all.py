@@ -27,19 +27,6 @@ INSTANCES = {
     "margins": [{"points": 3, "confidence": 0.9, "total": 8}],
     "bars": [],
 }
-BSBF = {
-    "notes": [],
-    "cells": [
-        {
-            "jobs": jobs,
-            "slowdown": slowdown,
-            "ours_over": {"SJF": [0.5, 0.4, 0.6], "SJF-FFS": [ffs, None, None], "BSBF": [0.9, 0.8, 1.0]},
-            "quantiles_s": {"ours": [1.0, 2.0], "SJF": [1.0, 4.0]},
-        }
-        for jobs, slowdown, ffs in (("Muri", "1.5", 0.8), ("Muri", "Gavel", 0.1), ("30 jobs, load 2", "1.5", 0.6))
-    ],
-    "bars": [],
-}
 OVER = {f"{order}, pairs over FFS": [0.8, 0.7, 0.9] for order in ("FIFO", "SJF")}
 SHARING = {
     "decides": "decide.lending.pairs.pairs",
@@ -79,9 +66,6 @@ def test_headline_verdicts_follow_from_the_results():
     instances = headlines.instances(INSTANCES)
     assert instances.beaten
     assert "saved in all 50 (theirs 50)" in instances.ours
-    assert headlines.bsbf(BSBF).beaten
-    assert "most gained over SJF-FFS 20 " in headlines.bsbf(BSBF).ours  # not the 40 % on a small trace
-    assert "50.0 % over SJF" in headlines.bsbf(BSBF).ours
     assert headlines.sharing(SHARING).beaten
     assert "FIFO, mean over FFS 20 " in headlines.sharing(SHARING).ours
     assert headlines.lending(LENDING).beaten is False
@@ -102,7 +86,6 @@ def test_headline_verdicts_follow_from_the_results():
 
 PLOTTED = {
     "instances": INSTANCES,
-    "bsbf": BSBF,
     "sharing": SHARING,
     "fragmentation": FRAGMENTATION,
     "dispatch": DISPATCH,

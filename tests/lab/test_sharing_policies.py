@@ -1,22 +1,16 @@
-"""SJF-BSBF and its variant with lookahead in the simulator, and the experiment about them on synthetic data."""
+"""SJF-BSBF and its variant with lookahead in the simulator."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.cli.main import cli
 from slurm_migbatch.decide.lending.lookahead import NEVER, PAIR, RULES
 from slurm_migbatch.decide.lending.pair_finish import finishes
-from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
@@ -26,8 +20,6 @@ from slurm_migbatch.lab.sim.policies.queued import Sjf
 from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
-from slurm_migbatch.lab.studies import bsbf as bench
-from tests.support.experiments import measured_once
 from tests.support.sharing_rules import ANY
 
 Pairs = dict[tuple[str, str], float]
@@ -125,85 +117,3 @@ def test_both_policies_are_registered_by_name(name: str) -> None:
     policy = kind.make(kind.params(), cluster)
     jobs = [SimulatedJob(n, f"j{n}", 0, 10 + n) for n in range(6)]
     assert None not in ends(Simulation(cluster, jobs, policy, Paired(Whole(), {}, 1.2)).run())
-
-
-# -- the experiment --------------------------------------------------------------------------------------------
-
-
-def write(path: Path, lines: Sequence[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as out:
-        out.write("\n".join(lines) + "\n")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few jobs in the format of each data set."""
-    folder = tmp_path_factory.mktemp("data")
-    rows = ["job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time"]
-    rows += [
-        f"{n},{(1, 2, 8)[n % 3]},{n * 20000},{100 + 37 * n % 90},{('vgg', 'bert')[n % 2]},16,60000,500"
-        for n in range(24)
-    ]
-    write(folder / "muri" / "cluster_trace.csv", rows)
-    profile = folder / "pollux" / "traces" / "ncf"
-    write(profile / "placements.csv.gz", ["placement,local_bsz,step_time,sync_time", "1,16,0.1,0", "1,32,0.2,0"])
-    write(profile / "validation-32.csv.gz", ["progress,iteration,metric", "1,500,0.5", "2,1000,0.9"])
-    rows = ["name,time,application,num_replicas,batch_size"] + [f"ncf-{n},{n * 60},ncf,1,32" for n in range(9)]
-    write(folder / "pollux" / "workloads" / "workload-1.csv", rows)
-    rows = ["timestamp,duration,num_gpus,gpu_time,cluster"]
-    rows += [f"2017-10-01 {n // 60:02d}:{n % 60:02d}:00,60,1,60,vc" for n in range(150)]
-    write(folder / "philly" / "philly_jobs.csv.gz", rows)
-    rows = ["gpu,job1,workers1,job2,workers2,steps_per_s_1,steps_per_s_2", "v100,A,1,,,10,", "v100,B,1,,,8,"]
-    rows += ["v100,A,1,B,1,8,5", "v100,A,1,A,1,6,6"]
-    write(folder / "gavel" / "physical_cluster_throughputs.csv.gz", rows)
-    return folder
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One load and one fixed slowdown."""
-    monkeypatch.setattr(bench, "LOADS", (2.0,))
-    monkeypatch.setattr(bench, "FIXED", (1.3,))
-
-
-@pytest.mark.usefixtures("few")
-def test_measurement_compares_every_policy_in_every_cell_and_the_command_repeats_it(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = bench.measure(data, seeds=2)
-    assert len(found["cells"]) == 4 * 3
-    for cell in found["cells"]:
-        assert list(cell["jct_s"]) == ["FIFO", "SJF", "SJF-FFS", "BSBF", "ours"]
-        assert cell["draws"] == (1 if cell["jobs"] == "Muri" and cell["slowdown"] == "1.3" else 2)
-    assert found["bars"] == []
-    measured_once(monkeypatch, bench)
-    words = ["bench", "study", "bsbf", "--data", str(data), "--seeds", "2"]
-    done = CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False)
-    assert done.exception is None, done.exception
-    assert json.loads(done.stdout) == json.loads(json.dumps(found)), "it is deterministic"
-    done = CliRunner().invoke(cli, words, standalone_mode=False)
-    assert done.exception is None, done.exception
-    assert "over SJF-FFS" in done.stdout
-    assert "study of a paper's idea" in done.stdout
-
-
-def test_drawn_jobs_have_the_published_sizes_and_the_requested_load(data: Path) -> None:
-    populations = {population.name: population for population in bench.populations(bench.source(data))}
-    population = populations["30 jobs, load 2"]
-    jobs = population.draw(np.random.Generator(np.random.PCG64(3)))
-    assert sorted(job.gpus for job in jobs) == [1] * 10 + [2] * 8 + [4] * 6 + [8] * 4 + [16] * 2
-    offered = sum(job.gpus * job.work for job in jobs)
-    assert offered / (population.gpus * max(job.arrival for job in jobs)) == pytest.approx(2.0)
-
-
-def test_drawn_slowdowns_are_measured_pairs(data: Path) -> None:
-    kinds = {kind.name: kind for kind in bench.slowdowns(bench.source(data))}
-    xi = kinds["Gavel"].draw(np.random.Generator(np.random.PCG64(1)), ["x", "y", "z"])
-    pairs = {(1.25, 1.6), (1.6, 1.25), (10 / 6, 10 / 6)}
-    assert all((xi[job, other], xi[other, job]) in pairs for job, other in xi if job != other)
-
-
-def test_missing_data_file_is_named_in_the_error(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotMeasurable, match=r"cluster_trace\.csv"):
-        bench.measure(tmp_path)

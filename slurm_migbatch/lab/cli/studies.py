@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurm_migbatch.cli.common import HELP, print_table
-from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes, with_interval
+from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes
 
 
 @click.group(context_settings=HELP)
@@ -125,26 +125,6 @@ def dstack(result: Result) -> None:
         print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
 
 
-@experiment("slurm_migbatch.lab.studies.bsbf", draws_option("Draws of jobs and slowdowns."))
-def bsbf(result: Result) -> None:
-    """Study of SJF-BSBF: completion times if two jobs may share a whole GPU, by rule."""
-    from slurm_migbatch.lab.studies.bsbf import BASELINES
-
-    _print_study(result)
-    names = list(result["cells"][0]["jct_s"])
-    lines = [
-        (
-            cell["jobs"],
-            cell["slowdown"],
-            str(cell["draws"]),
-            *(f"{cell['jct_s'][name]:.0f}" for name in names),
-            *(with_interval(cell["ours_over"][name], 3) for name in BASELINES),
-        )
-        for cell in result["cells"]
-    ]
-    print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
-
-
 @experiment("slurm_migbatch.lab.studies.deepboot", draws_option("Workloads and requests.", least=1))
 def deepboot(result: Result) -> None:
     """Study of DeepBoot: training on several whole GPUs that inference leaves, relative to training's own half."""
@@ -157,5 +137,5 @@ def deepboot(result: Result) -> None:
         print_lending(entry)
 
 
-for _command in (instances, placement, paris_elsa, dstack, bsbf, deepboot):
+for _command in (instances, placement, paris_elsa, dstack, deepboot):
     study.add_command(_command)

@@ -138,26 +138,6 @@ def dstack(result: Result) -> Headline:
     return _judged("D-STACK, 0.9 of an ideal scheduler, up to 1.6 x utilisation and 4 x throughput", claims)
 
 
-def bsbf(result: Result) -> Headline:
-    """Judge the largest gain over sharing always on the large trace; mean gains are shown too.
-
-    Without the measured pairs of Gavel: some of them slow each other down so much that sharing always is absurd, unlike
-    the paper's pairs.
-    """
-    large = [cell for cell in result["cells"] if cell["jobs"].startswith("Muri") and cell["slowdown"] != "Gavel"]
-    largest = max(100 * (1 - cell["ours_over"]["SJF-FFS"][0]) for cell in large)
-    means = {
-        name: 100 * (1 - statistics.fmean(cell["ours_over"][name][0] for cell in result["cells"]))
-        for name in ("SJF", "SJF-FFS", "BSBF")
-    }
-    headline = _judged(
-        "SJF-BSBF, up to 17 % less than SJF-FFS on large traces (its 27 to 33 % are against schedulers that preempt)",
-        [("most gained over SJF-FFS", largest, 17.0)],
-    )
-    gains = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
-    return Headline(headline.claim, f"{headline.ours}; mean gain of all cells: {gains}", headline.beaten)
-
-
 def lending(result: Result) -> Headline:
     """Judge the completion time saved against training on its own half."""
     claims = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in result["results"]]
@@ -173,7 +153,6 @@ HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {
     "placement": placement,
     "paris-elsa": paris_elsa,
     "dstack": dstack,
-    "bsbf": bsbf,
     "deepboot": lending,
     "lending": lending,
 }

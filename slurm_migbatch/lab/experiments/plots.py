@@ -142,25 +142,6 @@ def dstack(result: Result) -> Plots:
     return plots
 
 
-def bsbf(result: Result) -> Plots:
-    """Plot completion times of ours relative to others with intervals, and distributions in the first draw of each
-    cell.
-    """
-    plots = {}
-    names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
-    for name in names:
-        groups: dict[str, list[PlottedBar]] = {}
-        for cell in result["cells"]:
-            mean, low, high = cell["ours_over"][name]
-            groups.setdefault(cell["jobs"], []).append(PlottedBar(f"slowdown {cell['slowdown']}", mean, low, high))
-        title = f"Mean completion time, ours over {name}"
-        plots[f"over-{name.lower()}"] = bars(groups, title, "times as long", 1.0)
-    for number, cell in enumerate(result["cells"], 1):
-        title = f"Completion times: {cell['jobs']}, slowdown {cell['slowdown']}"
-        plots[f"jct-{number:02d}"] = cdf(cell["quantiles_s"], title)
-    return plots
-
-
 def lending(result: Result) -> Plots:
     """Plot completion times relative to training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
@@ -196,7 +177,6 @@ PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
     "placement": placement,
     "paris-elsa": paris_elsa,
     "dstack": dstack,
-    "bsbf": bsbf,
     "deepboot": lending,
     "lending": lending,
 }
