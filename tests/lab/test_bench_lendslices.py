@@ -117,7 +117,7 @@ def test_measured_configuration_is_the_shipped_one_with_lending_enabled():
 
 def test_windows_of_ten_seeds_cover_the_whole_day(data, moments):
     """Requests before the window are history; requests in the window are not."""
-    found, load = lendslices.miso(data), Load("many", 3000, 7, 60.0, apart=True)
+    found, load = lendslices.miso(data), Load("many", 3000, 7, 60.0)
     for seed in (0, 4, 9, 10):
         case = lendruns.PlayedLoad.of(load, moments, found, seed, 3600.0)
         jobs, uses = lendslices.inference(load, moments, seed)
@@ -138,12 +138,11 @@ def test_whole_gpu_load_uses_only_the_full_profile(data):
 
 def test_history_precedes_the_requests_of_the_same_stream():
     shape = np.cumsum(np.ones(100))
-    for apart in (False, True):
-        jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0, apart=apart), lendslices.Moments([], shape), 2)
-        assert {job.profile for job in jobs} == set(lendslices.PROFILES)
-        assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
-        assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
-        assert min(since for _, since, _ in uses) < DAY_S
+    jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0), lendslices.Moments([], shape), 2)
+    assert {job.profile for job in jobs} == set(lendslices.PROFILES)
+    assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
+    assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
+    assert min(since for _, since, _ in uses) < DAY_S
 
 
 def test_each_virtual_cluster_has_at_most_the_site_limit_of_jobs_at_once():

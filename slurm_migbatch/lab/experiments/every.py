@@ -98,7 +98,6 @@ EXPERIMENTS: Final = (
     Experiment("dispatch", seeds="--seeds"),
     Experiment("pipelines", seeds="--seeds"),
     Experiment("simulator", quick=("--scale", "1", "--scale", "2")),
-    Experiment("deepboot", "bench study", "--seeds"),
     Experiment("paris-elsa", "bench study", "--seeds"),
     Experiment("dstack", "bench study", "--mixes"),
     Experiment("instances", "bench study"),
@@ -110,7 +109,7 @@ EXPERIMENTS: Final = (
 SHOWN: Final = (
     *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale", "submit"),
     *("fragmentation --wrong", "lending --wrong"),
-    *("instances", "placement", "paris-elsa", "dstack", "deepboot"),
+    *("instances", "placement", "paris-elsa", "dstack"),
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]

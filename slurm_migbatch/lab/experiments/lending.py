@@ -46,7 +46,6 @@ class Load:
 
     Attributes:
         requests: in `SPAN_S`, as far as the measured stream lasts. `mean_s`: mean seconds of one.
-        apart: whether each application has its own bursts; else all have them together.
         whole: whether all jobs have whole GPUs, as slices of the full one (`lendslices` only).
         site: whether inference is jobs of a Slurm site, of minutes to hours (`lendslices` only); then `requests` and
             `mean_s` are unused.
@@ -56,7 +55,6 @@ class Load:
     requests: int
     apps: int
     mean_s: float
-    apart: bool = False
     whole: bool = False
     site: bool = False
 
@@ -71,15 +69,13 @@ def requests(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int
     grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
     hours = (grid + OPENING_S) / DAY_S * 2 * math.pi
     usual = 1.0 - DAY_SWING * np.cos(hours - 2 * math.pi * 2 / 24)
-    whole_run = _with_bursts(usual, grid, rng)
     share = 1.0 / np.arange(1, load.apps + 1)
     share /= share.sum()
     events: list[tuple[float, int, float]] = []
     gaps = np.diff(shape)
     gaps = gaps / gaps.mean()
     for app in range(load.apps):
-        if load.apart and app:
-            whole_run = _with_bursts(usual, grid, rng)
+        whole_run = _with_bursts(usual, grid, rng)
         per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
         count = int(whole_run[-1] * per_unit * share[app])
         turns = np.take(gaps, np.arange(count) + int(rng.integers(len(gaps))), mode="wrap")

@@ -54,10 +54,10 @@ PROFILES: Final = tuple(
 )
 """Of inference applications, in turn; the first applications have the most requests."""
 LOADS: Final = (
-    Load("slices, small", 5200, 6, 60.0, apart=True),
-    Load("slices, middle", 13_000, 18, 60.0, apart=True),
-    Load("slices, large", 17_500, 30, 60.0, apart=True),
-    Load("whole GPUs as 7g, middle", 1700, 18, 60.0, apart=True, whole=True),
+    Load("slices, small", 5200, 6, 60.0),
+    Load("slices, middle", 13_000, 18, 60.0),
+    Load("slices, large", 17_500, 30, 60.0),
+    Load("whole GPUs as 7g, middle", 1700, 18, 60.0, whole=True),
     Load("slices, Slurm site", 0, 7, 0.0, site=True),
 )
 """The first three: about a tenth, a quarter and four tenths of the capacity of inference's half, over the day."""

@@ -177,7 +177,6 @@ PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
     "placement": placement,
     "paris-elsa": paris_elsa,
     "dstack": dstack,
-    "deepboot": lending,
     "lending": lending,
 }
 """Experiment -> its plots."""
