@@ -85,7 +85,6 @@ def test_headline_verdicts_follow_from_the_results():
 
 
 PLOTTED = {
-    "instances": INSTANCES,
     "sharing": SHARING,
     "fragmentation": FRAGMENTATION,
     "dispatch": DISPATCH,

@@ -26,7 +26,7 @@ from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.spans import levels, spans
 from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import EMPTY, Layout
-from slurm_migbatch.mig.planning import capacity, plan_free
+from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
 from tests.support.layouts import layouts
 
@@ -84,8 +84,6 @@ def test_zeros_are_noted_and_not_drawn_on_a_logarithmic_axis() -> None:
     assert "wait (75% are 0)" in _texts(svg)
     (line,) = _groups(svg, "line-")
     assert len(_corners(line)) <= 1
-    straight = plots.cdf({"wait": [0.0, 0.0, 0.0, 5.0]}, "waits", linear=True)
-    assert "wait" in _texts(straight)
 
 
 def test_a_short_logarithmic_axis_has_numbers_at_its_ticks() -> None:
@@ -208,29 +206,6 @@ def test_bar_lengths_are_proportional_to_values_and_intervals_are_drawn() -> Non
     assert len(_groups(svg, "interval-")) == len(_groups(svg, "mark")) == 1
     assert {"title <&>", "jobs", "load <1>", "ours", "others & all", "2", "4"} <= _texts(svg)
     assert plots.bars({}, "nothing", "x") == plots.bars({"a": []}, "nothing", "x") == ""
-
-
-def test_curves_and_linear_distributions_are_drawn_with_their_labels() -> None:
-    svg = plots.curves({"a": [(0.0, 0.0), (2.0, 4.0)], "b": []}, "t", "load")
-    (line,) = _groups(svg, "line-")
-    (left, low), (right, high) = _corners(line)
-    assert left < right
-    assert low > high
-    assert {"t", "a", "load"} <= _texts(svg)
-    assert plots.curves({"b": []}, "t", "load") == ""
-    assert "of the ideal" in _texts(plots.cdf({"a": [0.5, 1.0]}, "t", "of the ideal", linear=True))
-
-
-def test_layout_plot_draws_every_slice_with_a_width_by_its_size() -> None:
-    a100 = geometry("a100-80gb")
-    layout = plan_free(a100, EMPTY, [Profile.parse(name) for name in ("4g.40gb", "2g.20gb", "1g.10gb")])
-    svg = plots.layouts([("GPU <0>", layout), ("empty", EMPTY)], a100, "cuts")
-    widths = sorted(_width(slot) for slot in _groups(svg, "slot-"))
-    assert len(widths) == 3
-    assert widths[2] == pytest.approx(2 * widths[1], abs=0.2)
-    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
-    assert {"cuts", "GPU <0>", "empty", "4g.40gb", "2g.20gb", "1g.10gb"} <= _texts(svg)
-    assert plots.layouts([], a100, "none") == ""
 
 
 def test_page_escapes_all_text_but_not_the_svg_plots() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from slurm_migbatch.cli.common import HELP, print_table
 from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_notes
+
+_study = partial(experiment, plots=False)
 
 
 @click.group(context_settings=HELP)
@@ -21,7 +25,7 @@ def _print_study(result: Result) -> None:
     print_notes(result)
 
 
-@experiment("slurm_migbatch.lab.studies.instances")
+@_study("slurm_migbatch.lab.studies.instances")
 def instances(result: Result) -> None:
     """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
     _print_study(result)
@@ -59,7 +63,7 @@ def instances(result: Result) -> None:
     print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
 
 
-@experiment("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))
+@_study("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))
 def placement(result: Result) -> None:
     """Study: accepted jobs by placement rule: pods of the openb trace on 100 GPUs."""
     _print_study(result)
@@ -83,7 +87,7 @@ def placement(result: Result) -> None:
         print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
 
 
-@experiment("slurm_migbatch.lab.studies.pariselsa", draws_option("Streams of arrivals."))
+@_study("slurm_migbatch.lab.studies.pariselsa", draws_option("Streams of arrivals."))
 def paris_elsa(result: Result) -> None:
     """Study of PARIS and ELSA: work of one model that 8 partitioned GPUs complete in time, by layout and dispatch."""
     _print_study(result)
@@ -103,7 +107,7 @@ def paris_elsa(result: Result) -> None:
         print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
 
 
-@experiment("slurm_migbatch.lab.studies.dstack", draws_option("Mixes of each number of models.", "--mixes"))
+@_study("slurm_migbatch.lab.studies.dstack", draws_option("Mixes of each number of models.", "--mixes"), plots=False)
 def dstack(result: Result) -> None:
     """Study of D-STACK: work that one GPU does under deadlines, relative to a GPU that could be divided arbitrarily."""
     _print_study(result)

@@ -6,35 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.plots import PlottedBar, bars, cdf, curves, layouts
-from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout
-from slurm_migbatch.mig.planning import plan_free
-from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.lab.sim.plots import PlottedBar, bars
 
 Result = Mapping[str, Any]
 Plots = dict[str, str]
-
-
-def instances(result: Result) -> Plots:
-    """Plot the GPUs for all scenarios, by planner and knowledge."""
-    measured = [PlottedBar(row["name"], row["total"]) for row in result["rows"]]
-    known = {entry["known"]: entry["rounds"] for entry in (*result["predicted"], *result["measured_share"])}
-    rounds = {
-        f"known: {name}": [PlottedBar(f"round {number}", at["total"]) for number, at in enumerate(rounds_of)]
-        for name, rounds_of in known.items()
-    }
-    margins = [
-        PlottedBar(f"{margin['points']} points, confidence {margin['confidence']:g}", margin["total"])
-        for margin in result["margins"]
-    ]
-    target = next((row["total"] for row in result["rows"] if row["name"] == "ParvaGPU"), None)
-    return {
-        "gpus": bars({"measured figures": measured}, "GPUs for all scenarios", "GPUs", target),
-        "predicted": bars(rounds, "GPUs for all scenarios, with predicted figures", "GPUs", target),
-        "margins": bars({"first placement": margins}, "GPUs by confidence", "GPUs", target),
-    }
 
 
 def fragmentation(result: Result) -> Plots:
@@ -81,67 +56,6 @@ def sharing(result: Result) -> Plots:
     }
 
 
-def placement(result: Result) -> Plots:
-    """Plot accepted jobs by load, and gains over first fit with their intervals."""
-    plots: Plots = {}
-    for name, population in result["populations"].items():
-        rules = list(dict.fromkeys(_rule(row["rule"]) for load in population["loads"] for row in load["rules"]))
-        lines: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
-        gains: dict[str, list[PlottedBar]] = {}
-        for load in population["loads"]:
-            for row in load["rules"]:
-                lines[_rule(row["rule"])].append((load["load"], row["accepted"][0]))
-            gains[f"load {load['load']:g}"] = [_ratio(_rule(row["rule"]), row["gain_jobs"]) for row in load["rules"]]
-        key = name.replace(" ", "-")
-        plots[f"accepted-{key}"] = curves(lines, f"Share of jobs accepted: {name}", "load")
-        plots[f"gain-{key}"] = bars(gains, f"Accepted jobs over first fit: {name}", "times as many", 1.0)
-    return plots
-
-
-def _rule(name: str) -> str:
-    return name.split(" (")[0]
-
-
-def _ratio(name: str, gain: Sequence[float]) -> PlottedBar:
-    mean, low, high = (1 + value for value in gain)
-    return PlottedBar(name, mean, low, high)
-
-
-def paris_elsa(result: Result) -> Plots:
-    """Plot rates relative to the best homogeneous layout, and the chosen layouts."""
-    ours, plots = {}, {}
-    gpu = geometry(result["gpu"])
-    for entry in result["results"]:
-        spread = f"batches of variance {entry['variance']:g}"
-        ours[spread] = [PlottedBar(row["model"], *row["ratio"]) for row in entry["models"]]
-        means = [PlottedBar(name, value) for name, value in entry["mean_over_best_homogeneous"].items()]
-        plots[f"ways-{entry['variance']:g}"] = bars(
-            {spread: means}, "Latency-bounded rate over the best homogeneous layout, mean of models", "times", 1.0
-        )
-        rows = [
-            (f"{row['model']}, GPU {number}", _layout(gpu, result["kinds"], counts))
-            for row in entry["models"]
-            for number, counts in enumerate(row["ours"]["gpus"])
-        ]
-        plots[f"layouts-{entry['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
-    return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **plots}
-
-
-def dstack(result: Result) -> Plots:
-    """Plot load without a missed deadline relative to the ideal: means, intervals and distribution over mixes."""
-    groups = {
-        f"batches {entry['batches']}": [PlottedBar(name, *load) for name, load in entry["all"]["load"].items()]
-        for entry in result["results"]
-    }
-    plots = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
-    for entry in result["results"]:
-        names = list(entry["all"]["load"])
-        series = {name: [row["load"][name] for row in entry["rows"] if name in row["load"]] for name in names}
-        title = f"Mixes that carry at most so much: batches {entry['batches']}"
-        plots[f"mixes-{entry['batches']}"] = cdf(series, title, "of the ideal", linear=True)
-    return plots
-
-
 def lending(result: Result) -> Plots:
     """Plot completion times relative to training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
@@ -164,19 +78,10 @@ def _interval(values: Sequence[float]) -> tuple[float, float | None, float | Non
     return (values[0], values[1], values[2]) if len(values) == 3 else (values[0], None, None)
 
 
-def _layout(gpu: Geometry, kinds: Sequence[str], counts: Sequence[int]) -> Layout:
-    profiles = [Profile.parse(kind) for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
-    return plan_free(gpu, EMPTY, sorted(profiles, reverse=True))
-
-
 PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
-    "instances": instances,
     "fragmentation": fragmentation,
     "dispatch": dispatch,
     "sharing": sharing,
-    "placement": placement,
-    "paris-elsa": paris_elsa,
-    "dstack": dstack,
     "lending": lending,
 }
 """Experiment -> its plots."""

@@ -1,4 +1,4 @@
-"""Plot simulations and experiments as SVG: distributions, bars with intervals, curves, layouts of GPUs, use."""
+"""Plot simulations and experiments as SVG: distributions, bars with intervals, stays on GPUs, use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.spans import MeanLevels, Span
-from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.profiling.colours import COLOURS
 from slurm_migbatch.profiling.plot import LINE, decades, document, numbers
 
@@ -38,18 +36,18 @@ class PlottedBar(NamedTuple):
     high: float | None = None
 
 
-def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
-    """Draw the cumulative share of values, one line for each name.
+def cdf(series: Mapping[str, Sequence[float]], title: str) -> str:
+    """Draw the cumulative share of values (seconds), one line for each name.
 
-    The axis of the values is logarithmic unless `linear`. A logarithmic axis has no 0: values of 0 or less are not
-    drawn, the line begins above their share, and the legend states it.
+    The axis of the values is logarithmic and has no 0: values of 0 or less are not drawn, the line begins above their
+    share, and the legend states it.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, values in series.items():
         if not len(values):
             continue
         ordered = sorted(values)
-        first = 0 if linear else sum(value <= 0 for value in ordered)
+        first = sum(value <= 0 for value in ordered)
         step = max(1, (len(ordered) - first) // _MOST_POINTS)
         chosen = sorted({*range(first, len(ordered), step), len(ordered) - 1} - set(range(first)))
         label = f"{name} ({first / len(ordered):.0%} are 0)" if first else name
@@ -57,24 +55,11 @@ def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, l
 
     def finish(axes: Axes) -> None:
         axes.set_ylim(0.0, 1.0)
-        if linear:
-            axes.set_xlim(left=0.0)
-        else:
-            axes.set_xscale("log")
-            decades(axes.xaxis)
+        axes.set_xscale("log")
+        decades(axes.xaxis)
         axes.xaxis.set_major_formatter(numbers())
 
-    return _lines(lines, title, unit if linear else f"{unit} (logarithmic)", finish)
-
-
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str) -> str:
-    """Draw one line for each name over a linear axis; both axes begin at 0."""
-
-    def finish(axes: Axes) -> None:
-        axes.set_xlim(left=0.0)
-        axes.set_ylim(bottom=0.0)
-
-    return _lines({name: points for name, points in series.items() if len(points)}, title, label, finish)
+    return _lines(lines, title, "s (logarithmic)", finish)
 
 
 def use(levels: MeanLevels, title: str) -> str:
@@ -166,32 +151,6 @@ def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[PlottedBar]]) -> None:
     labels = axes.get_yticklabels()
     for row in heads:
         labels[row].set_fontweight("bold")
-
-
-def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) -> str:
-    """Draw layouts of GPUs: a row for each, memory slices from left to right; slices of a profile have one colour."""
-    if not rows:
-        return ""
-    profiles = [info.profile for info in geometry.profiles]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.set(title=title, xlabel="memory slices", xlim=(0, geometry.memory_slices), ylim=(len(rows) - 0.5, -0.5))
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False)
-        for row, (_, layout) in enumerate(rows):
-            axes.barh(row, geometry.memory_slices, height=0.8, fill=False, edgecolor="#cccccc")
-            for slot in layout:
-                start, size = slot.placement
-                colour = COLOURS[profiles.index(slot.profile) % len(COLOURS)]
-                axes.barh(
-                    row, size, left=start, height=0.8, color=colour, alpha=0.75, edgecolor="#ffffff",
-                    gid=f"slot-{row}-{start}",
-                )  # fmt: skip
-                axes.text(start + size / 2, row, str(slot.profile), ha="center", va="center", fontsize=8)
-
-    return document(_WIDTH, _AROUND + _ROW * len(rows), paint)
 
 
 def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
