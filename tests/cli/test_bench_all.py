@@ -22,9 +22,6 @@ INSTANCES = {
         {"name": "integer programme, measured figures", "gpus": [1, 5], "total": 6},
         {"name": "ParvaGPU", "gpus": [2, 5], "total": 7},
     ],
-    "predicted": [{"known": "3 points", "rounds": [{"total": 8}, {"total": 6}]}],
-    "measured_share": [{"known": "20% of the cells", "rounds": [{"total": 7}]}],
-    "margins": [{"points": 3, "confidence": 0.9, "total": 8}],
     "bars": [],
 }
 OVER = {f"{order}, pairs over FFS": [0.8, 0.7, 0.9] for order in ("FIFO", "SJF")}

@@ -82,12 +82,10 @@ rates = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 16)).filt
 def test_allocation_needs_as_few_gpus_as_exhaustive_search(asked):
     services = [service(f"s{i}", rate, A30, *map(float, speeds)) for i, (rate, speeds) in enumerate(asked)]
     best = brute(A30, services)
-    found = allocate(A30, services, most_gpus=2)
-    assert (found is None) == (best is None)
-    if found is not None:
-        assert found.gpus == best
-        assert found.exact
-        assert_served(A30, found, services)
+    found = allocate(A30, services)
+    assert found.exact
+    assert found.gpus == best if best is not None else found.gpus > 2
+    assert_served(A30, found, services)
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,11 +102,10 @@ def test_allocation_is_legal_serves_all_rates_and_lies_between_the_bounds(asked)
         for i, (rate, speeds, kept) in enumerate(asked)
     ]
     found = allocate(A100, services)
-    assert found is not None
     assert_served(A100, found, services)
     apart = pack(A100, {demand.name: compose(demand) for demand in services})
     assert_served(A100, apart, services)
-    assert found.bound <= found.gpus <= apart.gpus
+    assert found.gpus <= apart.gpus
     assert found.gpus >= fluid(services, 7) - 1e-6
 
 
@@ -159,9 +156,8 @@ def test_service_that_no_profile_can_serve_is_named_in_the_error():
             solve(ServiceDemand("bert", 1.0, tuple(best_settings([]).values())))
 
 
-def test_timeout_raises_an_error_and_no_solution_returns_none():
+def test_timeout_raises_an_error():
     demand = service("a", 15.0, A100, 1.0, 1.0, 2.0, 3.0, 4.0, 7.0)
-    assert allocate(A100, [demand], most_gpus=2) is None
     with pytest.raises(Undecided, match="no allocation was found within"):
         allocate(A100, [demand, service("b", 9.5, A100, 1.0, 1.0, 2.1, 3.2, 4.1, 6.0)], time_limit_s=0.0)
 

@@ -34,33 +34,6 @@ def instances(result: Result) -> None:
         ("GPUs", *names, "total"),
         [(row["name"], *(f"{count:g}" for count in row["gpus"]), str(row["total"])) for row in result["rows"]],
     )
-    click.echo(f"\npredicted, with confidence {result['confidence']:g}; settings in use are measured between rounds")
-    lines = [
-        (
-            row["known"] if number == 0 else "",
-            str(number),
-            *(str(gpus) for gpus in at["gpus"]),
-            str(at["total"]),
-            str(at["broken"]),
-            str(at["short"]),
-        )
-        for row in (*result["predicted"], *result["measured_share"])
-        for number, at in enumerate(row["rounds"])
-    ]
-    print_table(("known", "round", *names, "total", "limits broken", "rates short"), lines)
-    click.echo("\nfirst placement by confidence")
-    lines = [
-        (
-            str(m["points"]),
-            f"{m['confidence']:g}",
-            str(m["total"]),
-            str(m["broken"]),
-            str(m["slo_broken"]),
-            str(m["short"]),
-        )
-        for m in result["margins"]
-    ]
-    print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
 
 
 @_study("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))

@@ -116,7 +116,6 @@ class ServicePlanner:
         cells = {load.sample.model: self._counted(load.sample.model, known[load.sample.model]) for load in loads}
         demands = [self._asked(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
         allocation = allocate(self._bench.geometry, demands)
-        assert allocation is not None
         broken = short = 0
         used: dict[str, frozenset[int]] = {}
         for load in loads:
@@ -140,7 +139,7 @@ class ServicePlanner:
                 known[model] = self.points(load, done, more)
 
     def _slow(self, model: str, done: Sequence[int]) -> Array:
-        slow: Array = self._bench.figures(model, tuple(done), CONFIDENCE)[0].copy()
+        slow: Array = self._bench.slow(model, tuple(done)).copy()
         for i in set(range(len(slow))) - set(done):
             slow[i] *= self._wrong(model, i)
         return slow
@@ -268,7 +267,6 @@ def _in_line(bench: InstanceBench) -> dict[str, Any]:
                 ServiceDemand(load.sample.model, load.rate, tuple(best_settings(kept, load.limit_s).values()))
             )
         allocation = allocate(bench.geometry, demands)
-        assert allocation is not None
         counts.append(allocation.gpus)
     return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} outlier cells", counts)
 
@@ -283,7 +281,6 @@ def _hindsight(bench: InstanceBench) -> dict[str, Any]:
     counts, max_points = [], 0
     for loads in bench.loads.values():
         best = allocate(bench.geometry, bench.services(loads))
-        assert best is not None
         known: dict[str, tuple[int, ...]] = {}
         for load in loads:
             settings = bench.subjects[load.sample.model].settings
@@ -351,7 +348,6 @@ def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[Serv
     for loads in scenarios.values():
         mig_off += bench.without_mig(loads)
         allocation = allocate(bench.geometry, bench.services(loads))
-        assert allocation is not None
         measured += allocation.gpus
     trusting, planner = ServicePlanner(bench, trusting=True), ServicePlanner(bench)
     ways = [(GRID, trusting, _grid_points(bench, scenarios)), (LIMIT, planner, _limit_points(planner, scenarios))]

@@ -31,7 +31,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -48,8 +49,6 @@ from slurm_migbatch.mig.profile import Profile
 
 _SOLVER_TOLERANCE: Final = 1e-6
 """The solver may miss a rate by this share; the missing rate is requested again, so that no result does."""
-_INFEASIBLE: Final = 2
-"""The solver's status for "there is no solution"."""
 MOST_SLICES: Final = 5000
 """A larger demand is scaled down before the fewest slices for it are sought."""
 TIME_LIMIT_S: Final = 20.0
@@ -102,13 +101,12 @@ class PlacedInstance:
 class Allocation:
     """Instances on GPUs 0 to `gpus` - 1.
 
-    `exact`: it is proven that no allocation has fewer GPUs; otherwise it is proven that at least `bound` are needed.
+    `exact`: it is proven that no allocation has fewer GPUs.
     """
 
     gpus: int
     placed: tuple[PlacedInstance, ...]
     exact: bool
-    bound: int
 
     @property
     def slices(self) -> int:
@@ -189,31 +187,21 @@ def fluid(services: Iterable[ServiceDemand], slices: int) -> float:
 
 
 def allocate(
-    geometry: Geometry,
-    services: Sequence[ServiceDemand],
-    *,
-    time_limit_s: float = TIME_LIMIT_S,
-    most_gpus: int | None = None,
-) -> Allocation | None:
-    """Return the instances and places that serve everything on the fewest GPUs; None if `most_gpus` are too few.
+    geometry: Geometry, services: Sequence[ServiceDemand], *, time_limit_s: float = TIME_LIMIT_S
+) -> Allocation:
+    """Return the instances and places that serve everything on the fewest GPUs.
 
     Raises Unservable; UnknownProfile if a setting is for a slice that the GPU does not have; Undecided.
     """
     programme = _Programme(geometry, services)
     if not services:
-        return Allocation(0, (), True, 0)
-    fewest = programme.solve(programme.gpus, most_gpus, time_limit_s)
-    if fewest is None:
-        return None
-    gpus = round(float(programme.gpus @ fewest.values))
-    bound = math.ceil(fewest.bound - 1e-6)
-    try:
-        least = programme.solve(programme.slices, gpus, time_limit_s)
-    except Undecided:
-        least = None
-    values = fewest.values if least is None else least.values
+        return Allocation(0, (), True)
+    values, bound = programme.solve(programme.gpus, None, time_limit_s)
+    gpus = round(float(programme.gpus @ values))
+    with suppress(Undecided):
+        values, _ = programme.solve(programme.slices, gpus, time_limit_s)
     used, placed = programme.lay_out(values)
-    return Allocation(used, placed, bound >= gpus, min(bound, gpus))
+    return Allocation(used, placed, math.ceil(bound - 1e-6) >= gpus)
 
 
 def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
@@ -225,15 +213,8 @@ def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, in
         if count
     ]
     allocation = allocate(geometry, services)
-    assert allocation is not None
     placed = tuple(PlacedInstance(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in allocation.placed)
-    return Allocation(allocation.gpus, placed, allocation.exact, allocation.bound)
-
-
-@dataclass(frozen=True)
-class _Solution:
-    values: Any
-    bound: float
+    return replace(allocation, placed=placed)
 
 
 class _Programme:
@@ -273,8 +254,8 @@ class _Programme:
         upper[len(services) :] = 0.0
         self.matrix, self.lower, self.upper = matrix, lower, upper
 
-    def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> _Solution | None:
-        """Return the best solution for the objective; None if there is no solution."""
+    def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> tuple[Any, float]:
+        """Return the best solution for the objective, and a lower bound on its value. Raises Undecided."""
         demanded = self.lower.copy()
         for _ in range(3):
             constraints = [LinearConstraint(sparse.csr_array(self.matrix), demanded, self.upper)]
@@ -288,14 +269,12 @@ class _Programme:
                 options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
             )
             if solution.x is None:
-                if solution.status == _INFEASIBLE:
-                    return None
                 raise Undecided(f"no allocation was found within {time_limit_s:g} s: {solution.message}")
             values = np.round(solution.x)
             short = (self.matrix[: len(self.services)] @ values) * (1 + TOLERANCE) < 1.0
             if not short.any():
                 bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else solution.fun
-                return _Solution(values, float(bound))
+                return values, float(bound)
             demanded[: len(self.services)][short] += 10 * _SOLVER_TOLERANCE
         raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
 

@@ -9,11 +9,7 @@ no interference); ParvaGPU's own results; and two lower bounds, compute slices d
 without packing. MIG off counts as the full profile, because the table has no other. Every row may run up to `PROCS`
 processes on a slice (under MPS), like ParvaGPU's code, unless its name says otherwise; one row is without MPS.
 
-With predicted figures the planner uses the slow end of each interval, from a predictor without the model
-that was given the points that the product's rule measures. Its plan is replayed on the measured table: a limit is
-exceeded if a batch takes longer than allowed, and a service is short if its instances serve less than its rate. Then
-the settings of the plan are measured too (as they are when it runs), and it is planned again, until no setting in
-use is unmeasured. Every round is replayed and counted.
+`migbatch eval services` plans with predicted figures.
 
 Cells that did not run in the table are not part of any grid: memory is not considered here.
 """
@@ -22,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +27,8 @@ import numpy as np
 
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
-from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad as Load
+from slurm_migbatch.lab.evaluate.scenarios import services
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.progress import Progress, silent
@@ -54,13 +50,6 @@ PROCS: Final = 3
 """Most processes on a slice in every row that does not say otherwise: as many as ParvaGPU's code uses."""
 MOST_PROCS: Final = 5
 """As many as were measured."""
-LEVELS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
-SHARES: Final = (0.05, 0.1, 0.2)
-POINTS: Final = 3
-_MOST_ROUNDS: Final = 12
-
-Figures = tuple[Array, Array]
-"""Conservative and expected seconds of every cell of a sample."""
 
 
 @dataclass(frozen=True)
@@ -88,35 +77,15 @@ class HeldOutModel:
             done.append(candidates.pop(chosen))
         return tuple(done)
 
-    def figures(self, done: Sequence[int], confidence: float) -> Figures:
-        """Return the product's figures after the cells `done` were measured.
-
-        Measured figures; for the other cells the slow end of the interval with coverage `confidence`, and the median
-        prediction.
-        """
+    def slow(self, done: Sequence[int]) -> Array:
+        """Return seconds by cell after the cells `done` were measured: those, and the slow ends of the intervals."""
         sample, known = self.sample, list(done)
         learned = settle(self.fold.learned, [sample.rows[i] for i in known], self.knowledge)
-        predictor = LearnedPredictor(learned, (), confidence=confidence)
-        _, expected, slow = predictor.interval(
-            "time", sample.model, sample.known, sample.gpu, sample.kind, sample.cells
-        )
-        slow = expected if confidence <= 0.5 else slow
-        expected[known] = slow[known] = np.exp(sample.logs[known])
-        return slow, expected
-
-
-@dataclass(frozen=True)
-class Replay:
-    """One plan for all services of one scenario, and its result on the measured table."""
-
-    gpus: int
-    exact: bool
-    slices: int
-    broken: int
-    slo_broken: int
-    short: int
-    unsure: int
-    used: Mapping[str, frozenset[int]]
+        predictor = LearnedPredictor(learned, (), confidence=CONFIDENCE)
+        slow: Array
+        _, _, slow = predictor.interval("time", sample.model, sample.known, sample.gpu, sample.kind, sample.cells)
+        slow[known] = np.exp(sample.logs[known])
+        return slow
 
 
 def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
@@ -129,28 +98,13 @@ def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
     rows.append(bench.measured(f"{MEASURED}, up to {MOST_PROCS} processes", MOST_PROCS))
     rows.append(bench.measured(f"{MEASURED}, without MPS", 1))
     rows.append(bench.composed())
-    predicted = []
-    for points in (0, POINTS):
-        progress(f"predicted figures, {points} points", 0)
-        predicted.append(bench.rounds({m: s.points(points) for m, s in bench.subjects.items()}, f"{points} points"))
-    progress("margins", 0)
-    margins = [bench.margin(points, level) for points in (0, POINTS) for level in LEVELS]
-    shares = []
-    for share in SHARES:
-        progress(f"{share:.0%} of the cells", len(SHARES))
-        known = {m: s.points(max(1, round(share * len(s.usable)))) for m, s in bench.subjects.items()}
-        shares.append(bench.rounds(known, f"{share:.0%} of the cells"))
     return {
         "data": str(data),
         "gpu": bench.gpu,
         "scenarios": list(bench.loads),
         "services": sum(len(loads) for loads in bench.loads.values()),
-        "confidence": CONFIDENCE,
         "notes": bench.notes,
         "rows": rows,
-        "predicted": predicted,
-        "margins": margins,
-        "measured_share": shares,
         "bars": [],
     }
 
@@ -193,9 +147,7 @@ class InstanceBench:
         ]
         if left_out:
             self.notes.append(f"{left_out} services have a limit that no measured cell of one process keeps: skipped")
-        self._figures: dict[tuple[str, tuple[int, ...], float], Figures] = {}
-
-    # -- measured --------------------------------------------------------------------------------------------------
+        self._slow: dict[tuple[str, tuple[int, ...]], Array] = {}
 
     def services(self, loads: Sequence[Load], procs: int = PROCS) -> list[ServiceDemand]:
         """Return the services of a scenario with their best measured settings of at most `procs` processes."""
@@ -254,9 +206,8 @@ class InstanceBench:
     def measured(self, name: str, procs: int) -> dict[str, Any]:
         """Run the programme with everything measured, at most so many processes on a slice."""
         allocations = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
-        assert all(allocation is not None for allocation in allocations)
-        row = _row(name, [allocation.gpus for allocation in allocations if allocation])
-        return {**row, "exact": all(allocation.exact for allocation in allocations if allocation)}
+        row = _row(name, [allocation.gpus for allocation in allocations])
+        return {**row, "exact": all(allocation.exact for allocation in allocations)}
 
     def composed(self) -> dict[str, Any]:
         """Run ElasticBatch's configuration step for each service alone, then pack."""
@@ -265,93 +216,12 @@ class InstanceBench:
             counts.append(pack(self.geometry, {s.name: compose(s) for s in self.services(loads)}).gpus)
         return _row("each service alone, then packed", counts)
 
-    # -- predicted -------------------------------------------------------------------------------------------------
-
-    def rounds(self, known: Mapping[str, tuple[int, ...]], label: str) -> dict[str, Any]:
-        """Plan with the known figures, replay, measure the settings in use, and repeat until all are measured."""
-        runs = [list(self._rounds(loads, known)) for loads in self.loads.values()]
-        longest = max(len(run) for run in runs)
-        cells = sum(len(s.usable) for s in self.subjects.values())
-        return {
-            "known": label,
-            "cells_share": round(sum(len(known[m]) for m in self.subjects) / cells, 4),
-            "rounds": [_total([run[min(n, len(run) - 1)] for run in runs], n, runs) for n in range(longest)],
-            "extra_cells": [sum(len(cells) for cells in run[-1][1].values()) for run in runs],
-        }
-
-    def _rounds(
-        self, loads: Sequence[Load], known: Mapping[str, tuple[int, ...]]
-    ) -> Iterator[tuple[Replay, dict[str, set[int]]]]:
-        """Yield the replays of the rounds, and the cells measured after them in addition to those known before."""
-        added: dict[str, set[int]] = {load.sample.model: set() for load in loads}
-        for _ in range(_MOST_ROUNDS):
-            done = {m: (*known[m], *sorted(cells)) for m, cells in added.items()}
-            replay = self.replay(loads, done, CONFIDENCE)
-            new = {m: used - set(done[m]) for m, used in replay.used.items()}
-            for m, cells in new.items():
-                added[m] |= cells
-            yield replay, {m: set(cells) for m, cells in added.items()}
-            if not any(new.values()):
-                return
-
-    def figures(self, model: str, done: tuple[int, ...], confidence: float) -> Figures:
-        """Return `HeldOutModel.figures`, computed once."""
-        key = (model, done, confidence)
-        if key not in self._figures:
-            self._figures[key] = self.subjects[model].figures(done, confidence)
-        return self._figures[key]
-
-    def margin(self, points: int, level: float) -> dict[str, Any]:
-        """Compute the first placement with another confidence."""
-        known = {m: s.points(points) for m, s in self.subjects.items()}
-        replays = [self.replay(loads, known, level) for loads in self.loads.values()]
-        return {
-            "points": points,
-            "confidence": level,
-            "gpus": [replay.gpus for replay in replays],
-            "total": sum(replay.gpus for replay in replays),
-            **_wrongs(replays),
-        }
-
-    def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
-        """Plan one scenario by the figures of each model, and replay it on the measured table."""
-        demands: list[ServiceDemand] = []
-        cells: dict[str, dict[InstanceSetting, int]] = {}
-        unsure = 0
-        for load in loads:
-            subject = self.subjects[load.sample.model]
-            counted, hoped = self.figures(load.sample.model, tuple(done[load.sample.model]), confidence)
-            cell_of = {
-                InstanceSetting(s.profile, s.batch, s.procs, float(seconds)): i
-                for i, (s, seconds) in enumerate(zip(subject.settings, counted, strict=True))
-                if s.procs <= PROCS
-            }
-            kept = [setting for setting in cell_of if setting.seconds <= load.limit_s]
-            if not kept:
-                unsure += 1
-                kept = [min(cell_of, key=lambda setting: setting.seconds)]
-            hopes = {setting: setting.batch * setting.procs / float(hoped[cell_of[setting]]) for setting in kept}
-            boldest: dict[Profile, InstanceSetting] = {}
-            for setting in sorted(kept):
-                best = boldest.get(setting.profile)
-                if best is None or hopes[setting] > hopes[best]:
-                    boldest[setting.profile] = setting
-            settings = tuple(sorted({*best_settings(kept).values(), *boldest.values()}))
-            demands.append(ServiceDemand(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
-            cells[load.sample.model] = cell_of
-        allocation = allocate(self.geometry, demands)
-        assert allocation is not None
-        broken = slo_broken = short = 0
-        used: dict[str, frozenset[int]] = {}
-        for load in loads:
-            name = load.sample.model
-            instances = {cells[name][setting]: count for setting, count in allocation.of(name).items()}
-            used[name] = frozenset(instances)
-            truth = self.subjects[name].settings
-            broken += any(truth[i].seconds > load.limit_s for i in instances)
-            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in instances)
-            short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
-        return Replay(allocation.gpus, allocation.exact, allocation.slices, broken, slo_broken, short, unsure, used)
+    def slow(self, model: str, done: tuple[int, ...]) -> Array:
+        """Return `HeldOutModel.slow`, computed once."""
+        key = (model, done)
+        if key not in self._slow:
+            self._slow[key] = self.subjects[model].slow(done)
+        return self._slow[key]
 
 
 def _setting(gpu: Geometry, row: Measurement) -> InstanceSetting:
@@ -372,26 +242,4 @@ def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:
         "gpus": [round(float(count), 2) for count in gpus],
         "total": sum(math.ceil(count - 1e-9) for count in gpus),
         "sum": round(float(sum(gpus)), 2),
-    }
-
-
-def _wrongs(replays: Sequence[Replay]) -> dict[str, int]:
-    return {
-        "broken": sum(replay.broken for replay in replays),
-        "slo_broken": sum(replay.slo_broken for replay in replays),
-        "short": sum(replay.short for replay in replays),
-        "unsure": sum(replay.unsure for replay in replays),
-    }
-
-
-def _total(at: Sequence[tuple[Replay, Any]], n: int, runs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Summarize a round over all scenarios; one settled earlier counts with its last plan, its errors once."""
-    replays = [replay for replay, _ in at]
-    fresh = [replay for (replay, _), run in zip(at, runs, strict=True) if n < len(run)]
-    return {
-        "gpus": [replay.gpus for replay in replays],
-        "total": sum(replay.gpus for replay in replays),
-        "slices": sum(replay.slices for replay in replays),
-        "exact": all(replay.exact for replay in replays),
-        **_wrongs(fresh),
     }
