@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.lab.bars import Bar, times_of
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
@@ -38,7 +39,7 @@ class BenchError(RuntimeError):
     """A measurement is not possible; the message says why."""
 
 
-def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
+def measure(rounds: int = 300, progress: Progress = silent) -> dict[str, Any]:
     """Run the hooks of `rounds` jobs with the agent and as many without it.
 
     Returns:
@@ -53,10 +54,10 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-", dir=_place()) as name:
         home = Path(name)
         home.chmod(0o755)
-        machine = SimulatedMachine.create(home / "driver", [gpu_type])
+        machine = SimulatedMachine.create(home / "driver", ["h100-80gb"])
         _install(home)
         try:
-            with_agent, alone = _both(home, machine, rounds)
+            with_agent, alone = _both(home, machine, rounds, progress)
         finally:
             unmount_below(home)
     bars = [
@@ -80,17 +81,21 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
     }
 
 
-def _both(home: Path, machine: SimulatedMachine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _both(
+    home: Path, machine: SimulatedMachine, rounds: int, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure the series with the agent, then the one without it."""
     agent = _start_agent(home)
     try:
         _job(home, 1, {})
         if not any(machine.calls()[name] for name in CHANGES):
             raise BenchError("the first job created no slice, so nothing can be measured")
+        progress(f"{rounds} jobs with the agent", 2)
         with_agent = _series(home, machine, rounds, first_job=2)
     finally:
         agent.terminate()
         agent.communicate(timeout=30)
+    progress(f"{rounds} jobs in the hook's own process", 2)
     return with_agent, _series(home, machine, rounds, first_job=rounds + 3)
 
 

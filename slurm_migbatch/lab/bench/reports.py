@@ -20,6 +20,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Lease, Run, span_class
 
@@ -127,7 +128,9 @@ def _others(runs: int, days: float, end: float, directory: Path, page: Path) -> 
     yield "page", f"a page of charts of {runs // 10:,} runs", ["report", "--html", str(page), *tenth]
 
 
-def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dict[str, Any]:
+def measure(
+    runs: int = 1_000_000, repeats: int = 5, days: float = 365.0, progress: Progress = silent
+) -> dict[str, Any]:
     """Fill a store in a temporary directory; run `migacct` and the reports of `migbatch` on it.
 
     Returns:
@@ -140,6 +143,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
     # Chromium's helpers may write to the directory shortly after it has ended
     with tempfile.TemporaryDirectory(prefix="migacct-bench-", ignore_cleanup_errors=True) as directory:
         path, page = Path(directory) / "bench.db", Path(directory) / "page.html"
+        progress(f"generating {runs:,} runs", 0)
         began = time.perf_counter()
         with open_store(f"sqlite:///{path}") as store:
             fill(store, runs, days, end)
@@ -149,6 +153,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         Path(directory, "migbatch.toml").write_text(
             f'[store]\nurl = "sqlite:///{path}"\n[cluster]\nslurm_bin = "{directory}"\n', encoding="utf-8"
         )
+        progress("timing the commands", 0)
         start_s = statistics.median(_timed([sys.executable, "-c", "pass"], _environment())[1] for _ in range(repeats))
         queries = [
             _time(path, _MIGACCT, name, ["-n", *options], repeats, start_s)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, times_of
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.node.config import NodeConfig
@@ -25,7 +26,7 @@ _FIRST_PID: Final = 2**22 + 1000
 """Above any pid: the simulated driver keeps such a process until it is ended."""
 
 
-def measure(rounds: int = 50) -> dict[str, Any]:
+def measure(rounds: int = 50, progress: Progress = silent) -> dict[str, Any]:
     """Sample the seven slices of one H100 `rounds` times.
 
     Returns:
@@ -41,6 +42,7 @@ def measure(rounds: int = 50) -> dict[str, Any]:
             for number, instance in enumerate(instances):
                 machine.start_process(str(instance.mig_uuid), _FIRST_PID + number, memory_mib=1000)
                 machine.set_load(str(instance.mig_uuid), sm=50, dram=20)
+            progress(f"{rounds} samples of {len(instances)} slices", 0)
             memory: list[float] = []
             activity: list[float] = []
             for _ in range(rounds):

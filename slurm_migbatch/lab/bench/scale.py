@@ -12,7 +12,7 @@ import gc
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from slurm_migbatch.decide.snapshot import LendingPast
 from slurm_migbatch.lab.bars import Bar, exponent
 from slurm_migbatch.lab.bench.largesite import LargeSite, NoRecord
 from slurm_migbatch.lab.bench.queue_reading import checks_s, reading_s
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.values.quantiles import quantile
@@ -96,12 +97,12 @@ class _Clock:
 
 
 def measure(
-    nodes: Sequence[int] = NODES,
+    nodes: Sequence[int] = (),
     gpus: int = GPUS,
     pending: int | None = None,
     rounds: int = ROUNDS,
     gpu: str = "h100-80gb",
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run rounds on sites of these sizes.
 
@@ -110,8 +111,8 @@ def measure(
         rounds: later rounds on each site.
     """
     config, sites = Config(), []
-    for count in nodes:
-        progress(f"{count * gpus} GPUs")
+    for count in nodes or NODES:
+        progress(f"{count * gpus} GPUs", len(nodes or NODES))
         site = LargeSite(geometry(gpu), count, gpus, PENDING * count if pending is None else pending, seed=1)
         sites.append(_rounds(config, site, rounds))
     grown = exponent([(site.gpus, site.later_s) for site in sites])

@@ -22,6 +22,7 @@ from slurm_migbatch.lab.traces import joblog
 from slurm_migbatch.lab.traces.files import below
 
 GPUS: Final = 550
+SCALES: Final = (1, 2, 4, 8)
 TARGET_S: Final = 60.0
 TARGET_EXPONENT: Final = 1.15
 """n log n from 82,000 to 656,000 jobs grows with an exponent of 1.08."""
@@ -30,7 +31,7 @@ _FILE: Final = "philly_jobs.csv.gz"
 
 def measure(
     data: Path,
-    scales: Sequence[int] = (1, 2, 4, 8),
+    scales: Sequence[int] = (),
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Read the trace and simulate it first come first served; `data` is its file or a directory above it.
@@ -47,8 +48,8 @@ def measure(
     trace = joblog.read(_find(data))
     read_s = time.process_time() - began
     runs = []
-    for scale in scales:
-        progress(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs", len(scales))
+    for scale in scales or SCALES:
+        progress(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs", len(scales or SCALES))
         jobs = trace.copies(scale).jobs if scale > 1 else trace.jobs
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()

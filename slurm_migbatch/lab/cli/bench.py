@@ -12,11 +12,12 @@ from slurm_migbatch.cli.common import HELP, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
+    Result,
     data_option,
     json_option,
-    measuring,
+    measurement,
+    number_option,
     plot_option,
-    print_bars,
     write_plots,
 )
 from slurm_migbatch.lab.cli.experiments import COMMANDS
@@ -40,31 +41,21 @@ def bench() -> None:
     """
 
 
-for _experiment in (*COMMANDS, study, live, nodes, rounds):
-    bench.add_command(_experiment)
-
-
-@bench.command()
-@click.option("--rounds", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Jobs per series.")
-@json_option
-def hooks(rounds: int, as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.bench.hooks:measure",
+    number_option("--rounds", 10, 100_000, 300, "Jobs per series."),
+)
+def hooks(result: Result) -> None:
     """Time Prolog, TaskProlog and Epilog relative to the start of Python (as root)."""
-    from slurm_migbatch.lab.bench.hooks import HOOKS, measure
-
-    result = measure(rounds)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     for name, series in (("with the agent", result["agent"]), ("in the hook's own process", result["in_process"])):
         start = series["times"]["python"]
         click.echo(f"{name}: python3 -I -S -c pass takes {start['median_ms']:.1f} ms (p99 {start['p99_ms']:.1f})")
-        for hook in HOOKS:
-            times, ratios = series["times"][hook], series["ratios"][hook]
+        for hook, ratios in series["ratios"].items():
+            times = series["times"][hook]
             click.echo(
                 f"  {hook:<12} {times['median_ms']:6.1f} ms = {ratios['median']:.2f} x, "
                 f"p99 {times['p99_ms']:6.1f} ms = {ratios['p99']:.2f} x"
             )
-    print_bars(result)
 
 
 def _print_sbatch(name: str, kind: dict[str, Any]) -> None:
@@ -88,18 +79,12 @@ def _print_sbatch(name: str, kind: dict[str, Any]) -> None:
     )
 
 
-@bench.command()
-@click.option("--submissions", type=click.IntRange(50, 100_000), default=1000, show_default=True, help="On each side.")
-@json_option
-def submit(submissions: int, as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.bench.submit:measure",
+    number_option("--submissions", 50, 100_000, 1000, "On each side."),
+)
+def submit(result: Result) -> None:
     """Time sbatch with and without the filter, its service and its table (as root, on four private clusters)."""
-    from slurm_migbatch.lab.bench.submit import measure
-
-    with steps() as progress:
-        result = measure(submissions, progress=progress)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     service, table, crowd = result["service"], result["table"], result["crowd"]
     click.echo(f"sbatch on Slurm {result['slurm']}")
     for name, kind in result["sbatch"].items():
@@ -123,54 +108,45 @@ def submit(submissions: int, as_json: bool) -> None:
         f"{many['table']['table_bytes'] / 1e6:.1f} MB, opened in {many['table']['open_ms']:.2f} ms, "
         f"{many['table']['lookup_us']['median']:.1f} us for a look-up"
     )
-    print_bars(result)
 
 
-@bench.command()
-@click.option("--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="With Philly.")
-@click.option(
-    "--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Numbers of copies (default 1, 2, 4 and 8)."
+@measurement(
+    "slurm_migbatch.lab.bench.simulator:measure",
+    click.option(
+        "--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="With Philly."
+    ),
+    click.option(
+        "--scale",
+        "scales",
+        type=click.IntRange(1, 64),
+        multiple=True,
+        help="Numbers of copies (default 1, 2, 4 and 8).",
+    ),
 )
-@json_option
-def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
+def simulator(result: Result) -> None:
     """Time the simulator: the Philly trace on 550 GPUs, and how its time grows with both."""
-    from slurm_migbatch.lab.bench.simulator import measure
-
-    with measuring() as progress:
-        result = measure(data, scales or (1, 2, 4, 8), progress=progress)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     click.echo(f"reading {result['jobs']} jobs: {result['read_s']:.2f} s")
     for run in result["runs"]:
         click.echo(
             f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {run['cpu_s']:7.2f} s "
             f"({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s elapsed)"
         )
-    print_bars(result)
 
 
-@bench.command()
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 100_000),
-    multiple=True,
-    help="Nodes of a site; repeatable. Default: 125, 250, 500, 1000 and 12500.",
+@measurement(
+    "slurm_migbatch.lab.bench.scale:measure",
+    click.option(
+        "--nodes",
+        type=click.IntRange(1, 100_000),
+        multiple=True,
+        help="Nodes of a site; repeatable. Default: 125, 250, 500, 1000 and 12500.",
+    ),
+    number_option("--gpus", 1, 16, 8, "GPUs per node."),
+    click.option("--pending", type=click.IntRange(0, 10**6), help="Pending jobs. Default: 10 per node."),
+    number_option("--rounds", 1, 1000, 30, "Later rounds."),
 )
-@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="GPUs per node.")
-@click.option("--pending", type=click.IntRange(0, 10**6), help="Pending jobs. Default: 10 per node.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=30, show_default=True, help="Later rounds.")
-@json_option
-def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, as_json: bool) -> None:
+def scale(result: Result) -> None:
     """Time rounds of migbatchd on large, busy sites, with Slurm and nodes answering at once."""
-    from slurm_migbatch.lab.bench.scale import NODES, measure
-
-    sites = nodes or NODES
-    with steps() as progress:
-        result = measure(sites, gpus, pending, rounds, progress=lambda text: progress(text, len(sites)))
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     click.echo(f"decided by {result['decides']}, configuration {result['configuration']}; seconds of processor time")
     lines = [
         (
@@ -198,23 +174,15 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
         )
     if result["exponent"] is not None:
         click.echo(f"  the time of later rounds grows with an exponent of {result['exponent']:.2f}")
-    print_bars(result)
 
 
-@bench.command()
-@click.option(
-    "--runs", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Number of runs in the store."
+@measurement(
+    "slurm_migbatch.lab.bench.reports:measure",
+    number_option("--runs", 1000, None, 1_000_000, "Number of runs in the store."),
+    number_option("--repeats", 1, 100, 5, "Runs of each command."),
 )
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Runs of each command.")
-@json_option
-def reports(runs: int, repeats: int, as_json: bool) -> None:
+def reports(result: Result) -> None:
     """Time migacct, `migbatch usage`, waste, top and report on a store with a year of runs."""
-    from slurm_migbatch.lab.bench.reports import measure
-
-    result = measure(runs, repeats=repeats)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     for query in (*result["queries"], *(result[name] for name in ("usage", "waste", "top", "page"))):
         starts = f"{query['starts']:.1f} starts of the interpreter ({1000 * result['start_s']:.0f} ms)"
         click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s, {query['lines']} lines, {starts}")
@@ -222,41 +190,28 @@ def reports(runs: int, repeats: int, as_json: bool) -> None:
         click.echo("  there is no Chromium here: the page was generated but not drawn")
     else:
         click.echo(f"  the page drawn by Chromium: {result['drawn_s']:.2f} s")
-    print_bars(result)
 
 
-@bench.command()
-@click.option("--rounds", type=click.IntRange(5, 10_000), default=50, show_default=True, help="Samples of each slice.")
-@json_option
-def sampling(rounds: int, as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.bench.sampling:measure",
+    number_option("--rounds", 5, 10_000, 50, "Samples of each slice."),
+)
+def sampling(result: Result) -> None:
     """Time the agent's sampling of running jobs: memory and activity of each slice."""
-    from slurm_migbatch.lab.bench.sampling import measure
-
-    result = measure(rounds)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     for name in ("memory", "activity"):
         click.echo(
             f"  {name} of a slice: median {result[name]['median_ms']:.3f} ms, p99 {result[name]['p99_ms']:.3f} ms"
         )
     click.echo(f"  at most {result['most_core_share']:.0%} of a core, however slow the driver is")
-    print_bars(result)
 
 
-@bench.command()
-@click.option("--runs", type=click.IntRange(min=100), default=10_000, show_default=True, help="Finished runs.")
-@click.option("--models", type=click.IntRange(100, 100_000), default=1000, show_default=True, help="Known models.")
-@json_option
-def learn(runs: int, models: int, as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.bench.learn:measure",
+    number_option("--runs", 100, None, 10_000, "Finished runs."),
+    number_option("--models", 100, 100_000, 1000, "Known models."),
+)
+def learn(result: Result) -> None:
     """Time a refit of the predictor on many runs, and predictions with many known models."""
-    from slurm_migbatch.lab.bench.learn import measure
-
-    with steps() as progress:
-        result = measure(runs, models, progress=progress)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     for name, refit in result["refit"].items():
         click.echo(
             f"refit, {name}: {refit['own_s']:.1f} s of processor time, {refit['wall_s']:.1f} s elapsed, "
@@ -269,7 +224,6 @@ def learn(runs: int, models: int, as_json: bool) -> None:
         f"(elapsed {prediction['wall']['median_ms']:.2f} and "
         f"{prediction['wall']['p99_ms']:.2f}); reading the model takes {prediction['loading_s']:.1f} s"
     )
-    print_bars(result)
 
 
 @bench.command("all")
@@ -342,3 +296,7 @@ def _print_all(result: dict[str, Any]) -> None:
         click.echo(f"  {row['name']}{' (study)' if row['study'] else ''}: {verdict}")
     draws = ", ".join(f"{row['name']} {row['seeds']}" for row in result["experiments"] if row["seeds"] is not None)
     click.echo(f"\ndraws: {draws}; {result['seconds'] / 60:.1f} minutes in all")
+
+
+for _command in (*COMMANDS, study, live, nodes, rounds, hooks, submit, simulator, scale, reports, sampling, learn):
+    bench.add_command(_command)

@@ -51,9 +51,14 @@ plot_option = click.option(
 )
 
 
+def number_option(name: str, low: int, high: int | None, default: int, help_text: str) -> Option:
+    """Return an option for a whole number in a range."""
+    return click.option(name, type=click.IntRange(low, high), default=default, show_default=True, help=help_text)
+
+
 def draws_option(help_text: str, option: str = "--seeds", least: int = 2) -> Option:
     """Return the option for the number of random draws of an experiment."""
-    return click.option(option, type=click.IntRange(least, 1000), default=10, show_default=True, help=help_text)
+    return number_option(option, least, 1000, 10, help_text)
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def print_notes(result: Result) -> None:
 
 def print_bars(result: Result) -> None:
     """Print the bars as text."""
-    for bar in result["bars"]:
+    for bar in result.get("bars", ()):
         click.echo(Bar.from_dict(bar).line())
 
 
@@ -102,51 +107,77 @@ def with_interval(values: Sequence[float | None], digits: int) -> str:
     return f"{mean} ({interval[0]} to {interval[1]})" if len(interval) == 2 else mean
 
 
-class Wrong(NamedTuple):
-    """What `--wrong` runs instead: a module with a function `measure`; it has no plots."""
+def measurement(measure: str, *options: Option) -> Callable[[Show], click.Command]:
+    """Return a decorator that makes a command from the function that prints its result.
 
-    module: str
+    Args:
+        measure: module:function, called with the values of `options` and with `progress`.
+        options: of the command, beside the one for JSON.
+    """
+
+    def command_of(show: Show) -> click.Command:
+        def run(as_json: bool, **values: Any) -> None:
+            print_result(measured(measure, values), as_json, show)
+
+        return _command(show, run, *options)
+
+    return command_of
+
+
+def measured(measure: str, values: Mapping[str, Any]) -> Result:
+    """Call module:function with these arguments; if a measurement is not possible, end the command with the reason."""
+    module, _, function = measure.partition(":")
+    with measuring() as progress:
+        result: Result = getattr(import_module(module), function)(**values, progress=progress)
+    return result
+
+
+def print_result(result: Result, as_json: bool, show: Show) -> None:
+    """Print a result as JSON, or as text with its bars."""
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    show(result)
+    print_bars(result)
+
+
+def _command(show: Show, run: Callable[..., None], *options: Option) -> click.Command:
+    for option in reversed((*options, json_option)):
+        option(run)
+    return click.command(show.__name__.strip("_").replace("_", "-"), help=show.__doc__)(run)
+
+
+class Wrong(NamedTuple):
+    """What `--wrong` runs instead: module:function; it has no plots."""
+
+    measure: str
     show: Show
     help: str
 
 
 def experiment(
-    module: str, *options: Option, wrong: Wrong | None = None, plots: bool = True
+    measure: str, *options: Option, wrong: Wrong | None = None, plots: bool = True
 ) -> Callable[[Show], click.Command]:
-    """Return a decorator that makes a command from the function that prints its result.
-
-    Args:
-        module: has the function `measure`, called with the directory of data, with `options` and with `progress`.
-        options: of the command, beside those for the data, plots and JSON.
-    """
+    """Return `measurement` with the directory of data, a folder for plots and, if it has one, the variant `wrong`."""
+    further = [data_option, *options]
+    if wrong is not None:
+        further.append(click.option("--wrong", "as_wrong", is_flag=True, help=wrong.help))
+    if plots:
+        further.append(plot_option)
 
     def command_of(show: Show) -> click.Command:
-        name = show.__name__.replace("_", "-")
-
         def run(as_json: bool, plot: Path | None = None, as_wrong: bool = False, **values: Any) -> None:
-            way = Wrong(module, show, "")
+            way = Wrong(measure, show, "")
             if as_wrong and wrong is not None:
                 if plot is not None:
                     raise click.UsageError("--wrong has no plots; leave --plot out")
                 way = wrong
-            with measuring() as progress:
-                result = import_module(way.module).measure(**values, progress=progress)
+            result = measured(way.measure, values)
             if plot is not None:
-                write_plots(name, result, plot)
-            if as_json:
-                click.echo(json.dumps(result))
-                return
-            way.show(result)
-            print_bars(result)
+                write_plots(show.__name__, result, plot)
+            print_result(result, as_json, way.show)
 
-        shared: list[Option] = [json_option]
-        if plots:
-            shared.insert(0, plot_option)
-        if wrong is not None:
-            shared.insert(0, click.option("--wrong", "as_wrong", is_flag=True, help=wrong.help))
-        for option in reversed((data_option, *options, *shared)):
-            option(run)
-        return click.command(name, help=show.__doc__)(run)
+        return _command(show, run, *further)
 
     return command_of
 

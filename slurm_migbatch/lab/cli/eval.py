@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
-from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.lab.cli.common import measuring, print_bars, print_notes
+from slurm_migbatch.cli.common import HELP, NumberRange, print_table
+from slurm_migbatch.lab.cli.common import Result, measurement, number_option, print_notes
 from slurm_migbatch.values.figures import plural
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -22,7 +20,6 @@ leave_option = click.option(
     show_default=True,
     help="What is held out.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object; its targets are under 'bars'.")
 
 
 @click.group("eval", context_settings=HELP)
@@ -34,67 +31,69 @@ def eval_() -> None:
     """
 
 
-@eval_.command()
-@data_option
-@click.option("--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models.")
-@click.option(
-    "--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Largest number of profiled points."
+@measurement(
+    "slurm_migbatch.lab.evaluate.predictor:measure",
+    data_option,
+    click.option(
+        "--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models."
+    ),
+    number_option("--points", 0, 3, 3, "Largest number of profiled points."),
+    click.option(
+        "--level", type=NumberRange(0.1, 0.98), default=0.9, show_default=True, help="Confidence of the margin."
+    ),
+    leave_option,
+    click.option("--quick", is_flag=True, help="Skip the rules that must be trained."),
+    click.option("--blind", is_flag=True, help="Ignore public specifications of models."),
 )
-@click.option("--level", type=NumberRange(0.1, 0.98), default=0.9, show_default=True, help="Confidence of the margin.")
-@leave_option
-@click.option("--quick", is_flag=True, help="Skip the rules that must be trained.")
-@click.option("--blind", is_flag=True, help="Ignore public specifications of models.")
-@json_option
-def predictor(
-    data: Path,
-    train: Path | None,
-    points: int,
-    level: float,
-    leave: Literal["model", "family", "laboratory"],
-    quick: bool,
-    blind: bool,
-    as_json: bool,
-) -> None:
+def predictor(result: Result) -> None:
     """Error, interval coverage and quality of choice for each model, held out of the training in turn."""
-    from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
-    from slurm_migbatch.profiling.table import read_folder
+    print_notes(result)
+    click.echo(f"rule for choosing points: {result['rule']}")
+    for kind, figures in result["kinds"].items():
+        for figure, label in (("time", "throughput"), ("memory", "memory")):
+            if figures[figure]:
+                click.echo(f"\n{kind}: error of {label} in %, and coverage of intervals")
+                _print_errors(figures[figure])
+                _print_listed(figures[figure])
+        if figures["time"]:
+            click.echo(f"\n{kind}: mean error of throughput in % by model")
+            _print_models(figures["time"])
+        if figures["rules"]:
+            click.echo(f"\n{kind}: simple rules, and the predictor on cells held out from both")
+            _print_rules(figures["rules"])
+        if figures["choice"] and kind == "infer":
+            click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")
+            _print_choices(figures["choice"])
+        if figures["relative"]:
+            click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
+            lines = [
+                (
+                    row["method"],
+                    _k(row["k"]),
+                    f"{row['mae']:.3f}",
+                    f"{row['mae_mean_of_models']:.3f}",
+                    str(row["points"]),
+                )
+                for row in figures["relative"]
+            ]
+            print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
+    click.echo()
 
-    options = Options(points, level, leave, blind, trees=not quick)
-    learned_from = None if train is None else read_folder(train)
-    with steps() as progress:
-        result = evaluate(read_folder(data), learned_from, options, progress=progress)
-    result = {"data": str(data), "train": None if train is None else str(train), **result}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_predictor(result)
 
-
-@eval_.command()
-@data_option
-@click.option("--level", type=NumberRange(0.1, 0.98), default=0.8, show_default=True, help="Confidence of the margin.")
-@leave_option
-@json_option
-def profiling(data: Path, level: float, leave: Literal["model", "family", "laboratory"], as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.evaluate.profiling:measure",
+    data_option,
+    click.option(
+        "--level", type=NumberRange(0.1, 0.98), default=0.8, show_default=True, help="Confidence of the margin."
+    ),
+    leave_option,
+)
+def profiling(result: Result) -> None:
     """Cost of measuring fewer points: slices and exceeded limits of scenarios by the share of cells measured.
 
     Scenarios are ParvaGPU's if its SLO files are below DIR, else synthetic ones from each model's largest slice.
     """
-    from slurm_migbatch.lab.evaluate.profiling import evaluate
-    from slurm_migbatch.profiling.table import read_folder
-
-    with steps() as progress:
-        result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, progress=progress)}
-    if not result["services"]:
-        raise Failure(
-            f"{data} has no model to choose a slice for: rows of kind infer are needed, of one process (procs 1) and "
-            "for at least two points of a model, of which one keeps a limit"
-        )
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    for note in result["notes"]:
-        click.echo(f"note: {note}")
+    print_notes(result)
     lines = [
         (
             total["measured"],
@@ -110,24 +109,13 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
     ]
     header = ("measured", "cells", "chosen by", "slices", "least", "extra", "limit broken", "short")
     print_table(header, lines)
-    print_bars(result)
 
 
-@eval_.command()
-@data_option
-@json_option
-def batch(data: Path, as_json: bool) -> None:
+@measurement("slurm_migbatch.lab.evaluate.batches:measure", data_option)
+def batch(result: Result) -> None:
     """Share of a GPU and limits kept by the slice and batch of jobs with slo and without batch, compared with simple
     rules.
     """
-    from slurm_migbatch.lab.evaluate.batches import evaluate
-    from slurm_migbatch.profiling.table import read_folder
-
-    with measuring() as progress:
-        result = {"data": str(data), **evaluate(read_folder(data), progress)}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     lines = [
         (
             str(row["points"]),
@@ -145,153 +133,14 @@ def batch(data: Path, as_json: bool) -> None:
         click.echo(f"no choice with {row['points']} points: {plural(row['cases'], 'case')} of {models}")
 
 
-@eval_.command()
-@data_option
-@json_option
-def services(data: Path, as_json: bool) -> None:
+@measurement("slurm_migbatch.lab.evaluate.services:evaluate", data_option)
+def services(result: Result) -> None:
     """GPUs for services with rates and latency limits by three measured points per model, on ParvaGPU's scenarios.
 
     Points of the grid, or those that `migbatch profile run --points 3 --slo TIME` measures; also with predictions
     wrong by x0.5 to x2.
     """
-    from slurm_migbatch.lab.evaluate.services import evaluate
-
-    with measuring() as progress:
-        result = evaluate(data, progress)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_services(result)
-
-
-@eval_.command()
-@data_option
-@json_option
-def llm(data: Path, as_json: bool) -> None:
-    """Time to the first token and of each further one of language models, each held out of the fit in turn.
-
-    Tables are common ones with rows of kind serve, on a GPU or a slice of one, as `migbatch profile run --server`
-    writes them, or have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. Rows that cannot be
-    scored (an unknown GPU or model, several GPUs) are skipped and counted. A plain roofline is printed for comparison.
-    """
-    from slurm_migbatch.lab.evaluate.llm import evaluate
-    from slurm_migbatch.lab.evaluate.servers import scan_servers
-
-    with measuring():
-        tables = scan_servers(data)
-        result = {"data": str(data), "notes": list(tables.notices), **evaluate(tables.points)}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     print_notes(result)
-    click.echo(f"{result['points']} points of {', '.join(result['models'])}; the fit on all of them:")
-    click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
-    click.echo("mean error in % of held-out models")
-    lines = [
-        (
-            *name.split("/"),
-            f"{score['mape']:.1f}",
-            f"{score['median']:.1f}",
-            *(f"{v:.1f}" for v in score["per_model"].values()),
-        )
-        for name, score in result["scores"].items()
-    ]
-    print_table(("method", "figure", "mean", "median", *result["models"]), lines)
-    for place, errors in result["places"].items():
-        click.echo(f"on {place} ({errors['points']} points): ttft {errors['ttft']:.1f}, tpot {errors['tpot']:.1f}")
-    for figure, levels in result["coverage"].items():
-        shares = ", ".join(
-            f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()
-        )
-        click.echo(f"intervals of {figure}: {shares}")
-    click.echo("mean error in % if a site has measured servers itself (wrong: its times are wrong by a factor)")
-    learned = [(name, f"{of['ttft']:.1f}", f"{of['tpot']:.1f}") for name, of in result["learned"].items()]
-    print_table(("measured", "ttft", "tpot"), learned)
-    memory = result["memory"]
-    click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
-    print_bars(result)
-
-
-@eval_.command()
-@data_option
-@json_option
-def torch(data: Path, as_json: bool) -> None:
-    """Time and memory of language models in PyTorch without an engine, each network held out of the fit in turn.
-
-    Tables are common ones, as `migbatch profile run` writes them: of kind infer a pass over a batch, of kind train a
-    step, on a GPU or a slice of one. The data sheet's rates without launches are printed for comparison.
-    """
-    from slurm_migbatch.lab.evaluate.torch import evaluate, read
-
-    with measuring():
-        result = {"data": str(data), **evaluate(read(data))}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    counts = ", ".join(f"{count} of {kind}" for kind, count in result["points"].items())
-    click.echo(f"{len(result['networks'])} networks, points: {counts}")
-    for kind, values in result["fit"].items():
-        fitted = " ".join(f"{name}={value:g} ({result['shipped'][kind][name]:g})" for name, value in values.items())
-        click.echo(f"fit on all of {kind} (as shipped): {fitted}")
-    click.echo("mean and median error in %")
-    lines = [
-        (*name.split("/"), f"{score['mean']:.1f}", f"{score['median']:.1f}") for name, score in result["scores"].items()
-    ]
-    print_table(("kind", "figure", "computed", "mean", "median"), lines)
-    click.echo("mean error in % by network")
-    ends = ("seconds/held out", "memory/as shipped")
-    shown = {name: score for name, score in result["scores"].items() if name.endswith(ends)}
-    rows = [
-        (network, *(f"{score['per_network'].get(network, '-')}" for score in shown.values()))
-        for network in result["networks"]
-    ]
-    print_table(("network", *(" ".join(name.split("/")[:2]) for name in shown)), rows)
-    for name, levels in result["coverage"].items():
-        shares = ", ".join(f"{level} held {share:.1%}" for level, share in levels.items())
-        click.echo(f"intervals of {name.replace('/', ': ')}: {shares}")
-    print_bars(result)
-
-
-@eval_.command()
-@data_option
-@json_option
-def pairs(data: Path, as_json: bool) -> None:
-    """Slowdowns of two training jobs on one slice, from the SM activity of each alone.
-
-    Tables name two jobs, the SMs that they shared, the SM activity of each alone and its slowdown next to the other.
-    What is expected for one number of SMs is also shown with its only constant fitted on the others (held out).
-    """
-    from slurm_migbatch.lab.evaluate.pairs import evaluate, read
-
-    with measuring():
-        result = {"data": str(data), **evaluate(read(data))}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    switching = result["switching"]
-    click.echo(f"{len(result['jobs'])} jobs; constant as shipped {switching['shipped']}, fitted {switching['fitted']}")
-    click.echo("medians of pairs in time slices: work of both per time, relative to one alone (below 1: a loss)")
-    lines = [
-        (row["size"], str(row["pairs"]), *(f"{row[key]:.2f}" for key in ("activity", "slowdown", "work", "losing")))
-        for row in result["sizes"]
-    ]
-    print_table(("shared", "pairs", "SM activity", "slowdown", "work", "share of losses"), lines)
-    click.echo("mean error in % of the expected slowdown, and of the expected work")
-    ways = tuple(result["sizes"][0]["errors"])
-    errors = [
-        (row["size"], *(f"{row['errors'][way]:.1f}, {row['work_errors'][way]:.1f}" for way in ways))
-        for row in result["sizes"]
-    ]
-    print_table(("shared", *ways), errors)
-    for row in result["sharing"]:
-        medians = ", ".join(f"{way} {work:.2f}" for way, work in row["work"].items())
-        click.echo(f"median work of {row['pairs']} pairs on {row['size']}: {medians}")
-    print_bars(result)
-
-
-def _print_services(result: dict[str, Any]) -> None:
-    for note in result["notes"]:
-        click.echo(f"note: {note}")
     names = result["scenarios"]
     print_table(
         ("GPUs", *names, "total"),
@@ -342,43 +191,99 @@ def _print_services(result: dict[str, Any]) -> None:
     )
     print_table(header, lines)
     click.echo()
-    print_bars(result)
 
 
-def _print_predictor(result: dict[str, Any]) -> None:
-    for note in result["notes"]:
-        click.echo(f"note: {note}")
-    click.echo(f"rule for choosing points: {result['rule']}")
-    for kind, figures in result["kinds"].items():
-        for figure, label in (("time", "throughput"), ("memory", "memory")):
-            if figures[figure]:
-                click.echo(f"\n{kind}: error of {label} in %, and coverage of intervals")
-                _print_errors(figures[figure])
-                _print_listed(figures[figure])
-        if figures["time"]:
-            click.echo(f"\n{kind}: mean error of throughput in % by model")
-            _print_models(figures["time"])
-        if figures["rules"]:
-            click.echo(f"\n{kind}: simple rules, and the predictor on cells held out from both")
-            _print_rules(figures["rules"])
-        if figures["choice"] and kind == "infer":
-            click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")
-            _print_choices(figures["choice"])
-        if figures["relative"]:
-            click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
-            lines = [
-                (
-                    row["method"],
-                    _k(row["k"]),
-                    f"{row['mae']:.3f}",
-                    f"{row['mae_mean_of_models']:.3f}",
-                    str(row["points"]),
-                )
-                for row in figures["relative"]
-            ]
-            print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
-    click.echo()
-    print_bars(result)
+@measurement("slurm_migbatch.lab.evaluate.llm:measure", data_option)
+def llm(result: Result) -> None:
+    """Time to the first token and of each further one of language models, each held out of the fit in turn.
+
+    Tables are common ones with rows of kind serve, on a GPU or a slice of one, as `migbatch profile run --server`
+    writes them, or have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. Rows that cannot be
+    scored (an unknown GPU or model, several GPUs) are skipped and counted. A plain roofline is printed for comparison.
+    """
+    print_notes(result)
+    click.echo(f"{result['points']} points of {', '.join(result['models'])}; the fit on all of them:")
+    click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
+    click.echo("mean error in % of held-out models")
+    lines = [
+        (
+            *name.split("/"),
+            f"{score['mape']:.1f}",
+            f"{score['median']:.1f}",
+            *(f"{v:.1f}" for v in score["per_model"].values()),
+        )
+        for name, score in result["scores"].items()
+    ]
+    print_table(("method", "figure", "mean", "median", *result["models"]), lines)
+    for place, errors in result["places"].items():
+        click.echo(f"on {place} ({errors['points']} points): ttft {errors['ttft']:.1f}, tpot {errors['tpot']:.1f}")
+    for figure, levels in result["coverage"].items():
+        shares = ", ".join(
+            f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()
+        )
+        click.echo(f"intervals of {figure}: {shares}")
+    click.echo("mean error in % if a site has measured servers itself (wrong: its times are wrong by a factor)")
+    learned = [(name, f"{of['ttft']:.1f}", f"{of['tpot']:.1f}") for name, of in result["learned"].items()]
+    print_table(("measured", "ttft", "tpot"), learned)
+    memory = result["memory"]
+    click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
+
+
+@measurement("slurm_migbatch.lab.evaluate.torch:measure", data_option)
+def torch(result: Result) -> None:
+    """Time and memory of language models in PyTorch without an engine, each network held out of the fit in turn.
+
+    Tables are common ones, as `migbatch profile run` writes them: of kind infer a pass over a batch, of kind train a
+    step, on a GPU or a slice of one. The data sheet's rates without launches are printed for comparison.
+    """
+    counts = ", ".join(f"{count} of {kind}" for kind, count in result["points"].items())
+    click.echo(f"{len(result['networks'])} networks, points: {counts}")
+    for kind, values in result["fit"].items():
+        fitted = " ".join(f"{name}={value:g} ({result['shipped'][kind][name]:g})" for name, value in values.items())
+        click.echo(f"fit on all of {kind} (as shipped): {fitted}")
+    click.echo("mean and median error in %")
+    lines = [
+        (*name.split("/"), f"{score['mean']:.1f}", f"{score['median']:.1f}") for name, score in result["scores"].items()
+    ]
+    print_table(("kind", "figure", "computed", "mean", "median"), lines)
+    click.echo("mean error in % by network")
+    ends = ("seconds/held out", "memory/as shipped")
+    shown = {name: score for name, score in result["scores"].items() if name.endswith(ends)}
+    rows = [
+        (network, *(f"{score['per_network'].get(network, '-')}" for score in shown.values()))
+        for network in result["networks"]
+    ]
+    print_table(("network", *(" ".join(name.split("/")[:2]) for name in shown)), rows)
+    for name, levels in result["coverage"].items():
+        shares = ", ".join(f"{level} held {share:.1%}" for level, share in levels.items())
+        click.echo(f"intervals of {name.replace('/', ': ')}: {shares}")
+
+
+@measurement("slurm_migbatch.lab.evaluate.pairs:measure", data_option)
+def pairs(result: Result) -> None:
+    """Slowdowns of two training jobs on one slice, from the SM activity of each alone.
+
+    Tables name two jobs, the SMs that they shared, the SM activity of each alone and its slowdown next to the other.
+    What is expected for one number of SMs is also shown with its only constant fitted on the others (held out).
+    """
+    switching = result["switching"]
+    click.echo(f"{len(result['jobs'])} jobs; constant as shipped {switching['shipped']}, fitted {switching['fitted']}")
+    click.echo("medians of pairs in time slices: work of both per time, relative to one alone (below 1: a loss)")
+    lines = [
+        (row["size"], str(row["pairs"]), *(f"{row[key]:.2f}" for key in ("activity", "slowdown", "work", "losing")))
+        for row in result["sizes"]
+    ]
+    print_table(("shared", "pairs", "SM activity", "slowdown", "work", "share of losses"), lines)
+    click.echo("mean error in % of the expected slowdown, and of the expected work")
+    ways = tuple(result["sizes"][0]["errors"])
+    errors = [
+        (row["size"], *(f"{row['errors'][way]:.1f}, {row['work_errors'][way]:.1f}" for way in ways))
+        for row in result["sizes"]
+    ]
+    print_table(("shared", *ways), errors)
+    for row in result["sharing"]:
+        medians = ", ".join(f"{way} {work:.2f}" for way, work in row["work"].items())
+        click.echo(f"median work of {row['pairs']} pairs on {row['size']}: {medians}")
 
 
 def _print_errors(series: list[dict[str, Any]]) -> None:
@@ -452,3 +357,7 @@ def _print_choices(choices: list[dict[str, Any]]) -> None:
 
 def _k(points: int) -> str:
     return "curve" if points < 0 else str(points)
+
+
+for _command in (predictor, profiling, batch, services, llm, torch, pairs):
+    eval_.add_command(_command)

@@ -48,11 +48,11 @@ def _lending_wrong(result: Result) -> None:
 
 
 @experiment(
-    "slurm_migbatch.lab.experiments.lending",
+    "slurm_migbatch.lab.experiments.lending:measure",
     draws_option("Workloads and requests.", least=1),
     processes_option,
     wrong=Wrong(
-        "slurm_migbatch.lab.experiments.lendwrong",
+        "slurm_migbatch.lab.experiments.lendwrong:measure",
         _lending_wrong,
         "Only with wrong forecasts, speeds, restart times and time limits.",
     ),
@@ -94,10 +94,10 @@ def _fragmentation_wrong(result: Result) -> None:
 
 
 @experiment(
-    "slurm_migbatch.lab.experiments.fragmentation",
+    "slurm_migbatch.lab.experiments.fragmentation:measure",
     draws_option("Draws of the arrivals."),
     wrong=Wrong(
-        "slurm_migbatch.lab.experiments.fragwrong",
+        "slurm_migbatch.lab.experiments.fragwrong:measure",
         _fragmentation_wrong,
         "Only with wrong time limits and wrong learned run times.",
     ),
@@ -123,7 +123,7 @@ def fragmentation(result: Result) -> None:
         print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
 
 
-@experiment("slurm_migbatch.lab.experiments.dispatch", draws_option("Streams of arrivals."))
+@experiment("slurm_migbatch.lab.experiments.dispatch:measure", draws_option("Streams of arrivals."))
 def dispatch(result: Result) -> None:
     """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, compared with the best static
     layouts.
@@ -146,7 +146,7 @@ def dispatch(result: Result) -> None:
         print_table(("way", "mean JCT", "p95", "over best equal slices", "over best static cut"), lines)
 
 
-@experiment("slurm_migbatch.lab.experiments.sharing", draws_option("Draws of jobs."), processes_option)
+@experiment("slurm_migbatch.lab.experiments.sharing:measure", draws_option("Draws of jobs."), processes_option)
 def sharing(result: Result) -> None:
     """Completion times when two training jobs may share a slice: by migbatchd's decision, always and never."""
     from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS
@@ -167,7 +167,7 @@ def sharing(result: Result) -> None:
         print_table((f"{order}: mean JCT", *WAYS, "pairs over alone", "pairs over FFS", "past their limit"), lines)
 
 
-@experiment("slurm_migbatch.lab.experiments.pipelines", draws_option("Streams of arrivals."), plots=False)
+@experiment("slurm_migbatch.lab.experiments.pipelines:measure", draws_option("Streams of arrivals."), plots=False)
 def pipelines(result: Result) -> None:
     """Deadlines met by pipelines of jobs, and their slices: migbatchd's split, compared with simple ones."""
     from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS

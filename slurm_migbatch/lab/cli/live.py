@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,11 @@ from typing import Any
 import click
 
 from slurm_migbatch.cli.common import print_table
-from slurm_migbatch.lab.cli.common import json_option, measuring, print_bars
-from slurm_migbatch.lab.progress import Progress
+from slurm_migbatch.lab.cli.common import Result, json_option, measured, measurement, number_option, print_result
+
+_root_option = click.option(
+    "--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian."
+)
 
 
 @click.command()
@@ -23,7 +25,7 @@ from slurm_migbatch.lab.progress import Progress
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="With Alibaba's openb trace, for --moves.",
 )
-@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
+@_root_option
 @json_option
 def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bool) -> None:
     """Inference with a day pattern and continuous training on a test bed, with lending and without (as root).
@@ -39,26 +41,10 @@ def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bo
         raise click.UsageError("--moves needs --data DIR, with Alibaba's openb trace")
     if data is not None and not moves:
         raise click.UsageError("--data is for --moves")
-    with measuring() as progress:
-        result = _measured(seed, data, progress, slurm_root)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    if moves:
-        _print_moves(result)
-    else:
-        _print_lending(result)
-    print_bars(result)
-
-
-def _measured(seed: int, data: Path | None, progress: Progress, slurm_root: str) -> dict[str, Any]:
-    if data is not None:
-        from slurm_migbatch.lab.bench import livemoves
-
-        return livemoves.measure(data, seed, progress, slurm_root)
-    from slurm_migbatch.lab.bench.live import measure
-
-    return measure(seed, progress=progress, slurm_root=slurm_root)
+    values = {"seed": seed, "slurm_root": slurm_root, **({"data": data} if moves else {})}
+    module = "livemoves" if moves else "live"
+    result = measured(f"slurm_migbatch.lab.bench.{module}:measure", values)
+    print_result(result, as_json, _print_moves if moves else _print_lending)
 
 
 def _print_decider(result: Mapping[str, Any]) -> None:
@@ -143,22 +129,16 @@ def _computed_row(name: str, way: Mapping[str, float]) -> list[str]:
     return [name, *seconds, *["-"] * 6]
 
 
-@click.command()
-@click.option("--pending", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Jobs that wait.")
-@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
-@json_option
-def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
+@measurement(
+    "slurm_migbatch.lab.bench.rounds:measure",
+    number_option("--pending", 1, 10_000, 1000, "Jobs that wait."),
+    _root_option,
+)
+def rounds(result: Result) -> None:
     """Time decisions on loans with a full queue, and count slurmctld's work for them (as root).
 
     About 500 idle slices under a real Slurm on a test bed; sdiag's counts of slurmctld's calls before and after.
     """
-    from slurm_migbatch.lab.bench.rounds import measure
-
-    with measuring() as progress:
-        result = measure(pending, progress=progress, slurm_root=slurm_root)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
     click.echo(f"{result['pending']} training jobs before {result['slots']} slots")
     for name, phase in result["phases"].items():
         decisions = phase["lending"]
@@ -173,29 +153,23 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
                 for rpc, after in phase["sdiag_after"].items()
             ],
         )
-    print_bars(result)
 
 
-@click.command()
-@click.option("--nodes", type=click.IntRange(1, 1000), default=256, show_default=True, help="Nodes of the test bed.")
-@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="Simulated H100s per node.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 100_000), default=512, show_default=True, help="Jobs of one second each."
+@measurement(
+    "slurm_migbatch.lab.bench.manynodes:measure",
+    number_option("--nodes", 1, 1000, 256, "Nodes of the test bed."),
+    number_option("--gpus", 1, 16, 8, "Simulated H100s per node."),
+    number_option("--jobs", 1, 100_000, 512, "Jobs of one second each."),
+    _root_option,
 )
-@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
-@json_option
-def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> None:
+def nodes(result: Result) -> None:
     """Count slurmctld's work for migbatchd on a site of many nodes, all of them on this machine (as root)."""
-    from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
+    from slurm_migbatch.lab.bench.manynodes import UPDATE
 
-    with measuring() as progress:
-        result = measure(nodes, gpus, jobs, progress, slurm_root)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    click.echo(f"{nodes} nodes of {gpus} GPUs: all of them offered slices {result['start_s']:.0f} s after the start")
+    site = f"{result['nodes']} nodes of {result['gpus']} GPUs"
+    click.echo(f"{site}: all of them offered slices {result['start_s']:.0f} s after the start")
     for name, phase in result["phases"].items():
-        what = "without jobs" if name == "rest" else f"{jobs} jobs"
+        what = "without jobs" if name == "rest" else f"{result['jobs']} jobs"
         updates = phase["rpcs"].get(UPDATE, [0])[0]
         click.echo(
             f"{what}, {phase['seconds']:.0f} s: {phase['changes']} changed offers of nodes in {updates} requests; "

@@ -25,7 +25,7 @@ def _print_study(result: Result) -> None:
     print_notes(result)
 
 
-@_study("slurm_migbatch.lab.studies.instances")
+@_study("slurm_migbatch.lab.studies.instances:measure")
 def instances(result: Result) -> None:
     """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
     _print_study(result)
@@ -36,7 +36,7 @@ def instances(result: Result) -> None:
     )
 
 
-@_study("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))
+@_study("slurm_migbatch.lab.studies.placement:measure", draws_option("Draws of the arrivals."))
 def placement(result: Result) -> None:
     """Study: accepted jobs by placement rule: pods of the openb trace on 100 GPUs."""
     _print_study(result)
@@ -60,7 +60,7 @@ def placement(result: Result) -> None:
         print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
 
 
-@_study("slurm_migbatch.lab.studies.pariselsa", draws_option("Streams of arrivals."))
+@_study("slurm_migbatch.lab.studies.pariselsa:measure", draws_option("Streams of arrivals."))
 def paris_elsa(result: Result) -> None:
     """Study of PARIS and ELSA: work of one model that 8 partitioned GPUs complete in time, by layout and dispatch."""
     _print_study(result)
@@ -80,7 +80,7 @@ def paris_elsa(result: Result) -> None:
         print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
 
 
-@_study("slurm_migbatch.lab.studies.dstack", draws_option("Mixes of each number of models.", "--mixes"), plots=False)
+@_study("slurm_migbatch.lab.studies.dstack:measure", draws_option("Mixes of each number of models.", "--mixes"))
 def dstack(result: Result) -> None:
     """Study of D-STACK: work that one GPU does under deadlines, relative to a GPU that could be divided arbitrarily."""
     _print_study(result)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +45,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints
@@ -73,6 +75,11 @@ class Outcome:
     share: float
     kept: bool
     quality: float
+
+
+def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate the tables of a directory. Raises NotMeasurable, TableError."""
+    return {"data": str(data), **evaluate(read_folder(data), progress)}
 
 
 def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.lab.evaluate.servers import Point
+from slurm_migbatch.lab.evaluate.servers import Point, scan_servers
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
@@ -195,6 +197,13 @@ def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencie
         errors["ttft"].append(100.0 * abs(computed.ttft * math.exp(correction.ttft) / point.ttft - 1.0))
         errors["tpot"].append(100.0 * abs(computed.tpot * math.exp(correction.tpot) / point.tpot - 1.0))
     return errors
+
+
+def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate the tables of a directory. Raises TraceError, TableError."""
+    tables = scan_servers(data)
+    progress(f"{len(tables.points)} points", 0)
+    return {"data": str(data), "notes": list(tables.notices), **evaluate(tables.points)}
 
 
 def evaluate(points: Sequence[Point]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from slurm_migbatch.decide.lending.pair_slowdowns import SWITCHING, time_sliced, together_rate
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.profiling import csvfile
 from slurm_migbatch.profiling.csvfile import LineError, Problems, number, whole
 
@@ -82,6 +83,13 @@ def _pair(row: Mapping[str, str]) -> MeasuredPair:
 
 def _job(row: Mapping[str, str], number: int) -> str:
     return f"{row[f'model{number}']} {row[f'batch{number}']} x {row[f'input{number}']}"
+
+
+def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate the tables of a directory. Raises NotMeasurable, TableError."""
+    pairs = read(data)
+    progress(f"{len(pairs)} pairs", 0)
+    return {"data": str(data), **evaluate(pairs)}
 
 
 def evaluate(pairs: Sequence[MeasuredPair]) -> dict[str, Any]:

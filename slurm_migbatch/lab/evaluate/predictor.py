@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar
@@ -30,6 +31,7 @@ from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
 from slurm_migbatch.predict.samples import samples_of
 from slurm_migbatch.predict.state import KINDS
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
 
 RULE: Final = (
     f"largest slice at batch {FIRST_BATCH:g}; middle slice at batch {MIDDLE_BATCH:g}; smallest slice at batch "
@@ -64,6 +66,22 @@ class _KindPredictions:
     memory: list[HeldOutPrediction] = field(default_factory=list)
     rules: list[Guess] = field(default_factory=list)
     taught: dict[int, Sequence[MeasuredCurves]] = field(default_factory=dict)
+
+
+def measure(
+    data: Path,
+    train: Path | None,
+    points: int,
+    level: float,
+    leave: Leave,
+    quick: bool,
+    blind: bool,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Evaluate the tables of a directory; `quick`: without the rules that must be trained. Raises TableError."""
+    learned_from = None if train is None else read_folder(train)
+    result = evaluate(read_folder(data), learned_from, Options(points, level, leave, blind, not quick), progress)
+    return {"data": str(data), "train": None if train is None else str(train), **result}
 
 
 def evaluate(

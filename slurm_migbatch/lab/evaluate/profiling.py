@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
@@ -30,6 +30,7 @@ from slurm_migbatch.predict.samples import Sample
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.surface import TIME, Belief
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
 
 SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 BAR_SHARE: Final = 0.2
@@ -62,6 +63,17 @@ class PlacedService:
     broken: bool
     short: bool
     unsure: bool
+
+
+def measure(data: Path, level: float, leave: Leave, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate the tables of a directory. Raises NotMeasurable, TableError."""
+    result = evaluate(data, read_folder(data), level=level, leave=leave, progress=progress)
+    if not result["services"]:
+        raise NotMeasurable(
+            f"{data} has no model to choose a slice for: rows of kind infer are needed, of one process (procs 1) and "
+            "for at least two points of a model, of which one keeps a limit"
+        )
+    return {"data": str(data), **result}
 
 
 def evaluate(

@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate.llm import LEVELS
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import Need, need_of
 from slurm_migbatch.predict.llm.served import machine_of, weights_hint
@@ -118,6 +119,13 @@ def fit(points: Sequence[Point], shipped: Efficiencies | TrainingEfficiencies) -
         return np.concatenate([weights * ratios / 0.2, (theta - start) / PRIOR_SPREAD])
 
     return of(least_squares(off, start, loss="soft_l1").x)
+
+
+def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate the tables of a directory. Raises NotMeasurable, TableError."""
+    points = read(data)
+    progress(f"{sum(map(len, points.values()))} points", 0)
+    return {"data": str(data), **evaluate(points)}
 
 
 def evaluate(points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
