@@ -10,8 +10,8 @@ import pytest
 from slurm_migbatch.config import loads, render, text_of
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import lendbound, lending, lendruns, lendslices
-from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.experiments import lendbound, lending, lendslices
+from slurm_migbatch.lab.experiments.lendslices import Load
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.slurm.controller import pace_of
@@ -61,8 +61,8 @@ def moments():
 
 def test_every_variant_is_measured_and_the_result_is_deterministic(data, moments):
     found = lendslices.miso(data)
-    (result,) = lendruns.measure(found, moments, 2, [TINY], window_s=300.0)
-    assert [result] == lendruns.measure(found, moments, 2, [TINY], window_s=300.0, processes=2)
+    (result,) = lending.results_of(found, moments, 2, [TINY], window_s=300.0)
+    assert [result] == lending.results_of(found, moments, 2, [TINY], window_s=300.0, processes=2)
     ways = result["ways"]
     assert set(ways) == {"Slurm alone", "half", "idle", "servers", "ours"}
     assert ways["Slurm alone"]["restarts"] == 0
@@ -72,8 +72,8 @@ def test_every_variant_is_measured_and_the_result_is_deterministic(data, moments
     assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
     assert result["decides"] == "slurm_migbatch.decide.core.decide"
-    assert len(lendruns.bars(result)) == 5
-    assert len(lendruns.bars({**result, "load": "slices, large"})) == 6
+    assert len(lending.bars(result)) == 5
+    assert len(lending.bars({**result, "load": "slices, large"})) == 6
 
 
 def test_jct_bound_is_not_above_the_best_schedule_and_is_close_to_it(data):
@@ -100,31 +100,31 @@ def test_one_request_reclaims_all_loans_of_one_server(data, moments):
         for n in range(16)
     ]
     request = SimulatedJob(99, "infer", 600.0, 30.0, "infer", profile=full, costs=lendslices.INFER)
-    figures = lendruns.play(lendruns.PlayedLoad(trainings, [request], []), found, lendruns.WAYS["servers"])
+    figures = lending.play(lending.PlayedLoad(trainings, [request], []), found, lending.WAYS["servers"])
     assert figures["preempted"] == lendslices.PER_NODE, "the four loans of one node"
     assert figures["restarts"] == 4 / 16
     assert figures["delay_max_s"] < 60.0
 
 
 def test_measured_configuration_is_the_shipped_one_with_lending_enabled():
-    shipped, decides = loads(render()), lendruns.config()
+    shipped, decides = loads(render()), lending.config()
     assert decides.lending == replace(shipped.lending, enabled=True, partitions=("train",), training_only=("train",))
     assert text_of(replace(decides, lending=shipped.lending)) == text_of(shipped)
-    assert (lendruns.pace().every_s, lendruns.pace().soon_s) == (pace_of(shipped).every_s, pace_of(shipped).soon_s)
-    assert lendruns.settings()["decides"] == "slurm_migbatch.decide.core.decide"
-    assert len(lendruns.settings()["configuration"]) == 16
+    assert (lending.pace().every_s, lending.pace().soon_s) == (pace_of(shipped).every_s, pace_of(shipped).soon_s)
+    assert lending.settings()["decides"] == "slurm_migbatch.decide.core.decide"
+    assert len(lending.settings()["configuration"]) == 16
 
 
 def test_windows_of_ten_seeds_cover_the_whole_day(data, moments):
     """Requests before the window are history; requests in the window are not."""
     found, load = lendslices.miso(data), Load("many", 3000, 7, 60.0)
     for seed in (0, 4, 9, 10):
-        case = lendruns.PlayedLoad.of(load, moments, found, seed, 3600.0)
+        case = lending.PlayedLoad.of(load, moments, found, seed, 3600.0)
         jobs, uses = lendslices.inference(load, moments, seed)
-        assert case.begin_s == pytest.approx(seed % 10 * 0.1 * (lending.SPAN_S - 3600.0))
+        assert case.begin_s == pytest.approx(seed % 10 * 0.1 * (lendslices.SPAN_S - 3600.0))
         assert len(case.inference) == sum(0 <= job.arrival - case.begin_s < 3600.0 for job in jobs)
         assert len(case.uses) == len(uses) + sum(job.arrival < case.begin_s for job in jobs)
-        assert all(until <= lending.HISTORY_DAYS * DAY_S + case.begin_s for _, _, until in case.uses)
+        assert all(until <= lendslices.HISTORY_DAYS * DAY_S + case.begin_s for _, _, until in case.uses)
         assert all(0 <= job.arrival < 3600.0 for job in (*case.inference, *case.training))
 
 
@@ -140,8 +140,8 @@ def test_history_precedes_the_requests_of_the_same_stream():
     shape = np.cumsum(np.ones(100))
     jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0), lendslices.Moments([], shape), 2)
     assert {job.profile for job in jobs} == set(lendslices.PROFILES)
-    assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
-    assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
+    assert all(0 <= job.arrival < lendslices.SPAN_S for job in jobs)
+    assert all(since <= until <= lendslices.HISTORY_DAYS * DAY_S for _, since, until in uses)
     assert min(since for _, since, _ in uses) < DAY_S
 
 
@@ -169,11 +169,11 @@ def test_jobs_of_a_site_are_drawn_from_its_trace(tmp_path):
     moments = lendslices.Moments([], np.cumsum(np.ones(9)), site)
     for seed in range(10):
         jobs, uses = lendslices.inference(load, moments, seed)
-        assert len(jobs) == pytest.approx(lending.SPAN_S / 6 / 3600, abs=1)
-        assert len(uses) == pytest.approx(lending.HISTORY_DAYS * 4, abs=1)
-        assert all(0 <= job.arrival < lending.SPAN_S and job.work == 1800 for job in jobs)
+        assert len(jobs) == pytest.approx(lendslices.SPAN_S / 6 / 3600, abs=1)
+        assert len(uses) == pytest.approx(lendslices.HISTORY_DAYS * 4, abs=1)
+        assert all(0 <= job.arrival < lendslices.SPAN_S and job.work == 1800 for job in jobs)
     assert lendslices.philly_jobs(tmp_path / "none") == ()
-    assert lendruns.measure(None, lendslices.Moments([], moments.shape), 1, [load]) == []
+    assert lending.results_of(None, lendslices.Moments([], moments.shape), 1, [load]) == []
     with pytest.raises(NotMeasurable, match="no jobs"):
         lendslices.inference(load, lendslices.Moments([], moments.shape), 0)
     assert len(lendslices.arrivals_of(load, [[1.0, 2.0], [3.0, 4.0]], 0)) == 4

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import fragmentation, fragwrong, lending, lendruns, lendslices, lendwrong
+from slurm_migbatch.lab.experiments import fragmentation, fragwrong, lending, lendslices, lendwrong
 from slurm_migbatch.lab.experiments.fragmentation import OURS, STILL, Draw
-from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.experiments.lendruns import PlayedLoad
+from slurm_migbatch.lab.experiments.lending import PlayedLoad
+from slurm_migbatch.lab.experiments.lendslices import Load
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.studies.placement import PodKind
@@ -22,7 +22,7 @@ from tests.support.experiments import measured_once
 from tests.support.lending_folders import write_miso, write_pollux
 
 TINY = Load("slices, tiny", 600, 3, 60.0)
-DAYS_S = lending.HISTORY_DAYS * DAY_S
+DAYS_S = lendslices.HISTORY_DAYS * DAY_S
 THREE, FOUR = Profile.parse("3g.40gb"), Profile.parse("4g.40gb")
 KINDS = [PodKind(THREE, 600.0, True), PodKind(FOUR, 300.0, True), PodKind(FOUR, 500.0, False)]
 
@@ -75,7 +75,7 @@ def test_recorded_uses_can_be_scaled_for_each_profile(height, small, large):
 def test_predicted_speeds_are_wrong_by_the_given_factor(data):
     found = lendslices.miso(data)
     hints = LoanHints(model="resnet50", batch=64)
-    right = lendruns.KnownSpeeds(found).training_speeds(hints, "train")
+    right = lending.KnownSpeeds(found).training_speeds(hints, "train")
     assert lendwrong.Wrong().predictions(found, 0).training_speeds(hints, "train") == right
     own = lendwrong.Wrong(cells=2.0)
     factors = {}
@@ -114,7 +114,7 @@ def test_training_job_that_times_out_is_not_counted_as_completed(data):
     job = SimulatedJob(1, "train1", 0.0, 900.0, app="bert-base", batch=8, costs=lendslices.TRAIN)
     played = PlayedLoad([job], [SimulatedJob(9, "infer", 0.0, 5.0, "infer", profile=THREE)], [], limits={1: 300})
     with pytest.raises(NotMeasurable, match="never ended"):
-        lendruns.play(played, found, lendruns.WAYS["ours"])
+        lending.play(played, found, lending.WAYS["ours"])
 
 
 def test_every_lending_row_is_compared_with_the_half_variant_and_printed(data, tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def print_bars(result: Result) -> None:
 
 
 def print_lending(entry: Mapping[str, Any]) -> None:
-    """Print the ways to lend at one load, as `experiments.lending.summary` returns them."""
+    """Print the ways to lend at one load, as `experiments.lending` returns them."""
     columns = ("mean JCT", "over half (95 %)", "restarts (95 %)", "most", "delay mean", "p95", "max", "reclaimed")
     lines = [
         (

@@ -3,8 +3,14 @@
 Four nodes of four GPUs, half of them inference's. Training jobs have one slice each, of any size that they fit on.
 Their models, batches and run times are those of MISO's 100 jobs, drawn with replacement; their speeds on
 slices are MISO's table; they arrive like the jobs of one of Pollux's workloads, plus every second one of another.
-Inference is that of `experiments.lending`, with fewer and longer requests: jobs of Slurm, each on a slice of its
-own whose profile depends on its application. All starts, restarts and checkpoints cost time.
+Inference is jobs of Slurm, each on a slice of its own whose profile depends on its application. All starts, restarts
+and checkpoints cost time.
+
+Inference is synthetic, because no public trace has both it and training. Requests have the burst shape of a measured
+LLM trace (`lab.traces.requests`): its arrivals, one stream for each application from a random point, are stretched in
+time to a rate that follows the day (highest over lowest hour 4, as in Twitter's) and, about once an hour, is four times
+as high for three minutes. Request times are log-normal. Three days before are drawn in the same way and are the history
+for the forecast.
 
 Inference's limit is that 95 of 100 requests start within `PROMISE_S` of their arrival. Every load keeps it without
 lending (mean of ten seeds): each application has its own bursts, because common bursts exceeded it from
@@ -33,12 +39,11 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import lending
-from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.traces import joblog, pollux
+from slurm_migbatch.lab.traces import requests as requests_trace
 from slurm_migbatch.lab.traces.files import below
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
@@ -49,10 +54,41 @@ NODES: Final = 4
 PER_NODE: Final = 4
 TRAINING: Final = "train"
 """The partition of training, which has the first half of the nodes to itself."""
+SPAN_S: Final = 55_400.0
+HISTORY_DAYS: Final = 3
+OPENING_S: Final = 8 * 3600.0
+"""Time of day of the first training jobs."""
+DAY_SWING: Final = 0.6
+BURST: Final = 4.0
+BURST_EVERY_S: Final = 3600.0
+BURST_S: Final = 180.0
+SPREAD: Final = 0.67
+"""Of the logarithm of a request's time: Alibaba's image generation has a median of 23 s and a 95th percentile of 69."""
 PROFILES: Final = tuple(
     Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "1g.10gb", "3g.40gb", "1g.10gb", "2g.20gb", "1g.10gb")
 )
 """Of inference applications, in turn; the first applications have the most requests."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Amount of inference.
+
+    Attributes:
+        requests: in `SPAN_S`, as far as the measured stream lasts. `mean_s`: mean seconds of one.
+        whole: whether all jobs have whole GPUs, as slices of the full one.
+        site: whether inference is jobs of a Slurm site, of minutes to hours; then `requests` and
+            `mean_s` are unused.
+    """
+
+    name: str
+    requests: int
+    apps: int
+    mean_s: float
+    whole: bool = False
+    site: bool = False
+
+
 LOADS: Final = (
     Load("slices, small", 5200, 6, 60.0),
     Load("slices, middle", 13_000, 18, 60.0),
@@ -150,14 +186,19 @@ def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
 
     `workloads`: how many of Pollux's workloads to read. Raises NotMeasurable, TraceError, TableError, OSError.
     """
-    traces, paths = lending.pollux_files(data)
+    traces = next((path.parent.parent for path in below(data, "cifar10/placements.csv*")), None)
+    paths = below(data, "workloads/workload-*.csv")
+    if traces is None or not paths:
+        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
     miso_data = miso(data)
     if miso_data is None:
         raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
     known = pollux.profiles(traces)
-    origin, shape = lending.request_shape(data)
+    trace = requests_trace.first_below(data)
+    if trace is None:
+        raise NotMeasurable(f"{data} has no request trace (Azure's, Mooncake's as CSV, or BurstGPT) below it")
     arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in paths[:workloads]]
-    return origin, Moments(arrivals, shape, philly_jobs(data)), miso_data
+    return trace[0], Moments(arrivals, np.array(trace[1]), philly_jobs(data)), miso_data
 
 
 def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
@@ -185,11 +226,50 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     )
 
 
+def _synthetic(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[tuple[float, int, float]]:
+    """Return the requests of the history and the run in order: when, application, seconds.
+
+    The run begins after the history.
+    """
+    rng = np.random.Generator(np.random.PCG64([seed, load.requests]))
+    before = HISTORY_DAYS * DAY_S
+    grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
+    hours = (grid + OPENING_S) / DAY_S * 2 * math.pi
+    usual = 1.0 - DAY_SWING * np.cos(hours - 2 * math.pi * 2 / 24)
+    share = 1.0 / np.arange(1, load.apps + 1)
+    share /= share.sum()
+    events: list[tuple[float, int, float]] = []
+    gaps = np.diff(shape)
+    gaps = gaps / gaps.mean()
+    for app in range(load.apps):
+        whole_run = _with_bursts(usual, grid, rng)
+        per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
+        count = int(whole_run[-1] * per_unit * share[app])
+        turns = np.take(gaps, np.arange(count) + int(rng.integers(len(gaps))), mode="wrap")
+        at = np.interp(np.cumsum(turns) / (per_unit * share[app]), whole_run, grid, right=math.inf)
+        times = rng.lognormal(math.log(load.mean_s) - SPREAD**2 / 2, SPREAD, count)
+        events += [(t, app, s) for t, s in zip(at.tolist(), times.tolist(), strict=True) if t < before + SPAN_S]
+    events.sort()
+    return events
+
+
+def _with_bursts(
+    usual: np.ndarray[Any, np.dtype[np.float64]],
+    grid: np.ndarray[Any, np.dtype[np.float64]],
+    rng: np.random.Generator,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the sum of a rate up to each moment of `grid`, with bursts at random moments."""
+    rate = usual.copy()
+    for begin in np.cumsum(rng.exponential(BURST_EVERY_S, int(2 * grid[-1] / BURST_EVERY_S))).tolist():
+        rate[(grid >= begin) & (grid < begin + max(60.0, rng.exponential(BURST_S)))] *= BURST
+    return np.concatenate([[0.0], np.cumsum(rate)[:-1] * 60.0])
+
+
 def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, float]]:
     """Return inference of the previous days and of the run, in order: time, application, seconds."""
     if not load.site:
-        return lending.requests(load, moments.shape, seed)
-    span = lending.HISTORY_DAYS * DAY_S + lending.SPAN_S
+        return _synthetic(load, moments.shape, seed)
+    span = HISTORY_DAYS * DAY_S + SPAN_S
     end = moments.site[-1].arrival if moments.site else 0.0
     first = (SITE_FIRST_DAY + SITE_DAYS * seed) * DAY_S % max(DAY_S, end - span)
     jobs = [job for job in moments.site if first <= job.arrival < first + span]
@@ -221,7 +301,7 @@ def inference(
 
     The uses are in the form of migbatchd's record.
     """
-    before = lending.HISTORY_DAYS * DAY_S
+    before = HISTORY_DAYS * DAY_S
     jobs: list[SimulatedJob] = []
     uses: list[tuple[str, float, float | None]] = []
     full = geometry(GPU).full.profile

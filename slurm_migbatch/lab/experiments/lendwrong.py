@@ -1,4 +1,4 @@
-"""Measure lending with wrong data: the jobs and the simulated Slurm of `lendruns`.
+"""Measure lending with wrong data: the jobs and the simulated Slurm of `lending`.
 
 The wrong data are the inputs of the decision: the record's previous days, the predictions of training, the jobs'
 statements of their time, and the assumed restart costs. The jobs' true times are unchanged, so each row
@@ -28,9 +28,9 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
-from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
-from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.experiments.lendruns import KnownSpeeds, PlayedLoad
+from slurm_migbatch.lab.experiments import lending, lendslices
+from slurm_migbatch.lab.experiments.lending import KnownSpeeds, PlayedLoad
+from slurm_migbatch.lab.experiments.lendslices import HISTORY_DAYS, Load
 from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -73,7 +73,7 @@ class Wrong:
 
     def with_errors(self, case: PlayedLoad, found: lendslices.Miso, seed: int) -> PlayedLoad:
         """Return the load with this record, these limits and these costs."""
-        end = lending.HISTORY_DAYS * DAY_S + case.begin_s
+        end = HISTORY_DAYS * DAY_S + case.begin_s
         uses = _scaled(_shifted(case.uses, self.later_s, end), self.height)
         limits = {} if self.limits is None else _limits(case, found, self.limits, seed)
         return replace(self.truth(case), uses=uses, limits=limits)
@@ -172,7 +172,7 @@ def measure(
     loads: Sequence[Load] | None = None,
     progress: Progress = silent,
     processes: int = 1,
-    window_s: float = lendruns.WINDOW_S,
+    window_s: float = lending.WINDOW_S,
 ) -> dict[str, Any]:
     """Simulate every load (None: `LOADS`), seed and row on a directory with Pollux's data, MISO's and a request trace.
 
@@ -185,7 +185,7 @@ def measure(
         "bench": "lending, wrong predictions",
         "data": str(data),
         "seeds": seeds,
-        **lendruns.settings(),
+        **lending.settings(),
         "notes": [
             "every row is relative to training on its own half with correct data, with the same jobs and restarts",
             f"95 of 100 requests are to start within {lendslices.PROMISE_S:g} s, and at most "
@@ -227,12 +227,12 @@ def _of_load(
     return {"load": load.name, "seeds": seeds, "rows": rows}
 
 
-def _case(inputs: lendruns.Inputs, load: Load, seed: int, window_s: float, wrong: Wrong, way: str) -> dict[str, float]:
+def _case(inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong: Wrong, way: str) -> dict[str, float]:
     moments, miso = inputs
     case = PlayedLoad.of(load, moments, miso, seed, window_s)
     if way == "half":
-        return lendruns.play(wrong.truth(case), miso, lendruns.WAYS[way])
-    return lendruns.play(wrong.with_errors(case, miso, seed), miso, lendruns.WAYS[way], wrong.predictions(miso, seed))
+        return lending.play(wrong.truth(case), miso, lending.WAYS[way])
+    return lending.play(wrong.with_errors(case, miso, seed), miso, lending.WAYS[way], wrong.predictions(miso, seed))
 
 
 def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Final
 MIX: Final = (("1g.10gb", 0.5), ("2g.20gb", 0.25), ("3g.40gb", 0.2), ("7g.80gb", 0.05))
 """Profiles of inference jobs, and how often each is drawn."""
 SPREAD: Final = 0.67
-"""Of the logarithm of an inference job's time, as in `experiments.lending`."""
+"""Of the logarithm of an inference job's time, as in `experiments.lendslices`."""
 SWING: Final = 0.8
 """Highest and lowest rate of a day are 1 + SWING and 1 - SWING times the mean: 9 to 1."""
 
