@@ -4,6 +4,9 @@ import gzip
 
 import pytest
 
+from slurm_migbatch.lab.studies.instances import InstanceBench
+from slurm_migbatch.profiling.table import read_folder
+
 HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
 
 
@@ -47,3 +50,10 @@ def parvagpu(tmp_path_factory):
     (folder / "raw" / "SLO" / "SLO_latency.csv").write_text("200,100,N/A,150\n400,200,160,300\n")
     (folder / "raw" / "SLO" / "SLO_req_rate.csv").write_text("300,500,N/A,400\n600,1500,2000,1000")
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def instance_bench(parvagpu):
+    """ParvaGPU's scenarios with every model held out, which takes seconds to learn."""
+    folder = parvagpu / "parvagpu"
+    return InstanceBench(folder, read_folder(folder), lambda *_: None)

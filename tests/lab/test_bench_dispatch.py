@@ -35,7 +35,7 @@ def data(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, value in (("JOBS", 40), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2), ("LOADS", (0.8,))):
+    for name, value in (("JOBS", 25), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2), ("LOADS", (0.8,))):
         monkeypatch.setattr(dispatch, name, value)
 
 

@@ -25,7 +25,7 @@ TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("2g.20gb", "3g.40gb", "4g.40
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, value in (("ARRIVALS", 26), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2)):
+    for name, value in (("ARRIVALS", 26), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2), ("QUEUED", (0.95,))):
         monkeypatch.setattr(fragmentation, name, value)
 
 
@@ -112,7 +112,7 @@ def test_measurement_has_both_populations_and_is_printed(openb, tmp_path, monkey
                 assert not any(row["restarts"] for way, row in ways.items() if way != "planner")
             else:
                 assert all(0 < row["jobs"] <= 1 and 0 < row["slices"] <= 1 for row in ways.values())
-    assert len(result["bars"]) == 2 * (2 * 3 + 3)
+    assert len(result["bars"]) == 2 * (1 * 3 + 3)
     bar = result["bars"][1]
     rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
     least = min(rows[way]["wait_s"] for way in ("first fit", "best fit", "FGD"))

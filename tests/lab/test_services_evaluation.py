@@ -10,24 +10,19 @@ from slurm_migbatch.lab.cli.eval import eval_
 from slurm_migbatch.lab.evaluate import services
 from slurm_migbatch.lab.evaluate.services import ServicePlanner, evaluate, made_up, out_of_line
 from slurm_migbatch.lab.papers.settings import InstanceSetting
-from slurm_migbatch.lab.studies.instances import InstanceBench
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.profiling.table import read_folder, write
+from slurm_migbatch.profiling.table import write
 from tests.support.small_laboratory import laboratory
 
 
 @pytest.fixture(scope="module")
-def result(parvagpu):
+def result(parvagpu, instance_bench):
     """The evaluation, shortened."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"MADE": 2, "FACTORS": (0.5, 2.0), "SEEDS": (1,), "HOPES": (1.0,)}.items():
+        for name, value in {"MADE": 1, "FACTORS": (0.5, 2.0), "SEEDS": (1,), "HOPES": (1.0,)}.items():
             patch.setattr(services, name, value)
+        patch.setattr(services, "InstanceBench", lambda *_: instance_bench)
         return evaluate(parvagpu)
-
-
-@pytest.fixture(scope="module")
-def bench(parvagpu):
-    return InstanceBench(parvagpu / "parvagpu", read_folder(parvagpu / "parvagpu"), lambda *_: None)
 
 
 def test_every_variant_is_replayed_and_none_beats_full_measurement(result):
@@ -45,11 +40,11 @@ def test_every_variant_is_replayed_and_none_beats_full_measurement(result):
     assert [bar["name"] for bar in result["bars"]][:1] == ["first placement: GPUs"]
 
 
-def test_planner_doubts_predictions_after_a_point_took_longer(bench):
+def test_planner_doubts_predictions_after_a_point_took_longer(instance_bench):
     """Predictions of half the time break limits for the trusting planner, and no more of them for the doubting one."""
     half = lambda _model, _cell: 0.5  # noqa: E731
-    believing, doubting = ServicePlanner(bench, half, trusting=True), ServicePlanner(bench, half)
-    for loads in bench.loads.values():
+    believing, doubting = ServicePlanner(instance_bench, half, trusting=True), ServicePlanner(instance_bench, half)
+    for loads in instance_bench.loads.values():
         known = {load.sample.model: believing.points(load, (), 3) for load in loads}
         for load in loads:
             assert believing.surprise(load.sample.model, known[load.sample.model]) == 1.0
@@ -58,14 +53,14 @@ def test_planner_doubts_predictions_after_a_point_took_longer(bench):
         assert any(doubting.surprise(model, points) > services.DOUBTFUL for model, points in known.items())
 
 
-def test_points_are_requested_one_by_one_and_never_twice(bench):
-    planner = ServicePlanner(bench)
-    for load in (load for loads in bench.loads.values() for load in loads):
+def test_points_are_requested_one_by_one_and_never_twice(instance_bench):
+    planner = ServicePlanner(instance_bench)
+    for load in (load for loads in instance_bench.loads.values() for load in loads):
         three = planner.points(load, (), 3)
         six = planner.points(load, three, 3)
         assert six[:3] == three == planner.points(load, (), 2) + three[2:]
         assert len(set(six)) == len(six) <= 6
-        usable = bench.subjects[load.sample.model].usable
+        usable = instance_bench.subjects[load.sample.model].usable
         assert set(six) <= set(usable)
 
 
@@ -78,13 +73,13 @@ def test_cells_that_do_not_fit_the_latency_curve_are_found():
     assert not out_of_line(host)
 
 
-def test_synthetic_services_can_be_served_and_are_deterministic(bench):
-    subjects = list(bench.subjects.values())
+def test_synthetic_services_can_be_served_and_are_deterministic(instance_bench):
+    subjects = list(instance_bench.subjects.values())
     first, again = made_up(subjects, 3, 7), made_up(subjects, 3, 7)
     assert first == again != made_up(subjects, 3, 8)
     for loads in first.values():
         for load in loads:
-            settings = bench.subjects[load.sample.model].settings
+            settings = instance_bench.subjects[load.sample.model].settings
             assert load.rate > 0 and any(s.seconds <= load.limit_s for s in settings if s.procs == 1)
 
 

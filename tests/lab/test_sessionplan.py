@@ -71,7 +71,7 @@ models = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(models)
 def test_plan_sustains_its_stated_load_and_does_not_exceed_the_bound(found):
     tried = carried(A30, KINDS, found)

@@ -13,8 +13,10 @@ from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, measure
 
 
 @pytest.fixture(scope="module")
-def result(parvagpu):
-    return measure(parvagpu)
+def result(parvagpu, instance_bench):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instances, "InstanceBench", lambda *_: instance_bench)
+        return measure(parvagpu)
 
 
 def test_bounds_and_baselines_are_in_the_expected_order(result):

@@ -149,7 +149,7 @@ def test_command_prints_one_json_object_or_a_table(openb: Path, monkeypatch: pyt
 
     monkeypatch.setattr(livemoves, "run", run)
     monkeypatch.setattr(livemoves, "DRAWS", 2)
-    monkeypatch.setattr(movewave, "JOBS", 40)
+    monkeypatch.setattr(movewave, "JOBS", 24)
     measured_once(monkeypatch, livemoves)
     words = ["live", "--moves", "--data", str(openb)]
     done = CliRunner().invoke(bench, [*words, "--json"], standalone_mode=False)
