@@ -70,10 +70,8 @@ def test_inference_is_neither_moved_nor_shrunk() -> None:
 
 def test_policy_is_registered_by_name_with_its_parameters() -> None:
     kind = registry.find("pollux")
-    assert isinstance(kind, registry.PolicyKind)
-    cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
-    made = kind.make(kind.params(period_s=30.0), cluster)
-    result = Simulation(cluster, [SimulatedJob(0, "a", 0, 100)], made, Whole()).run()
+    setup = registry.Setup(whole("a100-80gb"), 1, 4, (SimulatedJob(0, "a", 0, 100),), Whole())
+    result = kind.play(kind.params(period_s=30.0), setup)
     assert result.runs[0].ended == 130
 
 

@@ -112,8 +112,6 @@ def test_job_that_never_fits_does_not_delay_others() -> None:
 @pytest.mark.parametrize("name", ["sjf-bsbf", "sharing"])
 def test_both_policies_are_registered_by_name(name: str) -> None:
     kind = registry.find(name)
-    assert isinstance(kind, registry.PolicyKind)
-    cluster = SimulatedCluster.of(whole("a100-80gb"), 2, 2)
-    policy = kind.make(kind.params(), cluster)
-    jobs = [SimulatedJob(n, f"j{n}", 0, 10 + n) for n in range(6)]
-    assert None not in ends(Simulation(cluster, jobs, policy, Paired(Whole(), {}, 1.2)).run())
+    jobs = tuple(SimulatedJob(n, f"j{n}", 0, 10 + n) for n in range(6))
+    setup = registry.Setup(whole("a100-80gb"), 1, 2, jobs, Paired(Whole(), {}, 1.2))
+    assert None not in ends(kind.play(kind.params(), setup))

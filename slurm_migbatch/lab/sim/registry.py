@@ -1,9 +1,9 @@
 """Find policies by name, for configuration files and benchmarks: `POLICIES` has the module of each.
 
-A module defines a policy as a `PolicyKind`: a dataclass of its parameters (fields made with `config.keys.key`) and a
-function that makes the policy for a cluster. To register it, add a line to `POLICIES`; modules are imported on demand.
-`migbatch` and `slurm` are different: their jobs go through a simulated Slurm, those of `migbatch` with migbatchd's own
-decision.
+A module defines a policy as a `NamedPolicy`, most of them by `simulated`: a dataclass of its parameters (fields made
+with `config.keys.key`) and a function that makes the policy for a cluster. To register it, add a line to `POLICIES`;
+modules are imported on demand. `migbatch` and `slurm` are different: their jobs go through a simulated Slurm, those of
+`migbatch` with migbatchd's own decision.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -53,59 +53,40 @@ class Setup:
         return SimulatedCluster.of(self.geometry, self.nodes * self.per_node, self.per_node)
 
 
-class NamedPolicy(Protocol):
-    """A policy with a name."""
-
-    @property
-    def about(self) -> str:
-        """Description in one line."""
-
-    @property
-    def params(self) -> type[Any]:
-        """A frozen dataclass of its parameters, all with defaults."""
-
-    def play(self, params: Any, setup: Setup) -> SimulationResult:
-        """Simulate. Raises PlaceError and SimulationError if cluster, jobs and policy are incompatible."""
-
-    def settings(self, params: Any) -> Mapping[str, str]:
-        """Return the names of the decision function and of its configuration, if it has more than its parameters."""
-
-
 @dataclass(frozen=True)
 class NoParams:
     """No parameters."""
 
 
 @dataclass(frozen=True)
-class PolicyKind:
-    """A policy of the event-driven simulator with a name.
+class NamedPolicy:
+    """A policy with a name.
 
     Attributes:
+        about: description in one line.
         params: frozen dataclass of its parameters, all with defaults.
-        make: returns the policy for an instance of `params` and the cluster.
+        play: simulates. Raises PlaceError and SimulationError if cluster, jobs and policy are incompatible.
+        settings: names of the decision function and of its configuration, if it has more than its parameters.
     """
 
     about: str
     params: type[Any]
-    make: Callable[[Any, SimulatedCluster], Policy]
+    play: Callable[[Any, Setup], SimulationResult]
+    settings: Callable[[Any], Mapping[str, str]] = lambda params: {}
 
-    def play(self, params: Any, setup: Setup) -> SimulationResult:
-        """See NamedPolicy."""
+
+def simulated(about: str, params: type[Any], make: Callable[[Any, SimulatedCluster], Policy]) -> NamedPolicy:
+    """Return a policy of the event-driven simulator; `make` returns it for its parameters and the cluster."""
+
+    def play(values: Any, setup: Setup) -> SimulationResult:
         cluster = setup.cluster()
+        policy, neighbours = make(values, cluster), setup.neighbours
         simulation = Simulation(
-            cluster,
-            setup.jobs,
-            self.make(params, cluster),
-            setup.speeds,
-            neighbours=setup.neighbours,
-            seed=setup.seed,
-            log=setup.log,
+            cluster, setup.jobs, policy, setup.speeds, neighbours=neighbours, seed=setup.seed, log=setup.log
         )
         return simulation.run(setup.until, setup.progress)
 
-    def settings(self, _params: Any) -> Mapping[str, str]:
-        """See NamedPolicy."""
-        return {}
+    return NamedPolicy(about, params, play)
 
 
 DEFAULT: Final = "migbatch"

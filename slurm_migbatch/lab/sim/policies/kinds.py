@@ -12,7 +12,7 @@ from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
 from slurm_migbatch.lab.sim.policies.sliced import Slices, Static
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.registry import NoParams, PolicyKind
+from slurm_migbatch.lab.sim.registry import NoParams, simulated
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import choose
 from slurm_migbatch.mig.profile import Profile
@@ -59,16 +59,16 @@ class HalvesParams:
     share: float = key(0.5, "Share of the nodes that are for training.", between(0.01, 0.99))
 
 
-FIFO = PolicyKind("first come, first served, on whole GPUs", NoParams, lambda params, cluster: Fifo())
-SJF = PolicyKind("shortest job first, on whole GPUs", NoParams, lambda params, cluster: Sjf())
-SJF_FFS = PolicyKind("shortest first, sharing the first GPU that holds one job", NoParams, lambda p, cluster: SjfFfs())
-EASY = PolicyKind("EASY backfilling, on whole GPUs", EasyParams, lambda params, cluster: Easy(depth=params.depth))
-TIRESIAS = PolicyKind(
+FIFO = simulated("first come, first served, on whole GPUs", NoParams, lambda params, cluster: Fifo())
+SJF = simulated("shortest job first, on whole GPUs", NoParams, lambda params, cluster: Sjf())
+SJF_FFS = simulated("shortest first, sharing the first GPU that holds one job", NoParams, lambda p, cluster: SjfFfs())
+EASY = simulated("EASY backfilling, on whole GPUs", EasyParams, lambda params, cluster: Easy(depth=params.depth))
+TIRESIAS = simulated(
     "least attained service in three queues, preemptive, on whole GPUs",
     TiresiasParams,
     lambda params, cluster: Tiresias(limits=(params.first_limit_s, params.second_limit_s)),
 )
-SLICES = PolicyKind(
+SLICES = simulated(
     "the slice that each job requests, created where it fits",
     SlicesParams,
     lambda params, cluster: Slices(order=params.order, rule=params.rule, block=params.block),
@@ -94,5 +94,5 @@ def _halves(params: HalvesParams, cluster: SimulatedCluster) -> Policy:
     return Halves(kinds[params.train](range(split)), Fifo(range(split, nodes)))
 
 
-STATIC = PolicyKind("the same partition of every GPU, which never changes", StaticParams, _static)
-HALVES = PolicyKind("training on some nodes, inference on the others, no lending", HalvesParams, _halves)
+STATIC = simulated("the same partition of every GPU, which never changes", StaticParams, _static)
+HALVES = simulated("training on some nodes, inference on the others, no lending", HalvesParams, _halves)

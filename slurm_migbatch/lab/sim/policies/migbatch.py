@@ -25,7 +25,7 @@ from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.cluster import PlaceError
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.registry import Setup
+from slurm_migbatch.lab.sim.registry import NamedPolicy, Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.booking import Booking, Played
@@ -81,29 +81,6 @@ class MigbatchParams:
         "if that is more. 0: rounds are always cluster.poll_s apart, as in migbatchd.",
         between(0.0, 86_400.0),
     )
-
-
-class Migbatch:
-    """A `registry.NamedPolicy`: runs jobs on a simulated Slurm with migbatchd's controller."""
-
-    about = "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml"
-    params = MigbatchParams
-
-    def settings(self, params: MigbatchParams) -> Mapping[str, str]:
-        """See NamedPolicy. Raises ConfigError."""
-        return {**provenance(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
-
-    def play(self, params: MigbatchParams, setup: Setup) -> SimulationResult:
-        """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck if jobs are left that can never start."""
-        config = _config(params)
-        if len(setup.geometry.profiles) < 2:
-            raise PlaceError(
-                "policy migbatch divides GPUs into slices: set cluster.mig = true, or choose another policy"
-            )
-        return play(params, config, setup)
-
-
-MIGBATCH: Final = Migbatch()
 
 
 def play(params: MigbatchParams, config: Config, setup: Setup) -> SimulationResult:
@@ -269,3 +246,22 @@ def _chooser(config: Config, measured: tuple[Measurement, ...], params: Migbatch
 @lru_cache(maxsize=1)
 def _learned(measured: tuple[Measurement, ...]) -> Learned:
     return learn(measured, LearnedPredictor().knowledge)
+
+
+def _settings(params: MigbatchParams) -> Mapping[str, str]:
+    return {**provenance(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
+
+
+def _configured(params: MigbatchParams, setup: Setup) -> SimulationResult:
+    config = _config(params)
+    if len(setup.geometry.profiles) < 2:
+        raise PlaceError("policy migbatch divides GPUs into slices: set cluster.mig = true, or choose another policy")
+    return play(params, config, setup)
+
+
+MIGBATCH: Final = NamedPolicy(
+    "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml",
+    MigbatchParams,
+    _configured,
+    _settings,
+)

@@ -17,7 +17,7 @@ from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.lab.sim.registry import simulated
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 _FINE: Final = 16
@@ -141,4 +141,4 @@ def _pollux(params: PolluxParams, _cluster: SimulatedCluster) -> Pollux:
     return Pollux(period_s=params.period_s, delay_s=params.delay_s, stretch=params.stretch)
 
 
-POLLUX = PolicyKind("elastic whole GPUs by the harmonic mean of speedups, restarts penalised", PolluxParams, _pollux)
+POLLUX = simulated("elastic whole GPUs by the harmonic mean of speedups, restarts penalised", PolluxParams, _pollux)

@@ -25,7 +25,7 @@ from slurm_migbatch.decide.lending.lookahead import (
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.registry import NoParams, PolicyKind
+from slurm_migbatch.lab.sim.registry import NoParams, simulated
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
@@ -148,11 +148,11 @@ class SharingParams:
     depth: int = key(64, "Number of pending jobs simulated to their end.", between(1, 10**6))
 
 
-BSBF = PolicyKind("shortest first, sharing if the pair gains", NoParams, lambda p, cluster: BsbfSharing((PAIR,)))
+BSBF = simulated("shortest first, sharing if the pair gains", NoParams, lambda p, cluster: BsbfSharing((PAIR,)))
 
 
 def _sharing(params: SharingParams, _cluster: SimulatedCluster) -> BsbfSharing:
     return BsbfSharing(RULES, params.depth)
 
 
-SHARING = PolicyKind("shortest first, sharing if the whole queue gains", SharingParams, _sharing)
+SHARING = simulated("shortest first, sharing if the whole queue gains", SharingParams, _sharing)

@@ -6,38 +6,28 @@ GPU is offered as its full profile only, and nothing is lent, moved or re-typed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.lab.sim.policies.migbatch import MigbatchParams, play
-from slurm_migbatch.lab.sim.registry import NoParams, Setup
+from slurm_migbatch.lab.sim.registry import NamedPolicy, NoParams, Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 
 
-class SlurmAlone:
-    """A `registry.NamedPolicy`: gives every job whole GPUs, in Slurm's order with backfill."""
-
-    about = "Slurm without migbatch: whole GPUs for every job, on the same simulated Slurm"
-    params = NoParams
-
-    def settings(self, _params: NoParams) -> Mapping[str, str]:
-        """See NamedPolicy."""
-        return {}
-
-    def play(self, _params: NoParams, setup: Setup) -> SimulationResult:
-        """See NamedPolicy. Raises PlaceError, and Stuck if jobs are left that can never start."""
-        shipped = Config()
-        full = setup.geometry.full.profile.name
-        config = replace(
-            shipped,
-            supply=replace(shipped.supply, preference=(full,)),
-            lending=replace(shipped.lending, enabled=False),
-            moves=replace(shipped.moves, enabled=False),
-        )
-        jobs = tuple(replace(job, profile=None) for job in setup.jobs)
-        return play(MigbatchParams(), config, replace(setup, jobs=jobs))
+def _play(_params: NoParams, setup: Setup) -> SimulationResult:
+    shipped = Config()
+    full = setup.geometry.full.profile.name
+    config = replace(
+        shipped,
+        supply=replace(shipped.supply, preference=(full,)),
+        lending=replace(shipped.lending, enabled=False),
+        moves=replace(shipped.moves, enabled=False),
+    )
+    jobs = tuple(replace(job, profile=None) for job in setup.jobs)
+    return play(MigbatchParams(), config, replace(setup, jobs=jobs))
 
 
-SLURM: Final = SlurmAlone()
+SLURM: Final = NamedPolicy(
+    "Slurm without migbatch: whole GPUs for every job, on the same simulated Slurm", NoParams, _play
+)
