@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from slurm_migbatch.lab.slurm.jobqueue import GRES, PRIORITY
 from slurm_migbatch.lab.slurm.records import Facts, positive
-from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Slurmctld
+from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.gres import GresError

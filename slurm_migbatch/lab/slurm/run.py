@@ -14,10 +14,10 @@ from typing import Any
 from slurm_migbatch.install.reported import most_counts
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
+from slurm_migbatch.lab.slurm.jobqueue import NO_SUCH_JOB, PRIORITY
 from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
 from slurm_migbatch.lab.slurm.processes import SimulatedProcesses
 from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, SlurmSettings
-from slurm_migbatch.lab.slurm.slurmctld import NO_SUCH_JOB, PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.site import WAITING
