@@ -23,9 +23,11 @@ from slurm_migbatch.mig.profile import Profile
 DAY: Final = 86400.0
 SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})
 """Classes of service other than best effort: treated as inference."""
+BEGIN_DAY: Final = 105
+"""Pods that were created before this day of the trace are skipped if there are later ones."""
 
 
-def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
+def read(path: Path, geometry: Geometry) -> Trace:
     """Read pods as jobs; one with a share of a GPU requests the smallest profile with that much compute and memory.
 
     `LS`, `Guaranteed` and `Burstable` pods are inference, `BE` ones training. Work is the time from scheduling to
@@ -68,7 +70,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    begin = begin_day * DAY
+    begin = BEGIN_DAY * DAY
     late = [replace(job, arrival=job.arrival - begin) for job in jobs if job.arrival >= begin]
     early = len(jobs) - len(late) if late else 0
     left_out = (
@@ -76,7 +78,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
         (unscheduled, "were never scheduled"),
         (unfinished, "have not ended"),
         (negative, "ended before they began"),
-        (early, f"came before day {begin_day:g}"),
+        (early, f"came before day {BEGIN_DAY}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
     return Trace("openb", tuple(late or jobs), notices=notices)

@@ -49,12 +49,12 @@ class ApplicationProfile:
     steps: dict[tuple[int, int], tuple[StepTime, ...]]
     iterations: tuple[tuple[int, float], ...]
 
-    def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
-        """Return the seconds of an iteration of the global batch on this many replicas, by default on the fewest nodes.
+    def step_s(self, replicas: int, batch: int) -> float:
+        """Return the seconds of an iteration of the global batch on this many replicas on the fewest nodes.
 
         Raises KeyError if neither this many nor more replicas were measured.
         """
-        nodes = -(-replicas // PER_NODE) if nodes is None else nodes
+        nodes = -(-replicas // PER_NODE)
         points = self.steps.get((nodes, replicas))
         if points is None:
             points = self._between(nodes, replicas)
