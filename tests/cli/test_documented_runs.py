@@ -37,6 +37,7 @@ LONG: Final = {
     "bench pipelines": "tests/lab/test_bench_pipelines.py",
     "bench rounds": "tests/lab/slurm",
     "bench sharing": "tests/lab/test_bench_sharing.py",
+    "bench study deepboot": "tests/lab/test_study_deepboot.py",
     "bench study dstack": "tests/lab/test_study_pariselsa.py",
     "bench study instances": "tests/lab/test_study_instances.py",
     "bench study paris-elsa": "tests/lab/test_study_pariselsa.py",

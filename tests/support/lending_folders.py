@@ -8,6 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from slurm_migbatch.lab.papers.goodput import Steps
+
+STEPS: Final = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
 STEP_S: Final = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
 
 
@@ -18,8 +21,8 @@ def write_pollux(folder: Path) -> Path:
     rows = ["placement,local_bsz,step_time,sync_time"]
     for placement, replicas in (("1", 1), ("2", 2), ("4", 4), ("44", 8), ("4444", 16)):
         for local in (32, 64, 128, 256):
-            exchange = 0.01 * len(placement) * (replicas > 1)
-            rows.append(f"{placement},{local},{0.05 + 0.001 * local + exchange},{exchange}")
+            step = STEPS.iteration_s(replicas, len(placement), local)
+            rows.append(f"{placement},{local},{step},{step - STEPS.gradient_s(local)}")
     (app / "placements.csv").write_text("\n".join(rows) + "\n")
     for batch in (128, 512, 2048):
         iterations = round(2_000_000 * (4000 + batch) / (4128 * batch))

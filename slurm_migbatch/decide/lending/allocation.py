@@ -3,6 +3,8 @@
 DeepBoot (Chen et al., IEEE TPDS 2023) restarts jobs often (11 times in the authors' simulator). Added against it:
 `paid_worth` (a change must recover the cost of its restart within the forecast time) and `Hysteresis` (the interval
 between voluntary changes grows with their number; loans have a minimum length and slices rest after a reclaim).
+
+What is DeepBoot's own is in `lab.papers.deepboot`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import partial
 import click
 
 from slurm_migbatch.cli.common import HELP, print_table
-from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_notes
+from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes
 
 _study = partial(experiment, plots=False)
 
@@ -102,5 +102,17 @@ def dstack(result: Result) -> None:
         print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
 
 
-for _command in (instances, placement, paris_elsa, dstack):
+@_study("slurm_migbatch.lab.studies.deepboot:measure", draws_option("Workloads and requests.", least=1))
+def deepboot(result: Result) -> None:
+    """Study of DeepBoot: training on several whole GPUs that inference leaves, relative to training's own half."""
+    _print_study(result)
+    for entry in result["results"]:
+        click.echo(
+            f"\n{entry['load']}: {entry['requests']} requests of {entry['apps']} applications, means over "
+            f"{entry['seeds']} seeds"
+        )
+        print_lending(entry)
+
+
+for _command in (instances, placement, paris_elsa, dstack, deepboot):
     study.add_command(_command)

@@ -98,6 +98,7 @@ EXPERIMENTS: Final = (
     Experiment("dispatch", seeds="--seeds"),
     Experiment("pipelines", seeds="--seeds"),
     Experiment("simulator", quick=("--scale", "1", "--scale", "2")),
+    Experiment("deepboot", "bench study", "--seeds"),
     Experiment("paris-elsa", "bench study", "--seeds"),
     Experiment("dstack", "bench study", "--mixes"),
     Experiment("instances", "bench study"),
@@ -109,7 +110,7 @@ EXPERIMENTS: Final = (
 SHOWN: Final = (
     *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale", "submit"),
     *("fragmentation --wrong", "lending --wrong"),
-    *("instances", "placement", "paris-elsa", "dstack"),
+    *("instances", "placement", "paris-elsa", "dstack", "deepboot"),
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]

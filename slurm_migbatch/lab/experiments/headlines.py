@@ -153,6 +153,7 @@ HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {
     "placement": placement,
     "paris-elsa": paris_elsa,
     "dstack": dstack,
+    "deepboot": lending,
     "lending": lending,
 }
 """Experiment -> its headline; the others have none."""

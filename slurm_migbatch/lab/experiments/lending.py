@@ -299,11 +299,12 @@ def play(
         "requests": float(len(case.inference)),
         "preempted": causes[Cause.SLURM.value],
         "rounds": outcome.rounds,
-        **_figures(runs, end, causes[Cause.RECLAIM.value]),
+        **figures(runs, end, causes[Cause.RECLAIM.value]),
     }
 
 
-def _figures(runs: Sequence[SimulatedRun], end: float, reclaims: int) -> dict[str, float]:
+def figures(runs: Sequence[SimulatedRun], end: float, reclaims: int) -> dict[str, float]:
+    """Return the figures of a simulation of training and inference. Raises NotMeasurable if a job did not end."""
     train = of_jobs([run for run in runs if run.job.kind == "train"], end)
     infer = of_jobs([run for run in runs if run.job.kind == "infer"], end)
     if train["done"] < train["jobs"] or infer["done"] < infer["jobs"]:
@@ -380,14 +381,14 @@ def results_of(
             for name, way in ways.items()
         }
         bounds = {(load.name, seed): submit(_bounds, load, seed, window_s) for load in loads for seed in range(seeds)}
-        figures = {}
+        found_figures = {}
         for (load_name, seed, name), run in runs.items():
             progress(f"{load_name}: seed {seed}, {name}", len(runs))
-            figures[load_name, seed, name] = run()
+            found_figures[load_name, seed, name] = run()
         bound_figures = {key: run() for key, run in bounds.items()}
     results = []
     for load in loads:
-        figures_by_way = {name: [figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
+        figures_by_way = {name: [found_figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
         bound = _bound_over_half([bound_figures[load.name, seed] for seed in range(seeds)], figures_by_way["half"])
         row = {
             "load": load.name,
@@ -395,7 +396,7 @@ def results_of(
             "seeds": seeds,
             "apps": load.apps,
             "mean_s": load.mean_s,
-            "ways": _ways(figures_by_way),
+            "ways": over_half(figures_by_way),
             **settings(),
             "promise_s": PROMISE_S,
             "window_s": window_s,
@@ -405,11 +406,11 @@ def results_of(
     return results
 
 
-def _ways(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
+def over_half(figures_by_way: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
     """Return means over seeds of each way, and its ratio to *half* seed by seed."""
-    base = [row["jct_s"] for row in figures["half"]]
+    base = [row["jct_s"] for row in figures_by_way["half"]]
     ways = {}
-    for name, runs in figures.items():
+    for name, runs in figures_by_way.items():
         ratio = [run["jct_s"] / half for run, half in zip(runs, base, strict=True)]
         ways[name] = {
             "jct_ratio": [round(value, 4) for value in _interval(ratio)],

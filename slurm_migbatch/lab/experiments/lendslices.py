@@ -186,19 +186,31 @@ def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
 
     `workloads`: how many of Pollux's workloads to read. Raises NotMeasurable, TraceError, TableError, OSError.
     """
-    traces = next((path.parent.parent for path in below(data, "cifar10/placements.csv*")), None)
-    paths = below(data, "workloads/workload-*.csv")
-    if traces is None or not paths:
-        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
+    traces, paths = pollux_files(data)
     miso_data = miso(data)
     if miso_data is None:
         raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
     known = pollux.profiles(traces)
+    origin, shape = request_shape(data)
+    arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in paths[:workloads]]
+    return origin, Moments(arrivals, shape, philly_jobs(data)), miso_data
+
+
+def pollux_files(data: Path) -> tuple[Path, list[Path]]:
+    """Return the directory of Pollux's profiles and its workloads. Raises NotMeasurable."""
+    traces = next((path.parent.parent for path in below(data, "cifar10/placements.csv*")), None)
+    workloads = below(data, "workloads/workload-*.csv")
+    if traces is None or not workloads:
+        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
+    return traces, workloads
+
+
+def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return the name of a measured request stream and its moments, seconds. Raises NotMeasurable, TraceError."""
     trace = requests_trace.first_below(data)
     if trace is None:
         raise NotMeasurable(f"{data} has no request trace (Azure's, Mooncake's as CSV, or BurstGPT) below it")
-    arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in paths[:workloads]]
-    return trace[0], Moments(arrivals, np.array(trace[1]), philly_jobs(data)), miso_data
+    return trace[0], np.array(trace[1])
 
 
 def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
@@ -226,10 +238,12 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     )
 
 
-def _synthetic(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[tuple[float, int, float]]:
+def synthetic(
+    load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int, *, together: bool = False
+) -> list[tuple[float, int, float]]:
     """Return the requests of the history and the run in order: when, application, seconds.
 
-    The run begins after the history.
+    The run begins after the history. `together`: all applications have the same bursts.
     """
     rng = np.random.Generator(np.random.PCG64([seed, load.requests]))
     before = HISTORY_DAYS * DAY_S
@@ -242,7 +256,8 @@ def _synthetic(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: i
     gaps = np.diff(shape)
     gaps = gaps / gaps.mean()
     for app in range(load.apps):
-        whole_run = _with_bursts(usual, grid, rng)
+        if not (app and together):
+            whole_run = _with_bursts(usual, grid, rng)
         per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
         count = int(whole_run[-1] * per_unit * share[app])
         turns = np.take(gaps, np.arange(count) + int(rng.integers(len(gaps))), mode="wrap")
@@ -268,7 +283,7 @@ def _with_bursts(
 def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, float]]:
     """Return inference of the previous days and of the run, in order: time, application, seconds."""
     if not load.site:
-        return _synthetic(load, moments.shape, seed)
+        return synthetic(load, moments.shape, seed)
     span = HISTORY_DAYS * DAY_S + SPAN_S
     end = moments.site[-1].arrival if moments.site else 0.0
     first = (SITE_FIRST_DAY + SITE_DAYS * seed) * DAY_S % max(DAY_S, end - span)

@@ -7,7 +7,7 @@ so in the authors' simulator (adaptdl, `pollux.py`), including the constants.
 
 The optimisation is a reconstruction. The authors search placements by a genetic algorithm (population 100, 100
 generations), whose results are random. Here the counts are solved exactly: the harmonic mean is greatest if a sum over
-jobs is, which is a knapsack; the value of every count is that on the fewest nodes. The counts are
+jobs is, which is a knapsack (`deepboot.allocate`); the value of every count is that on the fewest nodes. The counts are
 placed afterwards (`place`); a count that cannot be placed is reduced to one that can.
 """
 
@@ -17,14 +17,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import numpy as np
+from slurm_migbatch.lab.papers.deepboot import Choice, allocate
 
 Key = TypeVar("Key", bound=Hashable)
 
 DELAY_S: Final = 30.0
 """Assumed cost of a restart, in seconds."""
 PERIOD_S: Final = 60.0
-_GAIN: Final = 1e-9
 _NOTHING: Final = 1e-3
 """The speedup over the fair share that a job without GPUs counts with."""
 
@@ -63,23 +62,12 @@ def speedup(job: PolluxJob, count: int) -> float:
 
 
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
-    """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest: a knapsack."""
-    best = np.zeros(gpus + 1)
-    taken = np.zeros((len(jobs), gpus + 1), dtype=np.int64)
-    for job, row in zip(jobs, taken, strict=True):
-        new = best.copy()
-        for count in sorted(job.speeds):
-            worth = 1 / _NOTHING - 1 / (speedup(job, count) + _NOTHING)
-            if count <= gpus and worth > 0:
-                values = best[: gpus + 1 - count] + worth
-                better = values > new[count:] + _GAIN
-                new[count:][better] = values[better]
-                row[count:][better] = count
-        best = new
-    counts: list[int] = []
-    for row in taken[::-1]:
-        counts.append(int(row[gpus - sum(counts)]))
-    return counts[::-1]
+    """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest."""
+    worths = [
+        {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
+        for job in jobs
+    ]
+    return [0 if choice is None else choice.count for choice in allocate(worths, {"gpu": gpus})]
 
 
 def place(
