@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -122,12 +123,17 @@ def test_drop_last_leaves_only_full_batches(items, batch):
 # -- a whole training, exactly
 
 
+class Interrupted(Exception):
+    """The end of a run at the beginning of a step."""
+
+
 def live(directory, ends, *, batch, items, total):
     """Train through interruptions: `ends` are (steps until the end, largest micro-batch, whether it can save)."""
     prime = 2**61 - 1
     seen = []
     for length, most, saves in [*ends, (total + 1, batch, True)]:
-        with trainer(directory, effective_batch=batch, items=items, fits=most, seed=3) as run:
+        run = trainer(directory, effective_batch=batch, items=items, fits=most, seed=3)
+        with suppress(Interrupted), run:
             model = run.restore() or {"weight": 1, "steps": 0}
             assert model["steps"] == run.done
             left = length
@@ -135,7 +141,7 @@ def live(directory, ends, *, batch, items, total):
                 if not left:
                     if saves:
                         run._checkpoint(lambda model=model: dict(model))
-                    break
+                    raise Interrupted
                 added = sum(sum(pow(i + 2, model["weight"] % 7 + 1, prime) for i in part.indices) for part in step)
                 model["weight"] = (model["weight"] * 31 + added * (step.number + 1) + step.seed) % prime
                 model["steps"] += 1
