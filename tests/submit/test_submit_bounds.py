@@ -207,11 +207,11 @@ def steps(
 
 
 def test_steps_grow_at_most_linearly_with_the_length_of_a_text(steps: Callable[[JobRequest], int]) -> None:
-    """Counts of the shim differ by thousands between repetitions; the square of the bytes is hundreds of thousands."""
+    """The least of several repetitions, because the shim's steps differ by thousands between them."""
     sizes = (240, 480, 960)
     for found in zip(*(requests(size) for size in sizes), strict=True):
-        small, medium, large = [min(steps(request) for _ in range(3)) for _, request in found]
-        assert large - medium <= 3 * max(medium - small, 0) + 12_000, (found[0][0], small, medium, large)
+        small, medium, large = [min(steps(request) for _ in range(6)) for _, request in found]
+        assert large - medium <= 3 * max(medium - small, 0) + 4000, (found[0][0], small, medium, large)
 
 
 @pytest.mark.parametrize("size", [2000, 16_000, 100_000])
