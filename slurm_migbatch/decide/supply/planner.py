@@ -148,6 +148,7 @@ class _PlanRound:
             memory,
             _by_node(previous),
         )
+        self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
         self.copies = defaultdict[int, int](int)  # by number of the demand
@@ -338,9 +339,11 @@ class _PlanRound:
         ranked = []
         for name in self.fleet.candidate_nodes(pool, slices):
             unclaimed = self.fleet.spare(name)
-            missing = sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()])
-            ranked.append((missing > 0 and self.fleet.nodes[name].asleep, missing, name))
-        return [name for _, _, name in sorted(ranked)]
+            ranked.append((sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()]), name))
+        ranked.sort()
+        if self._asleep:
+            ranked.sort(key=lambda missing_on: missing_on[0] > 0 and missing_on[1] in self._asleep)
+        return [name for _, name in ranked]
 
     # -- moving claims ---------------------------------------------------------------------------------------------
 
