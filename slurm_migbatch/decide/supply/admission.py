@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from functools import cached_property
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -41,6 +40,22 @@ class Admission:
         first: by profile, the soonest of these and the number of the GPU; None: never on any GPU.
         next_end: the first time at which these change by themselves.
     """
+
+    # A round reads the admission of every node several times, which is faster with slots.
+    __slots__ = (
+        "_idle",
+        "_spare",
+        "first",
+        "fixed",
+        "next_end",
+        "node",
+        "open",
+        "plan",
+        "shapes",
+        "short",
+        "soonest",
+        "until",
+    )
 
     def __init__(self, node: Node, book: GpuStates, before: Admission | None = None) -> None:
         """Admit a node.
@@ -91,6 +106,8 @@ class Admission:
         self.soonest: Sequence[dict[Profile, When | None]] = soonest
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
+        self._idle: int | None = None
+        self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
         """Return the results that depend only on the GPUs, by their identity."""
@@ -111,15 +128,19 @@ class Admission:
         copied.plan = None
         return copied
 
-    @cached_property
+    @property
     def idle(self) -> int:
         """Memory slices that are neither used nor claimed."""
-        return sum([shape.idle for shape in self.shapes])
+        if self._idle is None:
+            self._idle = sum([shape.idle for shape in self.shapes])
+        return self._idle
 
-    @cached_property
+    @property
     def spare(self) -> Mapping[Profile, int]:
         """Slots on offer that may remain, by profile."""
-        return Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
+        if self._spare is None:
+            self._spare = Counter([slot.profile for shape in self.shapes for slot in shape.rest.slots])
+        return self._spare
 
 
 def in_order(busy: Busy) -> Busy:
