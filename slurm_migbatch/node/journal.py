@@ -300,8 +300,8 @@ class Journal:
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Spool one event for the controller, if there are too many instead of the oldest; in the open transaction."""
         body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
-        self._all("INSERT INTO events (body) VALUES (?)", body)
-        seq = self._newest()
+        with _errors(self.path):
+            seq = self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,)).lastrowid or 0
         if seq % TRIM_EVERY == 0:
             oldest = "DELETE FROM events WHERE seq<=? AND seq<(SELECT min(seq) FROM events)+?"
             self._all(oldest, seq - MOST_EVENTS, MOST_TRIMMED)
