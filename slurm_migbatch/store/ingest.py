@@ -94,8 +94,9 @@ def ingest(
         journal.contiguous = min(fresh) - 1
         machine.told = None
         reached = _reach(session, journal, limit)
-    next_ones = _events(journal, NodeEvent.seq).where(NodeEvent.seq > journal.contiguous, NodeEvent.seq <= reached)
-    _apply(session, machine, journal, session.scalars(next_ones.order_by(NodeEvent.seq)).all())
+    if reached > journal.contiguous:
+        next_ones = _events(journal, NodeEvent.seq).where(NodeEvent.seq > journal.contiguous, NodeEvent.seq <= reached)
+        _apply(session, machine, journal, session.scalars(next_ones.order_by(NodeEvent.seq)).all())
     journal.contiguous = reached
     if claim.incomplete:
         machine.told = None
