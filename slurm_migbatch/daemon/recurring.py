@@ -1,7 +1,7 @@
 """Read runs of recurring jobs from the record and pass them to the process that answers submissions.
 
 Runs come in the order of lessons, each once it has ended, and again when more is known of it. Only the newest runs of
-each job are kept, and only the jobs that ran most recently.
+each job are kept, and only the jobs that ran most recently; if they are too many, users with the most lose some first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurrin
 log = logging.getLogger(__name__)
 
 MOST_JOBS: Final = 10_000
-"""Number of recurring jobs whose runs are kept, those that ran last."""
+"""Number of recurring jobs whose runs are kept."""
 _BEHIND: Final = 100_000
 """Number of lessons read when the service starts."""
 _AT_ONCE: Final = 500
@@ -43,10 +43,12 @@ class RecurringJobs:
 
     def __init__(self, most: int = MOST_JOBS) -> None:
         self._runs: dict[str, list[PastRun]] = {}
+        #: the keys of each user's jobs, that of the last run at the end
+        self._keys_of: dict[str, dict[str, None]] = {}
         self._most = most
 
     def take(self, rows: Iterable[RecurringRun]) -> dict[str, list[list[Any]]]:
-        """Add runs; return what changed, as in `listed`."""
+        """Add runs; return what changed, as in `listed`: jobs that are no longer kept have no runs."""
         changed: dict[str, None] = {}
         for row in rows:
             if not row.recurring or not row.ended or row.profile is None:
@@ -54,10 +56,21 @@ class RecurringJobs:
             run = past_run(row)
             runs = [past for past in self._runs.pop(row.recurring, []) if past.run != row.run]
             self._runs[row.recurring] = sorted([*runs, run], key=lambda past: past.run)[-WINDOW:]
-            changed[row.recurring] = None
+            keys = self._keys_of.setdefault(row.user, {})
+            keys.pop(row.recurring, None)
+            keys[row.recurring] = changed[row.recurring] = None
         while len(self._runs) > self._most:
-            del self._runs[next(iter(self._runs))]
-        return {key: self._rows(key) for key in changed if key in self._runs}
+            changed[self._drop()] = None
+        return {key: self._rows(key) for key in changed}
+
+    def _drop(self) -> str:
+        """Drop the job that ran least recently of the user with the most jobs, and return its key."""
+        user = max(self._keys_of, key=lambda user: len(self._keys_of[user]))
+        key = next(iter(self._keys_of[user]))
+        del self._runs[key], self._keys_of[user][key]
+        if not self._keys_of[user]:
+            del self._keys_of[user]
+        return key
 
     def listed(self) -> Mapping[str, list[list[Any]]]:
         """Return the runs of all jobs, JSON-able."""
@@ -68,7 +81,7 @@ class RecurringJobs:
         return self._runs.get(key, ())
 
     def _rows(self, key: str) -> list[list[Any]]:
-        return [list(run) for run in self._runs[key]]
+        return [list(run) for run in self._runs.get(key, ())]
 
 
 class RecurringWatch:

@@ -28,6 +28,7 @@ class RecurringRun:
         peak_mib, sm, dram: see `predict.recurring.PastRun`; None also for a run that shared its slice.
         retry: the user wants it retried if its slice was too small.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
+        user: whose job it was; empty if unknown.
     """
 
     number: int
@@ -47,11 +48,12 @@ class RecurringRun:
     slices: int = 1
     low: str = ""
     high: str = ""
+    user: str = ""
 
 
 #: fields read by `run_of`, of a run joined with its decision
 COLUMNS: Final = (
-    Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
+    Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.user, Run.partition, Run.profile,
     Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
     Decision.recurring, Decision.hints, Decision.facts,
 )  # fmt: skip
@@ -111,6 +113,7 @@ def run_of(row: Any) -> RecurringRun:
         slices=row.slice_count,
         low=clean.text(hints.get("min"), 24) or "",
         high=clean.text(hints.get("max"), 24) or "",
+        user=row.user or "",
     )
 
 

@@ -39,8 +39,6 @@ PER_USER: Final = 8
 BACKLOG: Final = 1024
 MOST_UNRECORDED: Final = 10_000
 """Most decisions waiting for the record; further ones push out the oldest."""
-MOST_RECURRING: Final = 10_000
-"""Recurring jobs whose runs are cached."""
 EARLIER: Final = 3
 """Earlier catalogs whose answers are kept: a node whose reports alternate brings them back up to once a second."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
@@ -138,14 +136,11 @@ class SubmitService:
         self._earlier = tuple([state for state in compatible if state is not self._site][:EARLIER])
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
-        """Update the runs of some recurring jobs; those of others remain, within a limit."""
-        past_runs = dict(self._past)  # a copy, because requests are answered meanwhile
-        for key, runs in past.items():
-            past_runs.pop(key, None)
-            past_runs[key] = tuple(runs)
-        while len(past_runs) > MOST_RECURRING:
-            del past_runs[next(iter(past_runs))]
-        self._past = past_runs
+        """Replace the runs of these recurring jobs; without runs, the job is forgotten."""
+        past_runs = {**self._past, **{key: tuple(runs) for key, runs in past.items()}}
+        for key in [key for key, runs in past.items() if not runs]:
+            del past_runs[key]
+        self._past = past_runs  # replaced as a whole, because requests are answered meanwhile
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.

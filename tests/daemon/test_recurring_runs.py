@@ -28,6 +28,22 @@ def test_the_newest_runs_of_the_newest_jobs_are_kept() -> None:
     assert set(jobs.listed()) == {"k", "c"}
 
 
+def test_many_jobs_of_one_user_push_out_no_job_of_another() -> None:
+    jobs = RecurringJobs(most=3)
+    jobs.take([row(1, key="bob's", user="bob")])
+    changed = jobs.take([row(number, key=f"ann's {number}", user="ann") for number in range(2, 7)])
+    assert list(jobs.listed()) == ["bob's", "ann's 5", "ann's 6"]
+    assert {key: [run[0] for run in runs] for key, runs in changed.items()} == {
+        "ann's 2": [],
+        "ann's 3": [],
+        "ann's 4": [],
+        "ann's 5": [5],
+        "ann's 6": [6],
+    }
+    jobs.take([row(7, key="eve's", user="eve")])
+    assert set(jobs.listed()) == {"bob's", "ann's 6", "eve's"}
+
+
 def test_updated_run_replaces_its_earlier_entry() -> None:
     jobs = RecurringJobs()
     jobs.take([row(1, FAILED), row(2), row(3)])

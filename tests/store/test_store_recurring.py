@@ -29,6 +29,7 @@ def ran(store: Store, job: int, node: Node, decision: str = "d1", **stop: object
     node.send(node.start(100, job, decision=decision), node.stop(200, job, exit_code=exit_code, **stop))  # type: ignore[arg-type]
     (row,) = store.read(recurring_runs, newest, 10)
     assert row.number == store.read(newest_lesson)
+    assert row.user == "alice"
     return row
 
 

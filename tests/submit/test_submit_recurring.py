@@ -99,6 +99,15 @@ def test_same_request_gets_a_new_answer_after_new_runs(
         assert profile in submitted(shim).changes["tres_per_node"]
 
 
+def test_job_without_runs_is_forgotten(shim: Shim, service: SubmitService, decisions: list[SubmitDecision]) -> None:
+    submitted(shim)
+    key = key_of(service, decisions)
+    remember(service, key, 14, 14, 14)
+    assert "your last 3 runs" in submitted(shim).message
+    remember(service, key)
+    assert "(0 so far)" in submitted(shim).message
+
+
 def test_past_runs_stay_known_while_newer_ones_are_learned(service: SubmitService) -> None:
     """One thread learns runs while another one answers."""
     job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="a", batch=1, digest="d1")
