@@ -1,7 +1,8 @@
-"""Control garbage collection in migbatchd: none during a round or a query of Slurm.
+"""Control garbage collection in migbatchd: none during a round or a query of Slurm, nor while submissions are answered.
 
-On a large site both create hundreds of thousands of objects that form no reference cycles and live until the site
-changes. The collector would traverse all of them several times, which takes as long as creating them.
+On a large site the first two create hundreds of thousands of objects that form no reference cycles and live until the
+site changes. The collector would traverse all of them several times, which takes as long as creating them. Answers
+would wait for it just when there are many requests.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 
 _MANY: Final = 100_000
 """Number of new objects above which they are frozen."""
+_YOUNG: Final = 5000
+"""Number of new objects from which they are collected when idle, which takes a fraction of a millisecond."""
 
 
 @contextmanager
@@ -32,3 +35,20 @@ def uncollected() -> Iterator[None]:
             if gc.get_count()[0] > _MANY:
                 gc.freeze()
             gc.enable()
+
+
+def collect_when_idle() -> None:
+    """Disable automatic collections, and freeze all objects that exist. From then on call `collect_young` when idle.
+
+    That suffices for the process that answers submissions: its longer-lived objects (figures, answers) are bounded and
+    form no cycles.
+    """
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+
+
+def collect_young() -> None:
+    """Collect new objects if there are many."""
+    if gc.get_count()[0] > _YOUNG:
+        gc.collect(0)

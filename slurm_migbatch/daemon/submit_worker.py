@@ -13,7 +13,6 @@ interpreter lock. None of this work can block.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import pwd
@@ -30,6 +29,7 @@ from typing import Any, Final
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
+from slurm_migbatch.daemon.garbage import collect_when_idle, collect_young
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.submit.decision import SubmitDecision
@@ -42,8 +42,6 @@ _STATISTICS_S: Final = 1.0
 _FULL_S: Final = 0.05
 #: bytes that may wait for migbatchd; further decisions wait as objects, and are counted if there are too many
 _BACKLOG: Final = 1 << 20
-#: new objects between two garbage collections; few enough that one takes a fraction of a millisecond
-_YOUNG: Final = 5000
 #: seconds that the process waits for names of users before it exits
 _STOP_S: Final = 2.0
 #: high, because every sbatch waits for this process, which needs a fraction of a millisecond each time
@@ -143,8 +141,7 @@ class IdleTasks:
             return _FULL_S
         if self._service.record():
             return 0.0
-        if gc.get_count()[0] > _YOUNG:
-            gc.collect(0)
+        collect_young()
         wait = self._reported + _STATISTICS_S - time.monotonic()
         if wait > 0:
             return wait
@@ -187,11 +184,7 @@ def main() -> None:
         slurm_uids=slurm_uids(config),
     )
     server = SubmitServer(Path(config.submit.socket), service, IdleTasks(service, output))
-    # Automatic collections would delay answers just when there are many requests. IdleTasks collects young objects;
-    # longer-lived ones (figures, answers) are bounded and have no cycles.
-    gc.disable()
-    gc.collect()
-    gc.freeze()
+    collect_when_idle()
     sys.setswitchinterval(0.0001)  # other work (a new catalog, a new user's name) must not delay an answer
     server.start()
     output.send({"serving": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
 import statistics
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slurm_migbatch.daemon.garbage import collect_when_idle, collect_young
 from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.sbatch import KINDS, SAME, compare, crowd, started
@@ -146,12 +148,18 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int) -> dict[str, An
     chooser = Chooser(LearnedPredictor(None, facts))
     service = SubmitService(catalog, chooser, lambda decision: None)
     spent = []
-    for number in range(requests):
-        message = protocol.encode(_request(f"model-{chance.randrange(_MANY)}", number).to_fields())
-        began = time.perf_counter()
-        service.handle(message)
-        spent.append(time.perf_counter() - began)
-        service.record()
+    collect_when_idle()  # as the process that answers submissions
+    try:
+        for number in range(requests):
+            message = protocol.encode(_request(f"model-{chance.randrange(_MANY)}", number).to_fields())
+            began = time.perf_counter()
+            service.handle(message)
+            spent.append(time.perf_counter() - began)
+            service.record()
+            collect_young()
+    finally:
+        gc.unfreeze()
+        gc.enable()
     if service.statistics.answers["accept"] != requests:
         raise BenchError(f"the service did not grant every request: {dict(service.statistics.answers)}")
     began = time.perf_counter()
