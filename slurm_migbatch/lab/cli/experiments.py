@@ -96,6 +96,7 @@ def _fragmentation_wrong(result: Result) -> None:
 @experiment(
     "slurm_migbatch.lab.experiments.fragmentation:measure",
     draws_option("Draws of the arrivals."),
+    processes_option,
     wrong=Wrong(
         "slurm_migbatch.lab.experiments.fragwrong:measure",
         _fragmentation_wrong,

@@ -40,6 +40,7 @@ from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.papers.grmu import Grmu
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, mix
+from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -252,9 +253,10 @@ def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Dr
     }
 
 
-def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
-    """Run all rules at all loads for both populations; `data` is openb's directory, or one that holds it. Raises
-    NotMeasurable, TraceError.
+def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes: int = 1) -> dict[str, Any]:
+    """Run all rules at all loads for both populations, in `processes` at once.
+
+    `data` is openb's directory, or one that holds it. Raises NotMeasurable, TraceError.
     """
     gpu = geometry(GPU)
     kinds_by_population, notices = populations(data, gpu)
@@ -262,7 +264,7 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[st
     def tell(text: str, of: int) -> None:
         progress(text, len(kinds_by_population) * of)
 
-    results = {name: _population(name, kinds, gpu, seeds, tell) for name, kinds in kinds_by_population.items()}
+    results = {name: _population(name, kinds, seeds, tell, processes) for name, kinds in kinds_by_population.items()}
     return {
         "bench": "fragmentation",
         "data": str(data),
@@ -280,27 +282,24 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[st
     }
 
 
-def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, progress: Progress) -> dict[str, Any]:
+def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
     config = config_of(kinds)
     requests = Counter(kind.profile for kind in kinds)
-    loads = []
-    placing = ways(config, requests)
-    steps = (len(QUEUED) + 1) * seeds * len(placing)
-    for load in (*QUEUED, TURNED_AWAY):
-        queued = load in QUEUED
-        figures_by_way: dict[str, list[dict[str, float]]] = {}
-        for seed in range(seeds):
-            drawn = draw(kinds, load, seed)
-            for way, run in placing.items():
-                progress(f"{name}, load {load:g}: seed {seed}, {way}", steps)
-                figures_by_way.setdefault(way, []).append(figures(drawn, run(drawn, queued), gpu, queued))
-        loads.append(
-            {
-                "load": load,
-                "queued": queued,
-                "ways": {way: _row(runs, figures_by_way) for way, runs in figures_by_way.items()},
-            }
-        )
+    cases = list(itertools.product((*QUEUED, TURNED_AWAY), range(seeds), ways(config, requests)))
+    figures_of: dict[float, dict[str, list[dict[str, float]]]] = {}
+    with pool(processes, (kinds, config)) as submit:
+        runs = [submit(_run, *case) for case in cases]
+        for (load, seed, way), run in zip(cases, runs, strict=True):
+            progress(f"{name}, load {load:g}: seed {seed}, {way}", len(cases))
+            figures_of.setdefault(load, {}).setdefault(way, []).append(run())
+    loads = [
+        {
+            "load": load,
+            "queued": load in QUEUED,
+            "ways": {way: _row(found, by_way) for way, found in by_way.items()},
+        }
+        for load, by_way in figures_of.items()
+    ]
     return {
         "jobs": len(kinds),
         "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(requests.items())},
@@ -308,6 +307,14 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
         "preference": list(config.supply.preference),
         "loads": loads,
     }
+
+
+def _run(inputs: tuple[Sequence[PodKind], Config], load: float, seed: int, way: str) -> dict[str, float]:
+    """Return the figures of one rule on one draw; `inputs`: the population and the settings for it."""
+    kinds, config = inputs
+    drawn, queued = draw(kinds, load, seed), load in QUEUED
+    place = ways(config, Counter(kind.profile for kind in kinds))[way]
+    return figures(drawn, place(drawn, queued), geometry(GPU), queued)
 
 
 def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: int | None = None) -> dict[str, float]:

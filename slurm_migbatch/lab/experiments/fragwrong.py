@@ -13,9 +13,10 @@ would end it; learned run times can.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +27,11 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, TURNED_AWAY, Draw
+from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.placement import PodKind, populations
-from slurm_migbatch.mig.geometry import Geometry
 
 WAIT_TARGET: Final = 1.02
 SLICES_TARGET: Final = 0.98
@@ -90,19 +91,18 @@ def _chance(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, 1]))
 
 
-def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
-    """Run all rows at all loads for both populations; `data` is openb's directory, or one that holds it.
+def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes: int = 1) -> dict[str, Any]:
+    """Run all rows at all loads for both populations, in `processes` at once; `data` as in `fragmentation.measure`.
 
     Raises:
         NotMeasurable, TraceError: as `fragmentation.measure`.
     """
-    gpu = geometry(GPU)
-    kinds_by_population, notices = populations(data, gpu)
-    steps = len(kinds_by_population) * (len(QUEUED) + 1) * seeds * len(ROWS)
-    results = {
-        name: _population(name, kinds, gpu, seeds, lambda text: progress(text, steps))
-        for name, kinds in kinds_by_population.items()
-    }
+    kinds_by_population, notices = populations(data, geometry(GPU))
+
+    def tell(text: str, of: int) -> None:
+        progress(text, len(kinds_by_population) * of)
+
+    results = {name: _population(name, kinds, seeds, tell, processes) for name, kinds in kinds_by_population.items()}
     return {
         "bench": "fragmentation, wrong predictions",
         "data": str(data),
@@ -113,27 +113,34 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[st
     }
 
 
-def _population(
-    name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
+def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
     right = fragmentation.config_of(kinds)
-    first_fit = fragmentation.ways(right, Counter(kind.profile for kind in kinds))[FIRST]
-    configs = {(row, seed): wrong.config(right, kinds, seed) for row, wrong in ROWS.items() for seed in range(seeds)}
+    cases = list(itertools.product((*QUEUED, TURNED_AWAY), range(seeds), (FIRST, *ROWS)))
+    figures_of: dict[float, dict[str, list[dict[str, float]]]] = {}
+    with pool(processes, (kinds, right)) as submit:
+        runs = [submit(_run, *case) for case in cases]
+        for (load, seed, row), run in zip(cases, runs, strict=True):
+            progress(f"{name}, load {load:g}: seed {seed}, {row}", len(cases))
+            figures_of.setdefault(load, {}).setdefault(row, []).append(run())
     loads = []
-    for load in (*QUEUED, TURNED_AWAY):
-        queued = load in QUEUED
-        base: list[dict[str, float]] = []
-        figures_by_row: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS}
-        for seed in range(seeds):
-            drawn = fragmentation.draw(kinds, load, seed)
-            base.append(fragmentation.figures(drawn, first_fit(drawn, queued), gpu, queued))
-            for row, wrong in ROWS.items():
-                tell(f"{name}, load {load:g}: seed {seed}, {row}")
-                outcome = fragmentation.shipped(drawn, configs[row, seed], queued, wrong.limits_of(drawn, seed))
-                figures_by_row[row].append(fragmentation.figures(drawn, outcome, gpu, queued))
-        rows = {row: _row(runs, base, queued) for row, runs in figures_by_row.items()}
+    for load, by_row in figures_of.items():
+        base, queued = by_row.pop(FIRST), load in QUEUED
+        rows = {row: _row(found, base, queued) for row, found in by_row.items()}
         loads.append({"load": load, "queued": queued, "rows": rows})
     return {"jobs": len(kinds), **provenance(DECIDES, right), "loads": loads}
+
+
+def _run(inputs: tuple[Sequence[PodKind], Config], load: float, seed: int, row: str) -> dict[str, float]:
+    """Return the figures of one row, or of first fit, on one draw; `inputs`: the population and correct settings."""
+    kinds, right = inputs
+    drawn, queued = fragmentation.draw(kinds, load, seed), load in QUEUED
+    if row == FIRST:
+        place = fragmentation.ways(right, Counter(kind.profile for kind in kinds))[FIRST]
+        outcome = place(drawn, queued)
+    else:
+        wrong = ROWS[row]
+        outcome = fragmentation.shipped(drawn, wrong.config(right, kinds, seed), queued, wrong.limits_of(drawn, seed))
+    return fragmentation.figures(drawn, outcome, geometry(GPU), queued)
 
 
 def _row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], queued: bool) -> dict[str, Any]:
