@@ -105,6 +105,7 @@ class SupplyDecision:
         start_now: requeued jobs that need not wait for Slurm's delay.
         moves: orders for training jobs that are moved for larger slices.
         notes: sentences about nodes that need attention.
+        avoided: nodes on which a job did not start though its slices were offered there.
     """
 
     plan: ClusterPlan
@@ -115,6 +116,7 @@ class SupplyDecision:
     start_now: tuple[int, ...] = ()
     moves: tuple[MoveOrder, ...] = ()
     notes: tuple[str, ...] = ()
+    avoided: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @property
     def shared(self) -> Mapping[int, str]:
@@ -166,7 +168,8 @@ def plan_supply(
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
-    return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, moves, tuple(notes))
+    offers = tuple(memory.offers.values())
+    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, moves, tuple(notes), avoided)
 
 
 def _moving(
