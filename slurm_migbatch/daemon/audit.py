@@ -45,21 +45,25 @@ class Excess:
 def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
     """Return jobs that are active in Slurm and hold more than their allocation.
 
-    Jobs that Slurm no longer lists are not included: their Epilog has not reported yet. For a job whose row cannot be
-    parsed the allocation is unknown. A guest may hold one slice of any profile: that of its host. A report of a job
-    that Slurm has on another node is not an excess of the job: `orphans` finds it.
+    Jobs that Slurm no longer lists are not included: their Epilog has not reported yet. Nor are slices of an earlier
+    run of a requeued job, which may have been of other profiles. For a job whose row cannot be parsed the allocation is
+    unknown. A guest may hold one slice of any profile: that of its host. A report of a job that Slurm has on another
+    node is not an excess of the job: `orphans` finds it.
     """
     jobs = list(jobs)
     sharing = guests(jobs)
-    allowed = {row.job_id: (slices(_read(row.gres)), row.nodes) for row in jobs if row.active}
+    allowed = {row.job_id: (row.restarts, slices(_read(row.gres)), row.nodes) for row in jobs if row.active}
     excesses: list[Excess] = []
     for name, node in facts.items():
-        held = Counter([(run[0], slot.profile) for gpu in node.gpus for slot, run in (*gpu.leases, *gpu.guests)])
+        held = Counter(
+            (run[0], slot.profile)
+            for gpu in node.gpus
+            for slot, run in (*gpu.leases, *gpu.guests)
+            if run[0] in allowed and run[1] >= allowed[run[0]][0]
+        )
         surplus: dict[int, dict[Profile, int]] = {}
         for (job, profile), count in held.items():
-            if job not in allowed:
-                continue
-            granted, nodes = allowed[job]
+            _, granted, nodes = allowed[job]
             if (not nodes or name in nodes) and count > granted.get(profile, 0):
                 surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
         excesses.extend(

@@ -84,4 +84,9 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
         if len(demand.pool) - len(closed) < demand.nodes:
             return f"Slurm starts no jobs on {', '.join(closed[:4])} now; `sinfo -R -n {closed[0]}` shows why"
         return "no GPU has room for it now, and jobs of higher priority hold the reservations"
+    if avoided := sorted(decided.avoided.get(job, ())):
+        return (
+            f"its slices were offered on {', '.join(avoided[:4])}, and Slurm did not start it there, mostly for lack "
+            "of CPUs or memory; they will be offered there again in some minutes"
+        )
     return "no MIG node that it can use has such a slice"

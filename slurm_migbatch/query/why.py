@@ -167,9 +167,14 @@ def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> s
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
         return ""
-    applied = [
-        action for action in actions if action["kind"] == "throttle" and not action["dry_run"] and not action["outcome"]
-    ]
+    applied: list[Mapping[str, Any]] = []
+    for action in actions:
+        if action["kind"] != "throttle" or action["dry_run"]:
+            continue
+        if not action["outcome"]:
+            applied.append(action)
+        elif applied and applied[-1]["after"] == action["after"]:  # recorded before Slurm refused it
+            applied.pop()
     if applied and (row.tasks == 1 or read_throttle(applied[-1]["after"]) == row.throttle):
         return f"{applied[-1]['after']}: {applied[-1]['why']}"
     if row.throttle is not None:

@@ -278,6 +278,8 @@ def _node(text: str) -> NodeRow:
     cpus, cpus_used = _number(values.get("CPUTot", "")), _number(values.get("CPUAlloc", ""))
     if cpus is None or cpus_used is None:
         raise SlurmError(f"a row for node {name!r} without its numbers of CPUs, CPUTot and CPUAlloc: {text[:200]!r}")
+    # without those that CoreSpecCount or CpuSpecList reserves for the system, which no job gets
+    cpus = _number(values.get("CPUEfctv", "")) or cpus
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")

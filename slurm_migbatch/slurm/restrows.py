@@ -152,7 +152,7 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
         partitions=tuple(_texts(node, "partitions")),
         reason=_text(node, "reason").strip(),
         features=frozenset(_texts(node, "active_features")),
-        cpus=int(node["cpus"]),
+        cpus=int(node.get("effective_cpus") or node["cpus"]),  # without those reserved for the system
         cpus_used=int(node["alloc_cpus"]),
     )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, func, literal_column, select
 
 from slurm_migbatch.decide.snapshot import TaskRun
 from slurm_migbatch.store.models import Loan, Run
 from slurm_migbatch.store.queries import among, overlapping
+
+_CLOCKS_S: Final = 60.0
+"""Largest lag of a node's clock."""
 
 
 class PastRuns(NamedTuple):
@@ -23,13 +26,22 @@ class PastRuns(NamedTuple):
 
 
 def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
-    """Return the runs of these arrays' tasks in the order of their ends, running ones last."""
+    """Return the runs of these arrays' tasks in the order of their ends, running ones last.
+
+    If Slurm reused an id, those of the newest array: first runs of the tasks of one array have one time of submission.
+    """
     by_array: dict[int, list[TaskRun]] = {array: [] for array in arrays}
-    statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
-        among(Run.array_job, arrays), Run.started.is_not(None)
+    statement = select(Run.array_job, Run.restart, Run.submitted, Run.started, Run.ended, Run.state).where(
+        among(Run.array_job, arrays)
     )
-    for array, started, ended, state in connection.execute(statement):
-        by_array[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
+    rows = connection.execute(statement).all()
+    submitted: dict[int, float] = {}
+    for row in rows:
+        if not row.restart:
+            submitted[row.array_job] = max(row.submitted or 0.0, submitted.get(row.array_job, 0.0))
+    for row in rows:
+        if row.started is not None and row.started >= submitted.get(row.array_job, 0.0) - _CLOCKS_S:
+            by_array[row.array_job].append(TaskRun(float(row.started), row.ended, row.state))
     for runs in by_array.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
     return by_array

@@ -264,6 +264,8 @@ def test_why_shows_the_throttle_of_an_elastic_array():
     assert tasks_at_once(replace(row, tasks=1, throttle=None), [done]).startswith("5: ")
     for other in ({**done, "outcome": "refused"}, {**done, "dry_run": True}, {**done, "after": "7"}):
         assert tasks_at_once(row, [other]) == "5, set by its user"
+    failed = {**done, "after": "9"}
+    assert tasks_at_once(row, [done, failed, {**failed, "outcome": "timed out"}]) == "5: 90 items/s: 5 at once"
     assert "no limit" in tasks_at_once(replace(row, throttle=None), [])
     assert tasks_at_once(replace(row, comment=""), [done]) == tasks_at_once(row, None) == ""
     assert dict(describe(row, [row], None, None, "", at_once="5: so"))["At once"] == "5: so"

@@ -195,6 +195,18 @@ def test_replay_after_restart_uses_the_last_throttle_the_user_set() -> None:
     assert bounds.of(9, 4) == 5
 
 
+def test_throttle_that_slurm_did_not_set_leaves_the_previous_one_ours() -> None:
+    bounds = Bounds()
+    assert bounds.of(9, None) is None
+    bounds.set(9, 3)
+    assert bounds.of(9, 3) is None
+    bounds.set(9, 8)
+    assert bounds.of(9, 3) is None  # Slurm refused 8, or did not answer
+    assert bounds.last(9) == 8 and bounds.of(9, 8) is None
+    bounds.replay([action("none", "3", job_id=10), action("3", "8", job_id=10), action("3", "8", job_id=10)])
+    assert bounds.of(10, 3) is None
+
+
 @given(
     pending=st.integers(1, 60),
     running=st.lists(st.floats(0, 300), max_size=8),

@@ -341,6 +341,24 @@ def test_change_that_slurm_refuses_is_recorded_and_not_retried(site: Callable[..
     assert tried and len(tried) == len(set(tried))
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("broken", [False, True])
+def test_throttle_of_migbatchd_is_not_the_users_after_a_failed_update(
+    site: Callable[..., Site], broken: bool, restarted: bool
+) -> None:
+    cluster = site(array(), hold_s=0.0)
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    cluster.rates[P("1g.10gb")] /= 2  # the tasks turn out to be slower: more are needed
+    cluster.queue.stubborn, cluster.queue.broken = {"9"}, broken
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    cluster.queue.stubborn, cluster.queue.broken = set(), False
+    if restarted:
+        cluster.restart()
+    cluster.run_round()
+    cluster.run_round()
+    assert cluster.queue.rows[9].throttle == 6
+
+
 def test_only_part_of_an_array_is_retyped_when_few_slices_are_idle(site: Callable[..., Site]) -> None:
     cluster = site(array(9, 6, "1g.6gb"), arrays=False)
     cluster.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}

@@ -168,6 +168,8 @@ def test_audit_reports_surplus_slices_but_not_late_events() -> None:
     assert audit(held(("2g.20gb@0", 1), ("2g.20gb@2", 1)), [running])[0].surplus == {P("2g.20gb"): 1}
     assert audit(held(("3g.40gb@0", 1)), [running])[0].surplus == {P("3g.40gb"): 1}
     assert audit(held(("3g.40gb@0", 77)), [running]) == []
+    assert audit(held(("3g.40gb@0", 1)), [replace(running, restarts=1)]) == [], "its previous run on another slice"
+    assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETING")])
     assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETED")]) == []
     assert audit(held(("3g.40gb@0", 1)), [JobRow(1, state=UNREAD)]) == []
     assert audit(held(("7g.80gb@0", 1)), [replace(running, nodes=("n2",))]) == [], (

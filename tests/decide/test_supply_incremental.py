@@ -31,6 +31,7 @@ def _afresh(memory: SupplyMemory) -> SupplyMemory:
         dict(memory.pairs),
         memory.preference,
         unexplained=memory.unexplained,
+        watched=memory.watched,
     )
 
 

@@ -364,6 +364,31 @@ def test_offer_that_slurm_does_not_use_is_made_on_another_node() -> None:
     assert "offered on" in world.loop.why(job)
 
 
+def test_time_in_which_slurm_does_not_answer_does_not_count_for_an_offer() -> None:
+    world = World(nodes=2, gpus=1)
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1")
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(3)
+    offered = {n: dict(m.gres) for n, m in world.slurm.real.items()}
+    for seconds in (3600, -1800):  # slurmctld was restarted; the clock was set back
+        world.clock.sleep(seconds)
+        world.steps(2)
+        assert not world.loop.memory.supply.avoided and "offered on" in world.loop.why(job)
+        assert {n: dict(m.gres) for n, m in world.slurm.real.items()} == offered
+    world.steps(40)
+    assert world.loop.memory.supply.avoided
+
+
+def test_why_names_the_nodes_on_which_slurm_does_not_use_an_offer() -> None:
+    world = World(nodes=1, gpus=1, settings=SupplySettings(stuck_s=5))
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1")
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(12)
+    assert world.loop.why(job).startswith("its slices were offered on n1, and Slurm did not start it there")
+
+
 @pytest.mark.parametrize(
     ("reason", "answer"),
     [("JobHeldUser", "another reason"), ("AssocGrpGRES", "another reason"), ("Dependency", "another reason")],

@@ -183,6 +183,12 @@ def test_null_text_is_read_as_empty() -> None:
     assert (row.account, row.wckey, row.unread) == ("", "", False)
 
 
+def test_cpus_reserved_for_the_system_are_not_those_of_jobs() -> None:
+    nodes = [{**NODE, "effective_cpus": 60, "alloc_cpus": 60}, {**NODE, "name": "n2"}]
+    rows = restrows.nodes({"nodes": nodes}, {}.__setitem__)
+    assert [(row.cpus, row.cpus_free) for row in rows] == [(60, 0), (64, 63)]
+
+
 JOB_TEXTS = ("user", "account", "partition", "name", "state", "reason", "requested_nodes", "gres", "comment")
 JOB_TEXTS += ("features", "reservation", "qos", "wckey")
 

@@ -36,6 +36,18 @@ def test_array_task_runs_are_in_the_order_of_their_ends(database: str) -> None:
     ]  # fmt: skip
 
 
+def test_array_runs_are_not_those_of_an_earlier_array_with_the_same_id(database: str) -> None:
+    with open_store(database) as db:
+        ran(db, 11, 100, 160, array_job=10, array_task="1")
+        pending = {"job_id": 10, "array_job": 10, "array_task": "1-9", "state": "PENDING", "restarts": 0}
+        db.upsert_jobs([{**pending, "submit": 99.0}])
+        assert db.read(array_runs, [10])[10] == [TaskRun(100, 160, "COMPLETED")]
+        db.upsert_jobs([{**pending, "submit": 9000.0}])
+        assert db.read(array_runs, [10])[10] == []
+        ran(db, 12, 9100, None, array_job=10, array_task="1")
+        assert db.read(array_runs, [10])[10] == [TaskRun(9100, None, "RUNNING")]
+
+
 def test_past_work_is_summed_by_requested_slices(database: str) -> None:
     with open_store(database) as db:
         ran(db, 1, 100, 160)

@@ -186,12 +186,19 @@ def elastic_hints(comment: str) -> ElasticHints | None:
 class Bounds:
     """The throttle that each array's user has set (None: none), as distinct from those set here.
 
-    A value shown by Slurm that is not the last one set here was set by others. To survive a restart, a new throttle is
-    recorded before Slurm is changed.
+    A value shown by Slurm that was not set here was set by others. To survive a restart, a new throttle is recorded
+    before Slurm is changed. Slurm may refuse it or not answer, so it counts as set only once Slurm shows it; until then
+    the previous one set here still does.
+
+    Attributes:
+        asked: by users.
+        ours: the last one set here that Slurm has shown.
+        tried: a later one set here that Slurm has not shown yet.
     """
 
     asked: dict[int, int | None] = field(default_factory=dict)
     ours: dict[int, int] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)
 
     def replay(self, actions: Iterable[Mapping[str, Any]]) -> None:
         """Load from the record's actions of kind throttle, oldest first."""
@@ -201,23 +208,31 @@ class Bounds:
             array, after = int(action["job_id"]), read_throttle(action.get("after"))
             self.of(array, read_throttle(action.get("before")))
             if after is not None:
-                self.ours[array] = after
+                self.set(array, after)
 
     def of(self, array: int, now: int | None) -> int | None:
         """Return the throttle that its user allows, given the one that Slurm shows `now`."""
-        if array not in self.ours or self.ours[array] != now:
+        if now is not None and self.tried.get(array) == now:
+            self.ours[array] = self.tried.pop(array)
+        elif array not in self.ours or self.ours[array] != now:
+            if self.asked.get(array, now) != now:
+                self.tried.pop(array, None)
             self.asked[array] = now
             self.ours.pop(array, None)
         return self.asked[array]
 
+    def last(self, array: int) -> int | None:
+        """Return the throttle of an array for which Slurm shows none, because only one of its tasks is pending."""
+        return self.tried.get(array) or self.ours.get(array) or self.asked[array]
+
     def set(self, array: int, after: int) -> None:
         """Record the throttle that is about to be set."""
-        self.ours[array] = after
+        self.tried[array] = after
 
     def forget_but(self, arrays: Iterable[int]) -> None:
         """Remove all arrays but these."""
         current = set(arrays)
-        for by_array in (self.asked, self.ours):
+        for by_array in (self.asked, self.ours, self.tried):
             for array in [array for array in by_array if array not in current]:
                 del by_array[array]
 
@@ -282,8 +297,7 @@ def throttles(
         if not array.shown:
             if array.array not in history.bounds.asked:
                 continue
-            bounds = history.bounds
-            array = replace(array, throttle=bounds.ours.get(array.array, bounds.asked[array.array]))
+            array = replace(array, throttle=history.bounds.last(array.array))
         user_limit = history.bounds.of(array.array, array.throttle)
         if not array.pending:
             continue

@@ -34,6 +34,10 @@ HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
 UNEXPLAINED_S: Final = 30.0
 """A node where Slurm counts more slices than are known is noted after so long."""
+_GAPS: Final = 3
+"""Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most this part of
+`stuck_s`.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class SupplyMemory:
         preference: the last offers for empty space.
         moves: training jobs that are moved for larger slices.
         unexplained: nodes where Slurm counts more than is known there, and since when.
+        watched: time of the last snapshot.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -80,6 +85,7 @@ class SupplyMemory:
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
     unexplained: dict[str, float] = field(default_factory=dict)
+    watched: float | None = None
     #: caches; they change no decision
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -99,6 +105,7 @@ class SupplyDecision:
         start_now: requeued jobs that need not wait for Slurm's delay.
         moves: orders for training jobs that are moved for larger slices.
         notes: sentences about nodes that need attention.
+        avoided: nodes on which a job did not start though its slices were offered there.
     """
 
     plan: ClusterPlan
@@ -109,6 +116,7 @@ class SupplyDecision:
     start_now: tuple[int, ...] = ()
     moves: tuple[MoveOrder, ...] = ()
     notes: tuple[str, ...] = ()
+    avoided: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @property
     def shared(self) -> Mapping[int, str]:
@@ -135,7 +143,7 @@ def plan_supply(
         memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
     nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
-    avoided = _avoided(memory, snapshot.now)
+    avoided = _avoided(memory, snapshot.now, settings.avoid_s)
     elastic = _elastic(settings.lending) if settings.lending else None
     wanted = memory.demands.of(queue, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
     preference = settings.preference or snapshot.preference
@@ -160,7 +168,8 @@ def plan_supply(
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
-    return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, moves, tuple(notes))
+    offers = tuple(memory.offers.values())
+    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, moves, tuple(notes), avoided)
 
 
 def _moving(
@@ -216,11 +225,12 @@ def _offers(
 # -- offers that are not taken -----------------------------------------------------------------------------------------
 
 
-def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
+def _avoided(memory: SupplyMemory, now: float, avoid_s: float) -> dict[int, frozenset[str]]:
+    # `until` is later than `avoid_s` from now if the clock was set back
     memory.avoided = {
         job: kept
         for job, names in memory.avoided.items()
-        if (kept := {name: until for name, until in names.items() if until > now})
+        if (kept := {name: until for name, until in names.items() if now < until <= now + avoid_s})
     }
     return {job: frozenset(names) for job, names in memory.avoided.items()}
 
@@ -228,9 +238,12 @@ def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
 def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
     """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
 
-    Slurm has a reason then that migbatchd does not know.
+    Slurm has a reason then that migbatchd does not know. Time does not count in which there were no snapshots, mostly
+    because slurmctld was down and could start nothing, or by which the clock was set.
     """
     now = snapshot.now
+    passed = now - (now if memory.watched is None else memory.watched)
+    memory.watched, uncounted = now, passed - min(max(passed, 0.0), settings.stuck_s / _GAPS)
     previous_standing, memory.standing = memory.standing, {}
     rows = memory.queue.rows
     for job, placed in plan.placed.items():
@@ -240,8 +253,8 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
         previous = previous_standing.get(job)
         if previous is None or previous[:2] != (placed.nodes, row.tasks):
             memory.standing[job] = (placed.nodes, row.tasks, now)
-        elif now - previous[2] < settings.stuck_s:
-            memory.standing[job] = previous
+        elif now - (since := previous[2] + uncounted) < settings.stuck_s:
+            memory.standing[job] = (placed.nodes, row.tasks, since)
         else:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
