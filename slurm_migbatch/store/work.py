@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, func, literal_column, select
 
 from slurm_migbatch.decide.snapshot import TaskRun
+from slurm_migbatch.store.lifecycle import CLOCKS_DIFFER_S
 from slurm_migbatch.store.models import Loan, Run
 from slurm_migbatch.store.queries import among, overlapping
-
-_CLOCKS_S: Final = 60.0
-"""Largest lag of a node's clock."""
 
 
 class PastRuns(NamedTuple):
@@ -40,7 +38,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
         if not row.restart:
             submitted[row.array_job] = max(row.submitted or 0.0, submitted.get(row.array_job, 0.0))
     for row in rows:
-        if row.started is not None and row.started >= submitted.get(row.array_job, 0.0) - _CLOCKS_S:
+        if row.started is not None and row.started >= submitted.get(row.array_job, 0.0) - CLOCKS_DIFFER_S:
             by_array[row.array_job].append(TaskRun(float(row.started), row.ended, row.state))
     for runs in by_array.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
