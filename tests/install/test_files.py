@@ -80,6 +80,15 @@ def test_site_file_edited_between_two_changes_is_restored(record, tmp_path):
     assert path.read_text() == "# top\nNodes=1\nB\nD\n"
 
 
+def test_line_added_below_a_file_without_final_line_end_stays_a_line(record, tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("A\nNodes=1")
+    install(record, Wanted(str(path), "A\nNodes=1\nInclude x\n", "site"))
+    path.write_text(path.read_text() + "B\n")
+    assert leave(record) == []
+    assert path.read_text() == "A\nNodes=1\nB\n"
+
+
 def test_edited_change_is_reported_with_its_backup(record, tmp_path):
     path = tmp_path / "slurm.conf"
     path.write_text("A\n")
