@@ -19,7 +19,6 @@ from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.health import this_one
-from slurm_migbatch.doctor.lua import BESIDE
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
@@ -118,7 +117,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     """
     found = reported_site(config)
     if cli_filter is None:
-        cli_filter = "lua" in scripts.cli_filters(conf.value("CliFilterPlugins"))
+        cli_filter = "lua" in scripts.plugins(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
     prolog, epilog, task_prolog = (stub_path(conf, name) for _, name in HOOKS)
     hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
@@ -254,7 +253,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return
     assert present is not None
-    module = str(path.with_name(BESIDE[path.name]))
+    module = str(path.with_name(scripts.BESIDE[path.name]))
     plan.wanted.append(Wanted(module, lua(config, path.name, module=True)))
     if scripts.calls_lua(present, module):
         return
@@ -270,7 +269,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
 
 def touched(changed: set[str]) -> Iterator[Path]:
     """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of migbatch."""
-    for name, module in BESIDE.items():
+    for name, module in scripts.BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)
             if Path(path).name == module and script.exists() and str(script) not in changed:

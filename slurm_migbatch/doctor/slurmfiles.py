@@ -77,7 +77,7 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     """Check that every srun of this host finds the script that slurm.conf makes it load."""
-    plugins = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    plugins = scripts.plugins(conf.value("CliFilterPlugins"))
     if "lua" not in plugins:
         return
     path = str(Path(conf.main).with_name(CLI_FILTER))

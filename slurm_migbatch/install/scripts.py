@@ -19,6 +19,8 @@ _FUNCTIONS: Final = {
     "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
 }
+BESIDE: Final = {"job_submit.lua": "migbatch_submit.lua", "cli_filter.lua": "migbatch_cli_filter.lua"}
+"""Names of migbatch's scripts for sites with scripts of their own, which load them."""
 SEVERAL: Final = {"Prolog": (24, 11), "Epilog": (24, 11)}
 """The oldest release on which several lines of a key are known to run all of their programs; 22.05 runs the last."""
 PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
@@ -46,9 +48,9 @@ return slurm.SUCCESS
 """
 
 
-def cli_filters(value: str) -> list[str]:
-    """Return the plugins in CliFilterPlugins=, without the prefix `cli_filter/`: "lua"."""
-    return [plugin.removeprefix("cli_filter/") for plugin in value.lower().split(",")]
+def plugins(value: str) -> list[str]:
+    """Return the names in CliFilterPlugins= or JobSubmitPlugins=, without a prefix such as `cli_filter/`: "lua"."""
+    return [plugin.strip().rpartition("/")[2] for plugin in value.lower().split(",")]
 
 
 def calls_lua(text: str, own_file: str) -> bool:
