@@ -70,6 +70,7 @@ def plan(
     configured = {name for _, _, names in rows for name in names}
     if unknown := sorted(set(counts) - configured):
         result.problems.append(f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs")
+    result.problems += _unreported(rows, counts)
     result.problems += _clashes(rows, counts)
     result.problems += _static_slices(rows, counts)
     for line, values, names in rows:
@@ -260,6 +261,20 @@ def _features(present: str, name: str) -> str:
     features = [feature for feature in present.split(",") if feature]
     own = NODE_FEATURE + name
     return ",".join([*features, own] if name and own not in features else features)
+
+
+def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
+    """Yield a sentence for each line that gives mig to nodes without MIG GPUs.
+
+    gres.conf would not count it there, and Slurm drains a node with less than its line has.
+    """
+    for line, values, names in rows:
+        members = [name for name in names if name not in counts]
+        if members and any(entry.name == "mig" for _, entry in gres_entries(values)):
+            yield (
+                f"{_place(line)}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
+                "(migbatch doctor there), or remove mig and the feature of the node from this line"
+            )
 
 
 def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:

@@ -246,6 +246,7 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
             "AutoDetect=nvml\n",
             "slurm.conf:1: gpu:a100_3g.39gb:2 counts",
         ),
+        (f"{NODES}NodeName=h[3-4] Gres={H}\n", "", "slurm.conf:4: h[3-4] has mig in its Gres, but reports no GPU"),
         ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:1g.10gb:7(S:0)\n", "", "gpu:1g.10gb:7(S:0) counts slices of h[1-2],m1"),
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],
