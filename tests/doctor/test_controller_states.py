@@ -422,6 +422,8 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
         ("OverSubscribe=NO DefMemPerNode=UNLIMITED", "CR_CORE", ""),
         ("OverSubscribe=NO DefMemPerNode=UNLIMITED SelectTypeParameters=CR_CORE", "CR_CPU_MEMORY", ""),
         ("OverSubscribe=EXCLUSIVE DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", "gpu: OverSubscribe=EXCLUSIVE gives"),
+        ("OverSubscribe=NO Exclusive=NODE DefMemPerCPU=4000", "CR_CPU_MEMORY", "gpu: Exclusive=NODE gives"),
+        ("OverSubscribe=NO Exclusive=USER DefMemPerCPU=4000", "CR_CPU_MEMORY", ""),
     ],
 )
 def test_partition_in_which_a_job_takes_whole_nodes_is_reported(words: str, settings: str, problem: str) -> None:
