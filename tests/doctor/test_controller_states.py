@@ -118,6 +118,17 @@ def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, message: st
     assert message in only_problem(settings.check_slurm_conf({**conf, "prologflags": flags}))
 
 
+def test_select_type_without_gres_is_reported() -> None:
+    """`scontrol show config` shows the default, which is select/linear on 22.05."""
+
+    def found(value: str) -> list[str]:
+        return [text for text in wrong(settings.check_slurm_conf({"selecttype": value})) if "SelectType" in text]
+
+    assert found("select/cons_tres") == []
+    (text,) = found("select/linear")
+    assert text.startswith("SelectType: is select/linear: slices need select/cons_tres")
+
+
 @pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
 def test_job_submit_plugins_with_lua_are_accepted(value: str) -> None:
     found = settings.check_slurm_conf({"jobsubmitplugins": value})
