@@ -30,6 +30,8 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
+_TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
+"""From 25.05 on Slurm uses these, if a site has them, instead of PrologEpilogTimeout."""
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
@@ -109,7 +111,8 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     """Yield the keys in the site's own lines; their changes are added to `done`."""
     own_file = conf.beside(INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
-    for setting in site.needed():
+    timeouts = [Setting(key, str(site.hook_timeout), "at_least") for key in _TIMEOUTS] if site.prolog else []
+    for setting in [*site.needed(), *timeouts]:
         present = conf.setting(setting.key, without=own_file)
         if present is None:
             continue

@@ -73,6 +73,8 @@ def test_catalog_node_has_the_other_gres_of_mig_nodes():
         ("JobSubmitPlugins=require_timelimit", "JobSubmitPlugins=require_timelimit,lua"),
         ("PrologEpilogTimeout=20", "PrologEpilogTimeout=60"),
         ("PrologEpilogTimeout=300", "PrologEpilogTimeout=300"),
+        ("PrologTimeout=20", "PrologTimeout=60"),
+        ("EpilogTimeout=90", "EpilogTimeout=90"),
         ("Prolog=/etc/slurm/p.sh", "Prolog=/etc/slurm/p.sh"),
         ("TaskProlog=/t", "TaskProlog=/t"),
     ],
