@@ -116,6 +116,17 @@ class Conf:
                 hidden = FEATURES if any(key in values for key in FEATURES) else ()
                 yield line, {**{key: value for key, value in defaults.items() if key not in hidden}, **values}
 
+    def defaults(self, kind: str, path: str) -> dict[str, str]:
+        """Return what records of `kind` in an included file (else at the end) inherit from the DEFAULT lines above."""
+        defaults: dict[str, str] = {}
+        for line in self.lines:
+            if line.include and self.beside(line.include) == path:
+                break
+            values = {token.key: token.value for token in line.tokens} if line.record == kind else {}
+            if values.pop(kind, "").upper() == "DEFAULT":
+                defaults.update(values)
+        return defaults
+
 
 def parse(path: str, text: str) -> Iterator[Line]:
     """Yield the nonempty lines of one file."""

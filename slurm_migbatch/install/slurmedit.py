@@ -78,7 +78,8 @@ def plan(
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
-    catalog = replace(site.catalog, settings=catalog_settings(rows, counts), others=gres_words(others_of(rows, counts)))
+    settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
+    catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
         result.notes.append(_PREEMPTS)

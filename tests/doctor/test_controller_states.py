@@ -102,6 +102,16 @@ def test_catalog_node_without_address_size_or_features_is_reported(
     )
 
 
+def test_catalog_node_that_inherits_the_size_of_other_nodes_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "NodeName=h1 CPUs=8\nNodeName=DEFAULT Sockets=1 CoresPerSocket=2\n"
+        "NodeName=catalog NodeAddr=127.0.0.1 Port=1 CPUs=8 Features=mig_node_h1\n"
+    )
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    found = wrong(catalog.check_catalog(conf, "catalog", frozenset({"h1"})))
+    assert "jobs with -c, -n are refused" in found[0] and any("needs Sockets=8" in text for text in found)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -54,6 +54,24 @@ def test_settings_missing_at_the_site_are_written_to_our_file():
     assert not done.problems and not done.notes
 
 
+@pytest.mark.parametrize(
+    ("own", "default", "then"),
+    [
+        ("CPUs=8", "Sockets=1 CoresPerSocket=2", "CPUs=8 Sockets=8 CoresPerSocket=1"),
+        ("Sockets=2 CoresPerSocket=4", "CPUs=2 ThreadsPerCore=2", "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1 CPUs=8"),
+        ("CPUs=8", "CoreSpecCount=4 MemSpecLimit=90", "CPUs=8 CoreSpecCount=0 MemSpecLimit=0"),
+        ("CPUs=8 CoreSpecCount=1", "CoreSpecCount=2 Weight=3", "CPUs=8 CoreSpecCount=1"),
+    ],
+)
+def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
+    """Slurm corrects a CPUs= that does not match the sockets, and refuses jobs that no node is large enough for."""
+    slurm = f"NodeName=h[1-2],m1 {own}\nNodeName=DEFAULT {default}\nNodeName=c1\n"
+    (catalog,) = [line for line in edited(slurm)[2][0].splitlines() if line.startswith("NodeName=")]
+    assert f" Port=1 {then} Features=" in catalog
+    after = edited(f"Include migbatch.conf\n{slurm}")[2][0].splitlines()[-1]
+    assert f" Port=1 {own} Features=".replace(" CoreSpecCount=1", "") in after, "it is above the DEFAULT line"
+
+
 def test_catalog_node_has_the_other_gres_of_mig_nodes():
     """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all currently has both."""
     slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
