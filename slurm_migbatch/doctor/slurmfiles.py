@@ -92,5 +92,12 @@ def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     elif text == scripts.DOES_NOTHING:
         problem = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
         yield Finding(WARN, CLI_FILTER, problem, f"copy the controller's {path} here")
+    elif (module := scripts.loaded(text, scripts.BESIDE[CLI_FILTER])) and read(module) is None:
+        skipped = "pcall(dofile" in text
+        effect = (
+            "srun and salloc with mig:auto or --gpus are refused" if skipped else "every srun, salloc and sbatch fails"
+        )
+        problem = f"{path} loads {module}, which is missing: {effect} on this host"
+        yield Finding(WARN if skipped else FAIL, CLI_FILTER, problem, f"copy the controller's {module} here")
     else:
         yield Finding(OK, CLI_FILTER, path)

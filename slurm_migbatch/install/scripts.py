@@ -59,6 +59,12 @@ def calls_lua(text: str, own_file: str) -> bool:
     return re.search(rf"^[^\n-]*\bdofile\b[^\n]*{name}", text, re.MULTILINE) is not None
 
 
+def loaded(text: str, name: str) -> str:
+    """Return the path of migbatch's file of that name that a site's Lua script loads; empty if it loads none."""
+    found = re.search(rf'^[^\n-]*\bdofile\b[^\n"]*"([^\n"]*/{re.escape(name)})"', text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def call_lua(text: str, own_file: str) -> str:
     """Return a site's Lua script with two lines that call migbatch's functions after its own.
 
@@ -68,9 +74,14 @@ def call_lua(text: str, own_file: str) -> str:
     """
     if calls_lua(text, own_file):
         return text
-    names = ", ".join(_FUNCTIONS[PurePosixPath(own_file).name])
+    name = PurePosixPath(own_file).name
+    names = ", ".join(_FUNCTIONS[name])
     quoted = own_file.replace("\\", "\\\\").replace('"', '\\"')
-    lines = f'local migbatch = dofile("{quoted}") -- by `migbatch install`\n{names} = migbatch.after({names})\n'
+    load, call = f'local migbatch = dofile("{quoted}")', f"{names} = migbatch.after({names})"
+    if name == BESIDE["cli_filter.lua"]:
+        # slurmctld sends cli_filter.lua to configless hosts, without ours, and an error in it ends every submission
+        load, call = f'local found, migbatch = pcall(dofile, "{quoted}")', f"if found then {call} end"
+    lines = f"{load} -- by `migbatch install`\n{call}\n"
     last_return = _LAST_RETURN.search(text)
     if last_return:
         return text[: last_return.start()] + lines + text[last_return.start() :]
