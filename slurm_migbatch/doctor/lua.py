@@ -46,7 +46,7 @@ def check_script(
     if not text.startswith(scripts.OURS):
         ours = str(Path(path).with_name(scripts.BESIDE[name]))
         if not scripts.calls_lua(text, ours):
-            lines = scripts.call_lua("", ours).strip().replace("\n", "; ")
+            lines = re.sub(r" --.*\n", "; ", scripts.call_lua("", ours)).strip()
             yield Finding(
                 FAIL, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
             )

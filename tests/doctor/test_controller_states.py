@@ -168,7 +168,10 @@ def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: 
     def findings() -> list[Finding]:
         return list(lua.check_script(str(site), rendering, reader("root"), users=False))
 
-    assert "does not load ours" in only_problem(findings())
+    problem = only_problem(findings())
+    assert "does not load ours" in problem
+    added = problem.rpartition("or add: ")[2]
+    assert "migbatch.after(" in added and "--" not in added, "a comment would end the line before the call"
     site.write_text(scripts.call_lua(site.read_text(), str(ours)))
     assert "is missing: every submission fails" in only_problem(findings())
     ours.write_text(rendering(script, True))
