@@ -100,6 +100,12 @@ def plan(
         result.notes += topology_plan.notes
         result.problems += topology_plan.problems
     _own_gres(gres_conf, counts, result)
+    if not gres_conf.texts and any(entry.name == "gpu" for _, values, _ in rows for _, entry in gres_entries(values)):
+        result.notes.append(
+            f"{gres_conf.main} does not exist here, though nodes have GPUs: if they have files of their own, do not "
+            f"replace these, but add `Include {INCLUDED_GRES}` to them, and on MIG nodes a File= line for each GPU "
+            "that AutoDetect has found so far"
+        )
     if not result.problems:
         result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counts, result)))
     return result

@@ -251,6 +251,14 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
     assert not any("Name=gpu" in line for line in edited(theirs, listed)[2][1].splitlines())
 
 
+def test_gres_conf_of_the_nodes_own_is_not_to_be_replaced():
+    """Without a gres.conf on the controller, Slurm knows its GPUs from files of the nodes."""
+    slurm = "NodeName=h[1-2],m1\nNodeName=g1 Gres=gpu:4\n"
+    (note,) = planned(slurm).notes
+    assert f"{GRES} does not exist here" in note and "add `Include migbatch-gres.conf` to them" in note
+    assert planned(slurm, "AutoDetect=nvml\n").notes == planned(slurm.replace("gpu", "fpga")).notes == []
+
+
 @pytest.mark.parametrize(
     ("slurm", "gres", "message"),
     [
