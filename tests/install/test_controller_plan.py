@@ -55,6 +55,14 @@ def test_slurm_conf_is_written_after_the_files_that_it_names(place):
     assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
 
 
+def test_script_of_the_site_that_was_not_loaded_so_far_is_named(place):
+    (place / "slurm/job_submit.lua").write_text("return 0\n")
+    (place / "slurm/cli_filter.lua").write_text("return 0\n")
+    (note,) = planned(place, NODES)[0].notes
+    assert f"{place}/slurm/job_submit.lua was there, but slurm.conf did not load it (JobSubmitPlugins)" in note
+    assert planned(place, f"JobSubmitPlugins=lua\n{NODES}")[0].notes == []
+
+
 def test_slurm_files_are_not_edited_while_the_plan_has_problems(place):
     """A plan with problems lacks the gres.conf lines for whole GPUs; without these Slurm drains the nodes."""
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
