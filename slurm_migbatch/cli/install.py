@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places
+from slurm_migbatch.install.leftovers import leftovers
 from slurm_migbatch.install.slurmconf import INCLUDED
 from slurm_migbatch.node.install import check_plain, compile_imports
 
@@ -77,8 +78,10 @@ def install(
     record = InstallRecord(Path(options["record"]))
     if uninstall:
         _may_leave(role, options, record)
-        plan = HostPlan()
         changes = files.leaving(record)
+        plan = HostPlan(problems=list(_still_needed(options, changes)))
+        if plan.problems:
+            changes = []
     else:
         plan = _plan(role, options, record, edit=edit, cli_filter=cli_filter)
         changes = files.differing(plan.wanted, record)
@@ -144,6 +147,17 @@ def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> Non
     found = [finding for finding in check_leaving(jobs) if finding.level == FAIL]
     if found:
         raise Failure("; ".join(f"{finding.text}: {finding.advice}" for finding in found))
+
+
+def _still_needed(options: dict[str, str], changes: Sequence[FileChange]) -> Iterator[str]:
+    """Yield the lines of Slurm's files that prevent the removal: they name what is removed and are not restored."""
+    if any(change.conflict and change.kind == "site" for change in changes):
+        return  # nothing is removed until these are resolved
+    own_file = next((change.path for change in changes if Path(change.path).name == INCLUDED), "")
+    given = options["slurm_conf"] or (str(Path(own_file).with_name("slurm.conf")) if own_file else "")
+    conf = hosts.slurm_conf(given, os.environ.get("SLURM_CONF", ""))
+    if conf is not None:
+        yield from leftovers(conf.main, changes)
 
 
 def _show(plan: HostPlan, changes: Sequence[FileChange], full: bool) -> None:

@@ -19,7 +19,6 @@ from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.health import this_one
-from slurm_migbatch.doctor.lua import BESIDE
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
@@ -89,6 +88,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         return plan  # Slurm's files are changed together or not at all: some of their lines would be missing
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
+    plan.notes += _awakened(plan, slurm.site, conf)
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
         token.value for line in conf.lines for token in line.tokens
@@ -118,7 +118,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     """
     found = reported_site(config)
     if cli_filter is None:
-        cli_filter = "lua" in scripts.cli_filters(conf.value("CliFilterPlugins"))
+        cli_filter = "lua" in scripts.plugins(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
     prolog, epilog, task_prolog = (stub_path(conf, name) for _, name in HOOKS)
     hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
@@ -254,7 +254,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return
     assert present is not None
-    module = str(path.with_name(BESIDE[path.name]))
+    module = str(path.with_name(scripts.BESIDE[path.name]))
     plan.wanted.append(Wanted(module, lua(config, path.name, module=True)))
     if scripts.calls_lua(present, module):
         return
@@ -268,9 +268,20 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
         plan.lines.append(f"{path}:{number}: add before this line: {'  and  '.join(lines)}")
 
 
+def _awakened(plan: HostPlan, wanted: Site, conf: Conf) -> Iterator[str]:
+    """Yield a sentence for each Lua script of the site that slurm.conf has not loaded so far, and will load."""
+    keys = {setting.key for setting in wanted.needed()}
+    paths = {target.path for target in plan.wanted}
+    for key, name in (("JobSubmitPlugins", shim.JOB_SUBMIT), ("CliFilterPlugins", shim.CLI_FILTER)):
+        beside_own = conf.beside(scripts.BESIDE[name]) in paths
+        if beside_own and key in keys and "lua" not in scripts.plugins(conf.value(key)):
+            path = conf.beside(name)
+            yield f"{path} was there, but slurm.conf did not load it ({key}): its rules take effect now"
+
+
 def touched(changed: set[str]) -> Iterator[Path]:
     """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of migbatch."""
-    for name, module in BESIDE.items():
+    for name, module in scripts.BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)
             if Path(path).name == module and script.exists() and str(script) not in changed:

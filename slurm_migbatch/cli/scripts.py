@@ -41,4 +41,4 @@ def lua(config: Config, name: str, *, module: bool = False) -> str:
 def _cluster(config: Config) -> str:
     """Return the ClusterName of this host's slurm.conf; empty if there is none."""
     conf = slurm_conf(config.cluster.slurm_conf, os.environ.get("SLURM_CONF", ""))
-    return conf.value("ClusterName") if conf else ""
+    return conf.cluster if conf else ""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from slurm_migbatch.config.age import parse_age
 from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.restaddress import RestAddress
 
 #: dispatch looks back two weeks; users look back further
@@ -112,6 +113,14 @@ def age(value: str) -> str | None:
     except ValueError as error:
         return f"must be a duration such as '400d', '60w', '3y', or 'forever' ({error})"
     return None if seconds >= _LEAST_AGE_S else f"must be at least '{_LEAST_AGE_S // 86400:g}d'"
+
+
+def host_list(value: str) -> str | None:
+    """Accept a host list that names at least one node."""
+    try:
+        return None if expand(value) else "must name at least one node"
+    except NodeListError as error:
+        return f"must be a host list such as 'none[1-2]' ({error})"
 
 
 def share_of(entry: Mapping[str, int]) -> str | None:

@@ -12,6 +12,7 @@ from slurm_migbatch.config.keys import (
     age,
     between,
     database_url,
+    host_list,
     hours,
     key,
     model_names,
@@ -65,7 +66,9 @@ class ClusterConfig:
         (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: all with MIG nodes.", names
     )
     catalog_nodes: str = key(
-        "no-mig-slice-free", "DOWN nodes that list every profile, so that jobs pend if nothing is offered yet."
+        "no-mig-slice-free",
+        "DOWN nodes that list every profile, so that jobs pend if nothing is offered yet.",
+        host_list,
     )
     poll_s: float = key(
         1.0, "Seconds between two queries of Slurm without events; a plan follows each.", between(0.05, 60)

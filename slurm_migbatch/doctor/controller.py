@@ -193,7 +193,7 @@ def _files(
     yield from lua.check_script(
         str(Path(conf.main).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active
     )
-    if "lua" in scripts.cli_filters(shown.get("clifilterplugins", "")):
+    if "lua" in scripts.plugins(shown.get("clifilterplugins", "")):
         yield from lua.check_script(
             str(Path(conf.main).with_name(lua.CLI_FILTER)), rendering, slurm_user, users=True, known=active
         )

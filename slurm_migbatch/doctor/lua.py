@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +19,6 @@ from slurm_migbatch.submit import shim
 Rendering = Callable[[str, bool], str]
 JOB_SUBMIT: Final = shim.JOB_SUBMIT
 CLI_FILTER: Final = shim.CLI_FILTER
-BESIDE: Final[Mapping[str, str]] = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
-"""Path of migbatch's script if a site has a script of its own that loads it."""
 _INSTALL: Final = "migbatch install --role controller --apply"
 _KNOWN: Final = re.compile(r"^(?:--:)?M\.BUILT_IN = .*$", re.MULTILINE)
 
@@ -46,9 +44,9 @@ def check_script(
         return
     paths = [path]
     if not text.startswith(scripts.OURS):
-        ours = str(Path(path).with_name(BESIDE[name]))
+        ours = str(Path(path).with_name(scripts.BESIDE[name]))
         if not scripts.calls_lua(text, ours):
-            lines = scripts.call_lua("", ours).strip().replace("\n", "; ")
+            lines = re.sub(r" --.*\n", "; ", scripts.call_lua("", ours)).strip()
             yield Finding(
                 FAIL, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
             )

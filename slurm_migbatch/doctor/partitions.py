@@ -20,10 +20,11 @@ def check_partitions(
         partitions: words of `scontrol show partition`, by name.
         conf: `scontrol show config`, keys in lower case.
     """
-    exclusive = [name for name in sorted(served) if partitions.get(name, {}).get("OverSubscribe") == "EXCLUSIVE"]
+    exclusive = [name for name in sorted(served) if _exclusive_by(partitions.get(name, {}))]
     greedy = [name for name in sorted(served) if name not in exclusive and _takes_all_memory(partitions, name, conf)]
     if exclusive:
-        text = f"{', '.join(exclusive)}: OverSubscribe=EXCLUSIVE gives each job whole nodes, however small its slice is"
+        settings = dict.fromkeys(_exclusive_by(partitions[name]) for name in exclusive)
+        text = f"{', '.join(exclusive)}: {', '.join(settings)} gives each job whole nodes, however small its slice is"
         yield Finding(WARN, "partitions", text, "remove it, or put the MIG nodes into a partition without it")
     if greedy:
         text = f"{', '.join(greedy)}: a job without --mem gets all memory of its node, so no second job fits there"
@@ -39,6 +40,12 @@ def check_reservations(shown: str) -> Iterator[Finding]:
             name = values.get("ReservationName", "")
             text = f"{name} holds slices (TRES={values['TRES']}), which migbatchd may offer as other profiles"
             yield Finding(WARN, "reservations", text, "reserve whole nodes and a catalog node instead (Nodes=)")
+
+
+def _exclusive_by(words: Mapping[str, str]) -> str:
+    """Return the setting of a partition that gives each job whole nodes, as 26.05 and older releases show it."""
+    settings = {"OverSubscribe": "EXCLUSIVE", "Exclusive": "NODE"}
+    return next((f"{key}={value}" for key, value in settings.items() if words.get(key) == value), "")
 
 
 def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:

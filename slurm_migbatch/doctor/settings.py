@@ -26,6 +26,10 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "GresTypes", conf["grestypes"])
+    select = conf.get("selecttype", "")
+    if select and not select.endswith("cons_tres"):  # without a line in slurm.conf it is select/linear on 22.05
+        advice = "set SelectType=select/cons_tres, and restart slurmctld and every slurmd; Slurm loses all jobs by that"
+        yield Finding(FAIL, "SelectType", f"is {select}: slices need select/cons_tres", advice)
     plugins = conf.get("jobsubmitplugins", "")
     if "lua" in [name.removeprefix("job_submit/") for name in plugins.split(",")]:
         yield Finding(OK, "JobSubmitPlugins", plugins)

@@ -77,7 +77,7 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     """Check that every srun of this host finds the script that slurm.conf makes it load."""
-    plugins = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    plugins = scripts.plugins(conf.value("CliFilterPlugins"))
     if "lua" not in plugins:
         return
     path = str(Path(conf.main).with_name(CLI_FILTER))
@@ -92,5 +92,12 @@ def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     elif text == scripts.DOES_NOTHING:
         problem = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
         yield Finding(WARN, CLI_FILTER, problem, f"copy the controller's {path} here")
+    elif (module := scripts.loaded(text, scripts.BESIDE[CLI_FILTER])) and read(module) is None:
+        skipped = "pcall(dofile" in text
+        effect = (
+            "srun and salloc with mig:auto or --gpus are refused" if skipped else "every srun, salloc and sbatch fails"
+        )
+        problem = f"{path} loads {module}, which is missing: {effect} on this host"
+        yield Finding(WARN if skipped else FAIL, CLI_FILTER, problem, f"copy the controller's {module} here")
     else:
         yield Finding(OK, CLI_FILTER, path)

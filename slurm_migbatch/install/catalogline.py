@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
-from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line
+from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -21,6 +22,7 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
+_RESERVED: Final = (("corespeccount", "CoreSpecCount"), ("memspeclimit", "MemSpecLimit"))
 _OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 
 NodeNameLine = tuple[Line, dict[str, str], tuple[str, ...]]
@@ -29,12 +31,22 @@ Counts = Mapping[str, Mapping[str, int]]
 """Slices by profile, of each MIG node."""
 
 
-def catalog_settings(rows: Sequence[NodeNameLine], counts: Counts) -> str:
-    """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all."""
+def catalog_settings(
+    rows: Sequence[NodeNameLine], counts: Counts, inherited: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all.
+
+    Args:
+        inherited: what the line inherits from DEFAULT lines, which may be meant for smaller nodes.
+    """
     mig = [values for _, values, names in rows if any(name in counts for name in names)]
     settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
     largest = max(mig, key=_cpus, default={})
-    settings.update({name: largest[key] for key, name in _SHAPE if key in largest})
+    settings.update(_size(largest, inherited))
+    for key, name in _RESERVED:
+        reserved = min((_number(values.get(key, "")) for values in mig), default=0)
+        if _number(inherited.get(key, "")) > reserved:
+            settings[name] = str(reserved)
     for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
         maximum = max((_number(values.get(key, "")) for values in mig), default=0)
         if maximum:
@@ -47,6 +59,19 @@ def catalog_settings(rows: Sequence[NodeNameLine], counts: Counts) -> str:
     if features:
         settings["Features"] = ",".join(features)
     return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _size(largest: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the CPUs of a node, with what it leaves open if the catalog would inherit that."""
+    size = {name: largest[key] for key, name in _SHAPE if key in largest}
+    cpus = _cpus(largest)
+    cores = _number(largest.get("corespersocket", ""), 1) * _number(largest.get("threadspercore", ""), 1)
+    sockets = max(1, cpus // cores)
+    implied = {"sockets": sockets, "socketsperboard": sockets, "cpus": cpus, "procs": cpus}
+    for key, name in _SHAPE:
+        if key in inherited:
+            size.setdefault(name, str(implied.get(key, 1)))
+    return size
 
 
 def others_of(rows: Sequence[NodeNameLine], names: Collection[str]) -> dict[str, int]:
@@ -74,7 +99,9 @@ def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[st
     rows = [(line, values, expand(values["nodename"])) for line, values in conf.records("nodename")]
     listed = set(expand(catalog))
     own = [values for _, values, names in rows if listed & set(names)]
-    needed = catalog_settings([row for row in rows if not listed & set(row[2])], {name: {} for name in sorted(mig)})
+    others = [row for row in rows if not listed & set(row[2])]
+    inherited = conf.defaults("nodename", conf.beside(INCLUDED))
+    needed = catalog_settings(others, {name: {} for name in sorted(mig)}, inherited)
     shape = {name.lower() for _, name in _SHAPE}
     short = any(_cpus(values) < _cpus(_values(needed)) for values in own)
     for setting in needed.split():
@@ -102,11 +129,13 @@ def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
 
 def _cpus(values: Mapping[str, str]) -> int:
     """Return how many CPUs a line of nodes gives each of them."""
-    sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", ""), 1) * _number(
-        values.get("boards", ""), 1
-    )
-    product = sockets * _number(values.get("corespersocket", ""), 1) * _number(values.get("threadspercore", ""), 1)
-    return max(_number(values.get("cpus", values.get("procs", ""))), product)
+    boards = _number(values.get("boards", ""), 1)
+    sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", "")) * boards
+    cores = _number(values.get("corespersocket", ""), 1)
+    product = (sockets or boards) * cores * _number(values.get("threadspercore", ""), 1)
+    cpus = _number(values.get("cpus", values.get("procs", "")))
+    # Slurm ignores a number that does not match the sockets
+    return cpus if cpus and (not sockets or cpus in (sockets, sockets * cores)) else product
 
 
 def _number(text: str, default: int = 0) -> int:

@@ -188,7 +188,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     """If slurm.conf names cli_filter/lua and the host has no script for it, add one that changes nothing."""
-    filters = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    filters = scripts.plugins(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():
         plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))

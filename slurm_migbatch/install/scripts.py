@@ -19,6 +19,8 @@ _FUNCTIONS: Final = {
     "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
 }
+BESIDE: Final = {"job_submit.lua": "migbatch_submit.lua", "cli_filter.lua": "migbatch_cli_filter.lua"}
+"""Names of migbatch's scripts for sites with scripts of their own, which load them."""
 SEVERAL: Final = {"Prolog": (24, 11), "Epilog": (24, 11)}
 """The oldest release on which several lines of a key are known to run all of their programs; 22.05 runs the last."""
 PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
@@ -46,15 +48,21 @@ return slurm.SUCCESS
 """
 
 
-def cli_filters(value: str) -> list[str]:
-    """Return the plugins in CliFilterPlugins=, without the prefix `cli_filter/`: "lua"."""
-    return [plugin.removeprefix("cli_filter/") for plugin in value.lower().split(",")]
+def plugins(value: str) -> list[str]:
+    """Return the names in CliFilterPlugins= or JobSubmitPlugins=, without a prefix such as `cli_filter/`: "lua"."""
+    return [plugin.strip().rpartition("/")[2] for plugin in value.lower().split(",")]
 
 
 def calls_lua(text: str, own_file: str) -> bool:
     """Return whether a site's Lua script loads migbatch's file of that path."""
     name = re.escape(PurePosixPath(own_file).name)
     return re.search(rf"^[^\n-]*\bdofile\b[^\n]*{name}", text, re.MULTILINE) is not None
+
+
+def loaded(text: str, name: str) -> str:
+    """Return the path of migbatch's file of that name that a site's Lua script loads; empty if it loads none."""
+    found = re.search(rf'^[^\n-]*\bdofile\b[^\n"]*"([^\n"]*/{re.escape(name)})"', text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def call_lua(text: str, own_file: str) -> str:
@@ -66,9 +74,14 @@ def call_lua(text: str, own_file: str) -> str:
     """
     if calls_lua(text, own_file):
         return text
-    names = ", ".join(_FUNCTIONS[PurePosixPath(own_file).name])
+    name = PurePosixPath(own_file).name
+    names = ", ".join(_FUNCTIONS[name])
     quoted = own_file.replace("\\", "\\\\").replace('"', '\\"')
-    lines = f'local migbatch = dofile("{quoted}") -- by `migbatch install`\n{names} = migbatch.after({names})\n'
+    load, call = f'local migbatch = dofile("{quoted}")', f"{names} = migbatch.after({names})"
+    if name == BESIDE["cli_filter.lua"]:
+        # slurmctld sends cli_filter.lua to configless hosts, without ours, and an error in it ends every submission
+        load, call = f'local found, migbatch = pcall(dofile, "{quoted}")', f"if found then {call} end"
+    lines = f"{load} -- by `migbatch install`\n{call}\n"
     last_return = _LAST_RETURN.search(text)
     if last_return:
         return text[: last_return.start()] + lines + text[last_return.start() :]

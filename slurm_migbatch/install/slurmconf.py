@@ -98,6 +98,11 @@ class Conf:
         """Return all values of a key of the cluster, in the order in which Slurm reads them."""
         return [token.value for line in self.lines if not line.record and (token := line.get(key.lower()))]
 
+    @property
+    def cluster(self) -> str:
+        """The cluster's name, in lower case as Slurm keeps it; empty if there is none."""
+        return self.value("ClusterName").lower()
+
     def records(self, kind: str) -> Iterator[tuple[Line, dict[str, str]]]:
         """Yield each record of `kind` ("nodename") with its values, those of the DEFAULT lines above it included."""
         defaults: dict[str, str] = {}
@@ -110,6 +115,17 @@ class Conf:
             else:
                 hidden = FEATURES if any(key in values for key in FEATURES) else ()
                 yield line, {**{key: value for key, value in defaults.items() if key not in hidden}, **values}
+
+    def defaults(self, kind: str, path: str) -> dict[str, str]:
+        """Return what records of `kind` in an included file (else at the end) inherit from the DEFAULT lines above."""
+        defaults: dict[str, str] = {}
+        for line in self.lines:
+            if line.include and self.beside(line.include) == path:
+                break
+            values = {token.key: token.value for token in line.tokens} if line.record == kind else {}
+            if values.pop(kind, "").upper() == "DEFAULT":
+                defaults.update(values)
+        return defaults
 
 
 def parse(path: str, text: str) -> Iterator[Line]:
@@ -188,7 +204,7 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
         for line in parse(path, text):
             lines.append(line)
             if line.include:
-                cluster = Conf(main, texts, tuple(lines)).value("ClusterName") if "%c" in line.include else ""
+                cluster = Conf(main, texts, tuple(lines)).cluster if "%c" in line.include else ""
                 included = str(Path(main).parent / line.include.replace("%c", cluster))
                 if not descend(included, depth + 1):
                     missing.append((included, line))

@@ -30,6 +30,8 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
+_TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
+"""From 25.05 on Slurm uses these, if a site has them, instead of PrologEpilogTimeout."""
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
@@ -70,12 +72,14 @@ def plan(
     configured = {name for _, _, names in rows for name in names}
     if unknown := sorted(set(counts) - configured):
         result.problems.append(f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs")
+    result.problems += _unreported(rows, counts)
     result.problems += _clashes(rows, counts)
     result.problems += _static_slices(rows, counts)
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
-    catalog = replace(site.catalog, settings=catalog_settings(rows, counts), others=gres_words(others_of(rows, counts)))
+    settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
+    catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
         result.notes.append(_PREEMPTS)
@@ -96,6 +100,12 @@ def plan(
         result.notes += topology_plan.notes
         result.problems += topology_plan.problems
     _own_gres(gres_conf, counts, result)
+    if not gres_conf.texts and any(entry.name == "gpu" for _, values, _ in rows for _, entry in gres_entries(values)):
+        result.notes.append(
+            f"{gres_conf.main} does not exist here, though nodes have GPUs: if they have files of their own, do not "
+            f"replace these, but add `Include {INCLUDED_GRES}` to them, and on MIG nodes a File= line for each GPU "
+            "that AutoDetect has found so far"
+        )
     if not result.problems:
         result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counts, result)))
     return result
@@ -108,7 +118,8 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     """Yield the keys in the site's own lines; their changes are added to `done`."""
     own_file = conf.beside(INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
-    for setting in site.needed():
+    timeouts = [Setting(key, str(site.hook_timeout), "at_least") for key in _TIMEOUTS] if site.prolog else []
+    for setting in [*site.needed(), *timeouts]:
         present = conf.setting(setting.key, without=own_file)
         if present is None:
             continue
@@ -260,6 +271,20 @@ def _features(present: str, name: str) -> str:
     features = [feature for feature in present.split(",") if feature]
     own = NODE_FEATURE + name
     return ",".join([*features, own] if name and own not in features else features)
+
+
+def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
+    """Yield a sentence for each line that gives mig to nodes without MIG GPUs.
+
+    gres.conf would not count it there, and Slurm drains a node with less than its line has.
+    """
+    for line, values, names in rows:
+        members = [name for name in names if name not in counts]
+        if members and any(entry.name == "mig" for _, entry in gres_entries(values)):
+            yield (
+                f"{_place(line)}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
+                "(migbatch doctor there), or remove mig and the feature of the node from this line"
+            )
 
 
 def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:

@@ -24,7 +24,11 @@ def undo(original: str, written: str, present: str) -> str | None:
         positions = [k for k in range(len(current) - len(block) + 1) if current[k : k + len(block)] == block]
         if not block or len(positions) != 1:
             return None
-        current[positions[0] : positions[0] + len(block)] = before[i1:i2]
+        lines = before[i1:i2]
+        below = current[positions[0] + len(block) :]
+        if lines and below and lines[-1].splitlines() == [lines[-1]]:
+            lines[-1] += "\n"  # the file ended without a line end, and has got more lines since
+        current[positions[0] :] = [*lines, *below]
     return "".join(current)
 
 

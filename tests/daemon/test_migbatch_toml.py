@@ -82,6 +82,14 @@ def test_learning_section_is_checked_line_by_line():
     assert "#min_new = 20" in render() and loads(render({"learning": {"keep": 9}})).learning.keep == 9
 
 
+@pytest.mark.parametrize(("value", "message"), [("", "at least one node"), ("none[1-", "must be a host list")])
+def test_catalog_nodes_must_be_a_host_list(value, message):
+    """A line `NodeName= NodeAddr=...` would keep slurmctld from starting."""
+    (problem,) = problems(f'[cluster]\ncatalog_nodes = "{value}"\n')
+    assert problem.startswith("m.toml:2: cluster.catalog_nodes must") and message in problem
+    assert loads('[cluster]\ncatalog_nodes = "none[1-2],other"\n').cluster.catalog_nodes == "none[1-2],other"
+
+
 def test_syntax_error_names_its_line():
     (problem,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
     assert problem.startswith("m.toml:3: is not valid TOML: ")

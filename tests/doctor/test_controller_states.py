@@ -102,6 +102,16 @@ def test_catalog_node_without_address_size_or_features_is_reported(
     )
 
 
+def test_catalog_node_that_inherits_the_size_of_other_nodes_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "NodeName=h1 CPUs=8\nNodeName=DEFAULT Sockets=1 CoresPerSocket=2\n"
+        "NodeName=catalog NodeAddr=127.0.0.1 Port=1 CPUs=8 Features=mig_node_h1\n"
+    )
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    found = wrong(catalog.check_catalog(conf, "catalog", frozenset({"h1"})))
+    assert "jobs with -c, -n are refused" in found[0] and any("needs Sockets=8" in text for text in found)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -116,6 +126,17 @@ def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, message: st
     for fine in ("Alloc,DeferBatch", "Contain,DeferBatch,X11"):
         assert wrong(settings.check_slurm_conf({**conf, "prologflags": fine})) == []
     assert message in only_problem(settings.check_slurm_conf({**conf, "prologflags": flags}))
+
+
+def test_select_type_without_gres_is_reported() -> None:
+    """`scontrol show config` shows the default, which is select/linear on 22.05."""
+
+    def found(value: str) -> list[str]:
+        return [text for text in wrong(settings.check_slurm_conf({"selecttype": value})) if "SelectType" in text]
+
+    assert found("select/cons_tres") == []
+    (text,) = found("select/linear")
+    assert text.startswith("SelectType: is select/linear: slices need select/cons_tres")
 
 
 @pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
@@ -147,7 +168,10 @@ def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: 
     def findings() -> list[Finding]:
         return list(lua.check_script(str(site), rendering, reader("root"), users=False))
 
-    assert "does not load ours" in only_problem(findings())
+    problem = only_problem(findings())
+    assert "does not load ours" in problem
+    added = problem.rpartition("or add: ")[2]
+    assert "migbatch.after(" in added and "--" not in added, "a comment would end the line before the call"
     site.write_text(scripts.call_lua(site.read_text(), str(ours)))
     assert "is missing: every submission fails" in only_problem(findings())
     ours.write_text(rendering(script, True))
@@ -422,6 +446,8 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
         ("OverSubscribe=NO DefMemPerNode=UNLIMITED", "CR_CORE", ""),
         ("OverSubscribe=NO DefMemPerNode=UNLIMITED SelectTypeParameters=CR_CORE", "CR_CPU_MEMORY", ""),
         ("OverSubscribe=EXCLUSIVE DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", "gpu: OverSubscribe=EXCLUSIVE gives"),
+        ("OverSubscribe=NO Exclusive=NODE DefMemPerCPU=4000", "CR_CPU_MEMORY", "gpu: Exclusive=NODE gives"),
+        ("OverSubscribe=NO Exclusive=USER DefMemPerCPU=4000", "CR_CPU_MEMORY", ""),
     ],
 )
 def test_partition_in_which_a_job_takes_whole_nodes_is_reported(words: str, settings: str, problem: str) -> None:

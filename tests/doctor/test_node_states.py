@@ -233,6 +233,18 @@ def test_missing_or_unreadable_cli_filter_is_reported(slurm: Path) -> None:
     assert "users cannot read it" in only_problem(slurmfiles.check_cli_filter(conf(slurm)))
 
 
+@pytest.mark.parametrize("skipped", [True, False])
+def test_cli_filter_that_loads_a_missing_file_is_reported(open_tmp_path: Path, skipped: bool) -> None:
+    script, module = open_tmp_path / "cli_filter.lua", open_tmp_path / "migbatch_cli_filter.lua"
+    (open_tmp_path / "slurm.conf").write_text("CliFilterPlugins=lua\n")
+    script.write_text(scripts.call_lua("", str(module)) if skipped else f'local migbatch = dofile("{module}")\n')
+    (found,) = slurmfiles.check_cli_filter(conf(open_tmp_path))
+    assert found.level == (WARN if skipped else FAIL) and f"loads {module}, which is missing" in found.text
+    assert str(module) in found.advice and ("every srun" in found.text) is not skipped
+    module.touch()
+    assert [finding.level for finding in slurmfiles.check_cli_filter(conf(open_tmp_path))] == [OK]
+
+
 # --- GPUs
 
 

@@ -55,6 +55,14 @@ def test_slurm_conf_is_written_after_the_files_that_it_names(place):
     assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
 
 
+def test_script_of_the_site_that_was_not_loaded_so_far_is_named(place):
+    (place / "slurm/job_submit.lua").write_text("return 0\n")
+    (place / "slurm/cli_filter.lua").write_text("return 0\n")
+    (note,) = planned(place, NODES)[0].notes
+    assert f"{place}/slurm/job_submit.lua was there, but slurm.conf did not load it (JobSubmitPlugins)" in note
+    assert planned(place, f"JobSubmitPlugins=lua\n{NODES}")[0].notes == []
+
+
 def test_slurm_files_are_not_edited_while_the_plan_has_problems(place):
     """A plan with problems lacks the gres.conf lines for whole GPUs; without these Slurm drains the nodes."""
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
@@ -120,6 +128,46 @@ def test_uninstall_is_refused_while_jobs_hold_slices(place, monkeypatch, role):
     with pytest.raises(Failure, match="jobs hold slices: 7"):
         install.main(words, standalone_mode=False)
     assert (place / "slurm/migbatch.conf").exists()
+
+
+@pytest.mark.parametrize("how", ["changed by hand", "moved"])
+def test_uninstall_is_refused_while_lines_need_what_it_removes(place, monkeypatch, capsys, how):
+    """No command of Slurm works if slurm.conf includes a missing file, and slurmctld does not start if a partition
+    names a missing node.
+    """
+    monkeypatch.setattr(common, "slurm_client", lambda config: SimpleNamespace(jobs=list))
+    folder = place / "slurm"
+    (folder / "nodes.conf").write_text(NODES)
+    (folder / "job_submit.lua").write_text("return slurm.SUCCESS\n")
+    _, changes, record = planned(place, "Include nodes.conf\n")
+    by_hand = [change for change in changes if change.kind == "site"] if how == "changed by hand" else []
+    files.apply([change for change in changes if change not in by_hand], record)
+    for change in by_hand:
+        Path(change.path).write_text(change.after)
+    (folder / "nodes.conf").rename(folder / "more.conf")
+    main = folder / "slurm.conf"
+    main.write_text(main.read_text().replace("nodes.conf", "more.conf"))
+    words = ["--role", "controller", "--uninstall", "--apply", "--record", str(record.directory)]
+
+    def uninstall():
+        capsys.readouterr()
+        status = install.main([*words, "-c", str(place / "x.toml")], standalone_mode=False) or 0
+        return status, capsys.readouterr().out
+
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    status, output = uninstall()
+    assert status == 1 and {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert f"{folder}/more.conf:1 needs mig, which would be removed: change this line by hand first" in output
+    assert f"{folder}/more.conf:4 needs migcatalog" in output
+    for line in ("slurm.conf:2 needs migbatch.conf", "gres.conf:1 needs migbatch-gres.conf", "job_submit.lua needs"):
+        assert (f"{folder}/{line}" in output) is bool(by_hand)
+    (folder / "more.conf").write_text(NODES)
+    if by_hand:
+        main.write_text("Include more.conf\n")
+        (folder / "gres.conf").unlink()
+        (folder / "job_submit.lua").write_text("return slurm.SUCCESS\n")
+    status, output = uninstall()
+    assert status == 0 and {path.name for path in folder.iterdir()} == {"slurm.conf", "more.conf", "job_submit.lua"}
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_site_file_edited_between_two_changes_is_restored(record, tmp_path):
     assert path.read_text() == "# top\nNodes=1\nB\nD\n"
 
 
+def test_line_added_below_a_file_without_final_line_end_stays_a_line(record, tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("A\nNodes=1")
+    install(record, Wanted(str(path), "A\nNodes=1\nInclude x\n", "site"))
+    path.write_text(path.read_text() + "B\n")
+    assert leave(record) == []
+    assert path.read_text() == "A\nNodes=1\nB\n"
+
+
 def test_edited_change_is_reported_with_its_backup(record, tmp_path):
     path = tmp_path / "slurm.conf"
     path.write_text("A\n")
@@ -199,6 +208,23 @@ def test_our_lua_module_is_loaded_at_the_end_of_the_site_script(theirs, then):
     assert lines[1] == "slurm_job_submit, slurm_job_modify = migbatch.after(slurm_job_submit, slurm_job_modify)"
     assert scripts.call_lua(text, ours) == text
     assert not scripts.calls_lua(f"-- {lines[0]}\n", ours)
+
+
+def test_cli_filter_of_the_site_works_on_a_host_without_our_module(tmp_path):
+    """slurmctld sends cli_filter.lua to configless hosts, and not what it loads."""
+    ours, script = tmp_path / "migbatch_cli_filter.lua", tmp_path / "cli_filter.lua"
+    names = ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit")
+    theirs = "".join(f'function {name}() return "theirs" end\n' for name in names)
+    script.write_text(scripts.call_lua(f"{theirs}return 0\n", str(ours)))
+    assert scripts.loaded(script.read_text(), ours.name) == str(ours)
+
+    def pre_submit():
+        code = f'assert(dofile("{script}") == 0); print(slurm_cli_pre_submit())'
+        return subprocess.run(["lua", "-e", code], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert pre_submit() == "theirs"
+    ours.write_text('return { after = function(a, b, c) return a, function() return "ours" end, c end }\n')
+    assert pre_submit() == "ours"
 
 
 def test_site_shell_script_runs_our_hook_first():

@@ -118,8 +118,10 @@ def test_records_inherit_from_preceding_default_lines():
     assert found["b"]["cpus"] == "8" and found["c"] == {"nodename": "c", "cpus": "2", "feature": "x"}
 
 
-def test_include_with_the_cluster_name_is_resolved():
-    files = {MAIN: "ClusterName=c1\nInclude nodes-%c.conf\n", "/etc/slurm/nodes-c1.conf": "NodeName=a\n"}
+@pytest.mark.parametrize("name", ["c1", "C1"])
+def test_include_with_the_cluster_name_is_resolved(name):
+    """Slurm keeps the name in lower case."""
+    files = {MAIN: f"ClusterName={name}\nInclude nodes-%c.conf\n", "/etc/slurm/nodes-c1.conf": "NodeName=a\n"}
     conf = load(MAIN, files.get)
     assert [values["nodename"] for _, values in conf.records("nodename")] == ["a"] and not conf.missing
 

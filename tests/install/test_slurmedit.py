@@ -54,6 +54,24 @@ def test_settings_missing_at_the_site_are_written_to_our_file():
     assert not done.problems and not done.notes
 
 
+@pytest.mark.parametrize(
+    ("own", "default", "then"),
+    [
+        ("CPUs=8", "Sockets=1 CoresPerSocket=2", "CPUs=8 Sockets=8 CoresPerSocket=1"),
+        ("Sockets=2 CoresPerSocket=4", "CPUs=2 ThreadsPerCore=2", "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1 CPUs=8"),
+        ("CPUs=8", "CoreSpecCount=4 MemSpecLimit=90", "CPUs=8 CoreSpecCount=0 MemSpecLimit=0"),
+        ("CPUs=8 CoreSpecCount=1", "CoreSpecCount=2 Weight=3", "CPUs=8 CoreSpecCount=1"),
+    ],
+)
+def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
+    """Slurm corrects a CPUs= that does not match the sockets, and refuses jobs that no node is large enough for."""
+    slurm = f"NodeName=h[1-2],m1 {own}\nNodeName=DEFAULT {default}\nNodeName=c1\n"
+    (catalog,) = [line for line in edited(slurm)[2][0].splitlines() if line.startswith("NodeName=")]
+    assert f" Port=1 {then} Features=" in catalog
+    after = edited(f"Include migbatch.conf\n{slurm}")[2][0].splitlines()[-1]
+    assert f" Port=1 {own} Features=".replace(" CoreSpecCount=1", "") in after, "it is above the DEFAULT line"
+
+
 def test_catalog_node_has_the_other_gres_of_mig_nodes():
     """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all currently has both."""
     slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
@@ -73,6 +91,8 @@ def test_catalog_node_has_the_other_gres_of_mig_nodes():
         ("JobSubmitPlugins=require_timelimit", "JobSubmitPlugins=require_timelimit,lua"),
         ("PrologEpilogTimeout=20", "PrologEpilogTimeout=60"),
         ("PrologEpilogTimeout=300", "PrologEpilogTimeout=300"),
+        ("PrologTimeout=20", "PrologTimeout=60"),
+        ("EpilogTimeout=90", "EpilogTimeout=90"),
         ("Prolog=/etc/slurm/p.sh", "Prolog=/etc/slurm/p.sh"),
         ("TaskProlog=/t", "TaskProlog=/t"),
     ],
@@ -231,6 +251,14 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
     assert not any("Name=gpu" in line for line in edited(theirs, listed)[2][1].splitlines())
 
 
+def test_gres_conf_of_the_nodes_own_is_not_to_be_replaced():
+    """Without a gres.conf on the controller, Slurm knows its GPUs from files of the nodes."""
+    slurm = "NodeName=h[1-2],m1\nNodeName=g1 Gres=gpu:4\n"
+    (note,) = planned(slurm).notes
+    assert f"{GRES} does not exist here" in note and "add `Include migbatch-gres.conf` to them" in note
+    assert planned(slurm, "AutoDetect=nvml\n").notes == planned(slurm.replace("gpu", "fpga")).notes == []
+
+
 @pytest.mark.parametrize(
     ("slurm", "gres", "message"),
     [
@@ -246,6 +274,7 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
             "AutoDetect=nvml\n",
             "slurm.conf:1: gpu:a100_3g.39gb:2 counts",
         ),
+        (f"{NODES}NodeName=h[3-4] Gres={H}\n", "", "slurm.conf:4: h[3-4] has mig in its Gres, but reports no GPU"),
         ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:1g.10gb:7(S:0)\n", "", "gpu:1g.10gb:7(S:0) counts slices of h[1-2],m1"),
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],

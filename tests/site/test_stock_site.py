@@ -99,6 +99,7 @@ def test_document_has_no_sections_but_those_that_tests_follow():
         "On the second controller, once every slurmd was restarted",
         "Uninstall",
         "Uninstall, on each GPU node",
+        "Uninstall, on every node",
     ]
 
 
@@ -211,6 +212,7 @@ def test_uninstall_keeps_changes_of_the_site_and_restores_all_other_bytes(
     site.wait("the end of all jobs", lambda: site.on("ctl", "squeue -h -a") == "")
     site.follow("Uninstall", "ctl")
     site.follow("Uninstall, on each GPU node", *GPU_NODES)
+    site.follow("Uninstall, on every node", *NODES)
     expected = dict(untouched)
     text, mode, owner = expected["partitions.conf"]
     expected["partitions.conf"] = text + late, mode, owner

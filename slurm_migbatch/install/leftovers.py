@@ -1,0 +1,68 @@
+"""Find lines of the site's that need what an uninstallation removes: changed by hand, or moved to another file.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import FileChange, read
+from slurm_migbatch.install.slurmconf import INCLUDED, Conf, Line, load
+from slurm_migbatch.install.topology import SWITCH
+from slurm_migbatch.slurm import gres
+
+
+def leftovers(main: str, changes: Sequence[FileChange]) -> Iterator[str]:
+    """Yield a sentence for each line that needs what `changes` remove, once they are made.
+
+    Args:
+        main: path of slurm.conf; gres.conf, topology.conf and the Lua scripts are beside it.
+    """
+    after = {change.path: change.after for change in changes if change.kind != "directory" and not change.conflict}
+    removed = {path for path, text in after.items() if text is None}
+
+    def left(path: str) -> str | None:
+        return after[path] if path in after else read(path)
+
+    conf = load(main, left)
+    own_file = conf.beside(INCLUDED)
+    names: list[str] = []  # of nodes and switches that are removed
+    if own_file in removed:
+        names = [SWITCH, *(values["nodename"] for _, values in load(own_file, read).records("nodename"))]
+    for part in (conf, load(conf.beside("gres.conf"), left), load(conf.beside("topology.conf"), left)):
+        for line in part.lines:
+            if needed := list(dict.fromkeys(_needed(part, line, removed, names))):
+                yield _sentence(f"{line.path}:{line.number}", ", ".join(needed))
+    if own_file in removed:
+        yield from _lua(conf, removed, left)
+
+
+def _lua(conf: Conf, removed: Collection[str], left: Callable[[str], str | None]) -> Iterator[str]:
+    """Yield a sentence for each Lua script that slurm.conf or a script of the site still loads. `left`: returns what a
+    file contains then.
+    """
+    for key, name in (("JobSubmitPlugins", "job_submit.lua"), ("CliFilterPlugins", "cli_filter.lua")):
+        script, module = conf.beside(name), conf.beside(scripts.BESIDE[name])
+        setting = conf.setting(key)
+        if script in removed and setting and "lua" in scripts.plugins(setting[1].value):
+            yield _sentence(f"{setting[0].path}:{setting[0].number}", script)
+        if module in removed and scripts.calls_lua(left(script) or "", module):
+            yield _sentence(script, module)
+
+
+def _needed(conf: Conf, line: Line, removed: Collection[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield what a line needs of what is removed."""
+    if line.include and conf.beside(line.include) in removed:
+        yield line.include
+    for token in line.tokens:
+        if token.value.startswith("/") and token.value in removed:
+            yield token.value
+        if names and token.key == "gres":
+            yield from ("mig" for entry in gres.split(token.value) if entry.partition(":")[0] == "mig")
+        yield from (name for name in names if name in token.value)
+
+
+def _sentence(place: str, what: str) -> str:
+    return f"{place} needs {what}, which would be removed: change this line by hand first"
