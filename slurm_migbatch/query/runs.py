@@ -225,6 +225,7 @@ def _cut(row: Any, wanted: RunFilter) -> Any:
     for first, last in (("started", "ended"), ("slice_since", "slice_until")):
         if first in names and last in names:
             began, ended = getattr(row, first), getattr(row, last)
+            ended = row.ended if ended is None else ended  # see `columns.held_until`
             end = wanted.end if ended is None else min(ended, wanted.end)
             changed |= {first: min(max(began or end, wanted.start), end), last: end}
     return row._replace(**changed)

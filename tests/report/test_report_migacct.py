@@ -23,6 +23,7 @@ from slurm_migbatch.cli.migacctclick import command
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.report.states import CODES
 from slurm_migbatch.store.db import open_store
+from tests.support.store_events import Node
 
 NOW = datetime(2026, 3, 14, 12, 0, 0)
 MIDNIGHT = datetime(2026, 3, 14).timestamp()
@@ -358,6 +359,30 @@ def test_columns_are_read_from_the_environment(cli: Cli, monkeypatch: pytest.Mon
 def test_times_follow_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatch, style: str, shown: str) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", style)
     assert cli("-n", "-P", "-j", "2", "-o", "start")[1] == f"{shown}\n"
+
+
+def test_slices_of_a_node_that_died_were_held_until_the_end_of_the_run(cli: Cli, tmp_path: Path) -> None:
+    """The node cannot report their release; if it boots again, the time until then is not the run's."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    fields = ("slicehours,gpuhours", "jobid,elapsed,elapsedraw,end,slicehours")
+
+    def shown(*options: str) -> list[str]:
+        return [cli("--db", url, "-j", "7", "-n", "-P", *options, "-o", columns)[1] for columns in fields]
+
+    with open_store(url) as store:
+        node = Node(store)
+        node.send(node.start(MIDNIGHT, 7, slice_entry(0, 1, "1g.10gb"), slice_entry(1, 1, "1g.10gb")))
+        times = {"submit": MIDNIGHT - 60, "start": MIDNIGHT, "end": MIDNIGHT + 3600}
+        store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "NODE_FAIL", **times}], now=MIDNIGHT + 3600)
+        of_slice = "01:00:00|3600|2026-03-14T01:00:00|1.00"
+        hours = ["2.00|0.29", "1.00|0.14", "1.00|0.14"]
+        details = ["7|01:00:00|3600|2026-03-14T01:00:00|2.00", f"7.s0|{of_slice}", f"7.s1|{of_slice}"]
+        expected = ["\n".join([*lines, ""]) for lines in (hours, details)]
+        assert shown() == shown("-T") == expected
+        (row,) = json.loads(cli("--db", url, "-j", "7", "--json")[1])["jobs"]
+        assert (row["slice_hours"], row["gpu_hours"]) == (2.0, pytest.approx(2 / 7))
+        node.send(node.event("boot", MIDNIGHT + 6 * 3600, boot_id="boot-2"))
+        assert shown() == shown("-T") == expected
 
 
 def test_json_has_the_jobs_with_their_slices(cli: Cli) -> None:
