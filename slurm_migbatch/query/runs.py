@@ -53,7 +53,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     try:
         check_users(question.users, rights, reader.has_run)
         wanted = allowed(rights, replace(selection.wanted, associations=associations))
-        other_cluster = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
+        other_cluster = bool(question.clusters) and not {"all", cluster.lower()} & set(_clusters(question))
         fields = _Fields.of(question, columns)
         visible_runs = iter(() if other_cluster else _visible_runs(reader, rights, wanted, fields, question.truncate))
         # read the first run now, to know whether there are any while a remark can still be made
@@ -125,7 +125,7 @@ def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
     """Return Slurm's name of the cluster if it matters; Slurm is queried for it."""
-    required = any(name != "all" for name in question.clusters) or bool(question.associations)
+    required = any(name != "all" for name in _clusters(question)) or bool(question.associations)
     if not required and not any(column.name == "Cluster" for column in columns):
         return ""
     from slurm_migbatch.slurm.client import SlurmError
@@ -136,6 +136,11 @@ def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite)
         if required:
             raise
         return ""
+
+
+def _clusters(question: RunsQuestion) -> Iterator[str]:
+    """Return the requested clusters; Slurm's commands accept their names in any case."""
+    return map(str.lower, question.clusters)
 
 
 def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tuple[Association, ...] | None:

@@ -252,11 +252,14 @@ def _owner(wanted: RunFilter, values: Values) -> str:
 def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions of the filters on values of one column."""
     for column, chosen in (
-        ("gid", wanted.gids), ("account", wanted.accounts), ("partition", wanted.partitions), ("qos", wanted.qos),
-        ("wckey", _with_default(wanted.wckeys)), ("name", wanted.names),
+        ("gid", wanted.gids), ("partition", wanted.partitions), ("wckey", _with_default(wanted.wckeys)),
+        ("name", wanted.names),
     ):  # fmt: skip
         if chosen:
             yield f"runs.{column} IN {values.all(chosen)}"
+    for column, chosen in (("runs.account", wanted.accounts), ("runs.qos", wanted.qos)):
+        if chosen:
+            yield in_any_case(column, chosen, values)
     if wanted.associations is not None:
         yield " OR ".join(_associated(association, values) for association in wanted.associations) or "1 = 0"
     if wanted.nodes:
@@ -264,6 +267,13 @@ def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
     if wanted.limits_s is not None:
         yield _limited(*wanted.limits_s, values)
+
+
+def in_any_case(column: str, names: Collection[str], values: Values) -> str:
+    """Return the condition that a column has one of these names; slurmdbd has accounts and QOS in lower case, and
+    Slurm's commands accept any.
+    """
+    return f"LOWER({column}) IN {values.all(dict.fromkeys(map(str.lower, names)))}"
 
 
 def _associated(association: Association, values: Values) -> str:

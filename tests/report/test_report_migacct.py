@@ -224,8 +224,10 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
         (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
         (["-A", "x"], ""),
+        (["-A", "ML", "-u", "alice"], "2"),
         (["-q", "high,low"], "2"),
         (["--qos", "low"], ""),
+        (["--qos", "High"], "2"),
         (["-g", "root"], "2"),
         (["--group", "0", "--gid", "0"], "2"),
         (["-W", "paper"], "2"),
@@ -448,6 +450,8 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cluster_column_and_option_use_the_name_that_slurm_reports(cli: Cli, named: None) -> None:
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid,cluster") == (0, "2|one\n", "")
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", "two,one") == (0, "2\n", "")
+    for any_case in ("One", "ALL"):
+        assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", any_case) == (0, "2\n", "")
     warning = "migacct: warning: this record only has runs of the cluster one\n"
     assert cli("-n", "-j", "2", "-M", "two") == (0, "", warning)
 
