@@ -100,15 +100,24 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
 
 def _gids(groups: Iterable[str]) -> tuple[int, ...]:
     """Return the numbers of groups by name or number, as this host knows them. Raises ReportError."""
-    import grp
-
     gids = []
     for group in groups:
         try:
-            gids.append(grp.getgrgid(int(group)).gr_gid if is_number(group) else grp.getgrnam(group).gr_gid)
+            gids.append(_gid(group))
         except (KeyError, OverflowError):
             raise ReportError(f"Invalid group id: {group}") from None
     return tuple(gids)
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        if not is_number(group):
+            raise
+    return grp.getgrgid(int(group)).gr_gid
 
 
 def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import shutil
 import sqlite3
 import subprocess
@@ -278,6 +280,30 @@ def test_ordinary_users_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
     assert seen("-u", "alice") == ["2"]
     assert seen("-j", "2") == ["2"]
     assert seen("-N", "n1") == ["2", "3"]
+
+
+def test_number_that_is_somebodys_name_means_that_user_or_group(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in sacct: at some sites students' names, or groups of projects, are numbers."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    with open_store(url) as store:
+        of = {"1001": (5000, 6000), "alice": (1001, 2001), "bob": (1002, 2002)}
+        rows = [{"job_id": n, "user": user, "uid": of[user][0], "gid": of[user][1]} for n, user in enumerate(of, 1)]
+        store.upsert_jobs([{**row, "restarts": 0, "state": "PENDING", "submit": MIDNIGHT} for row in rows])
+    users = {name: pwd.struct_passwd((name, "x", uid, gid, "", "/", "")) for name, (uid, gid) in of.items()}
+    groups = {"2001": grp.struct_group(("2001", "x", 6000, [])), "ml": grp.struct_group(("ml", "x", 2002, []))}
+    monkeypatch.setattr(pwd, "getpwnam", users.__getitem__)
+    monkeypatch.setattr(pwd, "getpwuid", {user.pw_uid: user for user in users.values()}.__getitem__)
+    monkeypatch.setattr(grp, "getgrnam", groups.__getitem__)
+    monkeypatch.setattr(grp, "getgrgid", {group.gr_gid: group for group in groups.values()}.__getitem__)
+    for options, found in (
+        (("-u", "1001"), "1"), (("-u", "1002"), "3"), (("-u", "5000,alice"), "1 2"), (("-g", "2001"), "1"),
+        (("-g", "2002"), "3"),
+    ):  # fmt: skip
+        assert ids(cli("--db", url, "-n", "-o", "jobid", *options)[1]) == found.split()
+    assert cli("--db", url, "-u", "2001")[2] == "migacct: error: Invalid user id: 2001\n"
+    assert cli("--db", url, "-g", "1001")[2] == "migacct: error: Invalid group id: 1001\n"
 
 
 def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> None:
