@@ -612,6 +612,15 @@ def test_closed_output_pipe_prints_no_error(database: str) -> None:
     process.stderr.close()
 
 
+@pytest.mark.parametrize(("redirection", "shown"), [("2>&-", b""), (">&-", b"migacct: warning: -s alone")])
+def test_closed_stdout_or_stderr_is_no_error(database: str, redirection: str, shown: bytes) -> None:
+    """A remark must not appear among the lines of the answer."""
+    command = [sys.executable, "-c", START, "--db", database, "-n", "-s", "CD"]
+    found = subprocess.run(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True)
+    assert (found.returncode, found.stdout) == (0, b"")
+    assert found.stderr.startswith(shown) and found.stderr.count(b"\n") == bool(shown)
+
+
 @pytest.mark.parametrize("in_memory", [10**9, 0], ids=["in memory", "in a file"])
 def test_answer_that_nobody_reads_keeps_no_snapshot_of_the_record(
     database: str, tmp_path: Path, in_memory: int
