@@ -6,6 +6,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -25,6 +26,7 @@ from slurm_migbatch.cli.migacctclick import command
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.report.states import CODES
 from slurm_migbatch.store.db import open_store
+from tests.support.shown_calls import ROOT, section
 from tests.support.store_events import Node
 
 NOW = datetime(2026, 3, 14, 12, 0, 0)
@@ -556,6 +558,28 @@ def test_help_names_all_columns_states_options_and_variables(cli: Cli) -> None:
         assert any(option in out for option in parameter.opts)
     for name in ("MIGACCT_FORMAT", "MIGBATCH_DB", "SLURM_TIME_FORMAT", "now[{+|-}", "Exit codes"):
         assert name in out
+
+
+#: of sacct(1) of Slurm 26.05
+SACCT = (
+    "-A --accounts", "--array", "-L --allclusters", "-X --allocations", "-a --allusers", "-x --associations",
+    "-B --batch-script", "-b --brief", "-M --clusters", "-c --completion", "-C --constraints", "--delimiter",
+    "-D --duplicates", "-E --endtime", "--env-vars", "--expand-patterns", "--federation", "-f --file", "-F --flags",
+    "-o --format", "-g --gid --group", "-h --help", "-e --helpformat", "-j --jobs", "--json", "--local", "-l --long",
+    "--name", "-i --nnodes", "-I --ncpus", "--noconvert", "-N --nodelist", "-n --noheader", "-p --parsable",
+    "-P --parsable2", "-r --partition", "-q --qos", "-R --reason", "-S --starttime", "-s --state",
+    "-K --timelimit-max", "-k --timelimit-min", "-T --truncate", "-u --uid --user", "--units", "--usage",
+    "--use-local-uid", "-v --verbose", "-V --version", "-W --wckeys", "--whole-hetjob", "--yaml",
+)  # fmt: skip
+
+
+def test_options_of_sacct_that_migacct_lacks_are_documented() -> None:
+    ours = {"-h", "--help", *(flag for option in migacct.OPTIONS for flag in option.flags)}
+    missing = {flags.split()[0] for flags in SACCT if not ours.issuperset(flags.split())}
+    differences = section(ROOT / "docs" / "operate.md", "Differences between migacct and sacct")
+    named = re.search(r"It has no (.*?)\.\s", differences, re.DOTALL)
+    assert named is not None
+    assert set(re.findall(r"`(-[^`]+)`", named[1])) == missing
 
 
 def test_version_and_usage_are_printed(cli: Cli) -> None:
