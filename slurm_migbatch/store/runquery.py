@@ -103,6 +103,8 @@ class Values:
     def one(self, value: Any) -> str:
         """Return the placeholder of a value in the text."""
         name = f"v{len(self.found)}"
+        if type(value) is str and not value.isascii():
+            value = value.encode("utf-8", "replace").decode()  # as stored, see `clean`: an argument may be any bytes
         self.found[name] = value
         return f":{name}"
 

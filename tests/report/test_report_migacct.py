@@ -308,6 +308,19 @@ def test_number_that_is_somebodys_name_means_that_user_or_group(
     assert cli("--db", url, "-g", "1001")[2] == "migacct: error: Invalid group id: 1001\n"
 
 
+def test_names_that_are_not_utf_8_select_jobs_and_are_no_error(cli: Cli, tmp_path: Path) -> None:
+    """As typed in a terminal with another encoding; the record has a question mark for such a byte."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    byte = os.fsdecode(b"caf\xe9")
+    with open_store(url) as store:
+        row = {"restarts": 0, "state": "PENDING", "submit": MIDNIGHT, "user": "alice", "uid": 1001}
+        store.upsert_jobs([{"job_id": 1, "name": byte, **row}, {"job_id": 2, "name": "café", **row}])
+    for name, found in ((byte, "1|caf?\n"), ("café", "2|café\n"), (os.fsdecode(b"\xff"), "")):
+        assert cli("--db", url, "-n", "-P", "-o", "jobid,jobname", "--name", name) == (0, found, "")
+    code, out, err = cli("--db", url, "-u", byte)
+    assert (code, out) == (1, "") and err.startswith("migacct: error: Invalid user id: caf")
+
+
 def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> None:
     code, out, err = cli("-s", "CD", "-n")
     assert (code, out) == (0, "")
