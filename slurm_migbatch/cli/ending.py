@@ -44,6 +44,7 @@ def ending(prog: str, work: Callable[[], object]) -> int:
     """Run a command's function, which may return its exit code, and turn every expected failure, including a missing
     package, into a line on stderr.
     """
+    _replace_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names of jobs may have characters that the locale lacks
     try:
@@ -67,6 +68,13 @@ def ending(prog: str, work: Callable[[], object]) -> int:
             raise
         return _failed(prog, describe(error))
     return code if isinstance(code, int) and not isinstance(code, bool) else 0
+
+
+def _replace_closed_streams() -> None:
+    """Discard what goes to stdout or stderr if it is closed, as by `2>&-`: print() would take stdout for stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def leave(code: int) -> NoReturn:

@@ -26,6 +26,8 @@ from slurm_migbatch.workload.loans import LOAN
 _NO_SLICES: Final = frozenset({"none", LOAN})
 #: characters of a layout bar for one memory slice
 CELL = 6
+#: seconds of silence after which a node that Slurm does not list counts as removed
+_REMOVED_S: Final = 86400.0
 #: stands for a job that may not be named; Slurm numbers jobs from 1
 HIDDEN = 0
 
@@ -121,8 +123,8 @@ def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[in
 def view(
     store: Store, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
 ) -> list[NodeView]:
-    """Return every node that has reported, combining Slurm's view (None if it does not answer) and the record's.
-    `leases`: slices that are held; `shown`: the jobs that may be named.
+    """Return every node that has reported, combining Slurm's view (None if it does not answer) and the record's; but no
+    node that was removed from Slurm. `leases`: slices that are held; `shown`: the jobs that may be named.
     """
     inventory = store.inventory()
     zombies, faults = troubles(store.read(instance_events, changes=False))
@@ -131,6 +133,8 @@ def view(
     views = []
     for name, gpus in sorted(inventory.items()):
         row = slurm.get(name)
+        if rows is not None and row is None and time.time() - seen.get(name, 0.0) > _REMOVED_S:
+            continue
         held = [*_held((lease for lease in leases if lease.node == name), shown), *zombies.get(name, ())]
         problems = list(faults.get(name, ()))
         if row is not None and row.reason:

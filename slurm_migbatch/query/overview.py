@@ -119,7 +119,8 @@ def _made(site: QuerySite) -> Overview:
         remarks.append("no answer from migbatchd, the offers of each GPU are missing")
     with site.record() as store:
         views = node_views(store, nodes, (), ())
-        leases = store.leases()
+        present = {view.name for view in views}
+        leases = [lease for lease in store.leases() if lease.node in present]
         loans = [loan for row in store.loans(active=True) if (loan := Loan.from_row(row)) is not None]
         events = store.read(recent_events, EVENTS, _EVENTS)
         actions = [row for row in store.actions(limit=_EVENTS) if not row["dry_run"] and not row["outcome"]]

@@ -60,7 +60,8 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     assert wanted.start is not None
     end = min(now, wanted.end if wanted.end is not None else now)
     if end <= wanted.start:
-        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} is in the future", 2)
+        problem = "is in the future" if wanted.start > now else "is empty; -E must be later than -S"
+        raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} {problem}", 2)
     permitted = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:

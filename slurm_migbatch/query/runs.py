@@ -53,7 +53,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     try:
         check_users(question.users, rights, reader.has_run)
         wanted = allowed(rights, replace(selection.wanted, associations=associations))
-        other_cluster = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
+        other_cluster = bool(question.clusters) and not {"all", cluster.lower()} & set(_clusters(question))
         fields = _Fields.of(question, columns)
         visible_runs = iter(() if other_cluster else _visible_runs(reader, rights, wanted, fields, question.truncate))
         # read the first run now, to know whether there are any while a remark can still be made
@@ -100,15 +100,24 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
 
 def _gids(groups: Iterable[str]) -> tuple[int, ...]:
     """Return the numbers of groups by name or number, as this host knows them. Raises ReportError."""
-    import grp
-
     gids = []
     for group in groups:
         try:
-            gids.append(grp.getgrgid(int(group)).gr_gid if is_number(group) else grp.getgrnam(group).gr_gid)
+            gids.append(_gid(group))
         except (KeyError, OverflowError):
             raise ReportError(f"Invalid group id: {group}") from None
     return tuple(gids)
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        if not is_number(group):
+            raise
+    return grp.getgrgid(int(group)).gr_gid
 
 
 def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
@@ -125,7 +134,7 @@ def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
     """Return Slurm's name of the cluster if it matters; Slurm is queried for it."""
-    required = any(name != "all" for name in question.clusters) or bool(question.associations)
+    required = any(name != "all" for name in _clusters(question)) or bool(question.associations)
     if not required and not any(column.name == "Cluster" for column in columns):
         return ""
     from slurm_migbatch.slurm.client import SlurmError
@@ -136,6 +145,11 @@ def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite)
         if required:
             raise
         return ""
+
+
+def _clusters(question: RunsQuestion) -> Iterator[str]:
+    """Return the requested clusters; Slurm's commands accept their names in any case."""
+    return map(str.lower, question.clusters)
 
 
 def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tuple[Association, ...] | None:
@@ -225,6 +239,7 @@ def _cut(row: Any, wanted: RunFilter) -> Any:
     for first, last in (("started", "ended"), ("slice_since", "slice_until")):
         if first in names and last in names:
             began, ended = getattr(row, first), getattr(row, last)
+            ended = row.ended if ended is None else ended  # see `columns.held_until`
             end = wanted.end if ended is None else min(ended, wanted.end)
             changed |= {first: min(max(began or end, wanted.start), end), last: end}
     return row._replace(**changed)

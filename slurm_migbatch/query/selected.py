@@ -55,10 +55,10 @@ def selection(
     if not (allusers or users or named_jobs or nodes) and uid != 0:
         uids = (uid,)
     if not allusers:
-        uids += tuple(int(user) for user in users if is_number(user))
+        uids += tuple(int(user) for user in users if _is_uid(user))
     wanted = RunFilter(
         jobs=named_jobs,
-        users=() if allusers else tuple(user for user in users if not is_number(user)),
+        users=() if allusers else tuple(user for user in users if not _is_uid(user)),
         uids=uids,
         accounts=question.accounts,
         partitions=question.partitions,
@@ -72,13 +72,26 @@ def selection(
     return Selection(wanted, remark)
 
 
+def _is_uid(user: str) -> bool:
+    """Return whether a user is given by number. As in Slurm, names come first: those of students may be numbers."""
+    if not is_number(user):
+        return False
+    import pwd
+
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return True
+    return False
+
+
 def check_users(users: Iterable[str], rights: Rights, has_run: Callable[[RunFilter], bool]) -> None:
     """Raise Unanswerable for a user unknown to both this host and the record: a removed user still has runs."""
     import pwd
 
     for user in users:
         try:
-            pwd.getpwuid(int(user)) if is_number(user) else pwd.getpwnam(user)
+            pwd.getpwuid(int(user)) if _is_uid(user) else pwd.getpwnam(user)
         except (KeyError, OverflowError):
             of_user = RunFilter(uids=(int(user),)) if is_number(user) and len(user) < 19 else RunFilter(users=(user,))
             if not has_run(allowed(rights, of_user)):

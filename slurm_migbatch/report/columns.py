@@ -149,10 +149,22 @@ def queue_wait_s(run: Fields, now: float) -> float | None:
     return max(0.0, float(until - run.submitted))
 
 
+def held_until(mig_slice: Fields) -> float | None:
+    """Return when a slice was released; None while it is held.
+
+    A node that died reports no release, and a loss only once it boots again: such a slice was held until its run ended.
+    """
+    until, ended = mig_slice.slice_until, mig_slice.ended
+    if ended is None or (until is not None and mig_slice.slice_outcome != "lost"):
+        return None if until is None else float(until)
+    return float(ended if until is None else min(until, ended))
+
+
 def _slice_elapsed_s(mig_slice: Fields, now: float) -> float | None:
     if mig_slice.slice_since is None:
         return None
-    return max(0.0, float((now if mig_slice.slice_until is None else mig_slice.slice_until) - mig_slice.slice_since))
+    until = held_until(mig_slice)
+    return max(0.0, float((now if until is None else until) - mig_slice.slice_since))
 
 
 def slice_hours(mig_slice: Fields, now: float) -> float | None:
@@ -246,6 +258,8 @@ def _yes(value: bool | None) -> str:
 
 _ID = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _SPAN = ("started", "ended")
+#: of a slice, with "ended" of its run
+_HELD = ("since", "until", "outcome")
 _WAIT = ("submitted", "started", "ended")
 _LIMIT = ("time_limit_s", "submitted", "started")
 _PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
@@ -316,12 +330,12 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "Elapsed", 10, "Run time of the job, or time a slice was held: [D-]HH:MM:SS.", _SPAN,
         lambda run, slices, context: format_duration(elapsed_s(run, context.now)),
-        ("since", "until"), lambda mig_slice, number, context: _duration(_slice_elapsed_s(mig_slice, context.now)),
+        _HELD, lambda mig_slice, number, context: _duration(_slice_elapsed_s(mig_slice, context.now)),
     ),
     Column(
         "ElapsedRaw", 10, "The same in seconds.", _SPAN,
         lambda run, slices, context: str(int(elapsed_s(run, context.now))),
-        ("since", "until"), lambda mig_slice, number, context: _whole(_slice_elapsed_s(mig_slice, context.now)),
+        _HELD, lambda mig_slice, number, context: _whole(_slice_elapsed_s(mig_slice, context.now)),
     ),
     Column("Submit", 19, "Submission time.", ("submitted",), _moment("submitted")),
     Column(
@@ -330,7 +344,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "End", 19, "End time, or time a slice was released.", ("ended",), _moment("ended"),
-        ("until",), lambda mig_slice, number, context: context.moment(mig_slice.slice_until),
+        ("until", "outcome"), lambda mig_slice, number, context: context.moment(held_until(mig_slice)),
     ),
     Column(
         "QueueWait", 10, "Time from submission to start: [D-]HH:MM:SS.", _WAIT,
@@ -349,17 +363,17 @@ COLUMNS: tuple[Column, ...] = (
         lambda run, slices, context: _limit(run, lambda seconds: str(seconds // 60)),
     ),
     Column(
-        "SliceHours", 10, "Hours for which slices were held, summed over slices.", (),
+        "SliceHours", 10, "Hours for which slices were held, summed over slices.", ("ended",),
         lambda run, slices, context: _hours(hours_of(slices, lambda row: slice_hours(row, context.now))),
-        ("since", "until"), lambda mig_slice, number, context: _hours(slice_hours(mig_slice, context.now)),
+        _HELD, lambda mig_slice, number, context: _hours(slice_hours(mig_slice, context.now)),
     ),
     Column(
         "GPUHours", 8, "SliceHours in whole GPUs: a slice counts as the larger of its shares of compute slices and of "
-        "memory slices.", (),
+        "memory slices.", ("ended",),
         lambda run, slices, context: _hours(
             hours_of(slices, lambda row: gpu_hours(row, context.now, context.wholes))
         ),
-        ("since", "until", "gpu", "profile", "slot_size"),
+        (*_HELD, "gpu", "profile", "slot_size"),
         lambda mig_slice, number, context: _hours(gpu_hours(mig_slice, context.now, context.wholes)),
     ),
     Column("Restarts", 8, "Number of requeues before this run.", ("restart",), _text("restart")),

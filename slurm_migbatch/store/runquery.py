@@ -103,16 +103,19 @@ class Values:
     def one(self, value: Any) -> str:
         """Return the placeholder of a value in the text."""
         name = f"v{len(self.found)}"
+        if type(value) is str and not value.isascii():
+            value = value.encode("utf-8", "replace").decode()  # as stored, see `clean`: an argument may be any bytes
         self.found[name] = value
         return f":{name}"
 
     def all(self, values: Iterable[Any]) -> str:
         """Return the text of a list of values after IN; a list that matches nothing if empty.
 
-        Numbers and plain words of a long list stand in the text: SQLite before 3.32 accepts at most 999 placeholders.
+        Numbers and plain words of a long list, or after many values, stand in the text: SQLite before 3.32 accepts at
+        most 999 placeholders.
         """
         listed = list(values)
-        form = self.one if len(listed) <= _MOST_PLACEHOLDERS else self._plain
+        form = self.one if len(self.found) + len(listed) <= _MOST_PLACEHOLDERS else self._plain
         return f"({', '.join(map(form, listed)) or 'NULL'})"
 
     def _plain(self, value: Any) -> str:
@@ -227,7 +230,7 @@ def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
         uid, accounts = wanted.only
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
     if wanted.jobs:
-        yield " OR ".join(_named(wanted.jobs, values))
+        yield _any(list(_named(wanted.jobs, values)))
     yield from _chosen(wanted, values)
     if not wanted.duplicates:
         yield "runs.latest"
@@ -252,11 +255,14 @@ def _owner(wanted: RunFilter, values: Values) -> str:
 def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions of the filters on values of one column."""
     for column, chosen in (
-        ("gid", wanted.gids), ("account", wanted.accounts), ("partition", wanted.partitions), ("qos", wanted.qos),
-        ("wckey", _with_default(wanted.wckeys)), ("name", wanted.names),
+        ("gid", wanted.gids), ("partition", wanted.partitions), ("wckey", _with_default(wanted.wckeys)),
+        ("name", wanted.names),
     ):  # fmt: skip
         if chosen:
             yield f"runs.{column} IN {values.all(chosen)}"
+    for column, chosen in (("runs.account", wanted.accounts), ("runs.qos", wanted.qos)):
+        if chosen:
+            yield in_any_case(column, chosen, values)
     if wanted.associations is not None:
         yield " OR ".join(_associated(association, values) for association in wanted.associations) or "1 = 0"
     if wanted.nodes:
@@ -264,6 +270,13 @@ def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
     if wanted.limits_s is not None:
         yield _limited(*wanted.limits_s, values)
+
+
+def in_any_case(column: str, names: Collection[str], values: Values) -> str:
+    """Return the condition that a column has one of these names; slurmdbd has accounts and QOS in lower case, and
+    Slurm's commands accept any.
+    """
+    return f"LOWER({column}) IN {values.all(dict.fromkeys(map(str.lower, names)))}"
 
 
 def _associated(association: Association, values: Values) -> str:
@@ -288,8 +301,16 @@ def _limited(least: int | None, greatest: int | None, values: Values) -> str:
     return low if greatest is None else f"{low} AND runs.time_limit_s <= {values.one(greatest)}"
 
 
+def _any(conditions: Sequence[str]) -> str:
+    """Return the condition that one of these holds, as a balanced tree: SQLite accepts a depth of a thousand."""
+    if len(conditions) <= 2:
+        return " OR ".join(conditions)
+    middle = len(conditions) // 2
+    return f"({_any(conditions[:middle])}) OR ({_any(conditions[middle:])})"
+
+
 def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
-    """Yield the conditions for jobs, few even for many jobs: SQLite accepts up to a thousand."""
+    """Yield the conditions for jobs: one for all whole jobs, and one for each array or heterogeneous job."""
     whole = [id.job for id in jobs if id.task is None and id.offset is None]
     if whole:
         among = values.all(whole)
@@ -302,9 +323,9 @@ def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
         elif id.offset is not None:
             components.setdefault(id.job, []).append(id.offset)
     for job, names in tasks.items():
-        yield f"(runs.array_job = {values.one(job)} AND runs.array_task IN {values.all(names)})"
+        yield f"(runs.array_job IN {values.all((job,))} AND runs.array_task IN {values.all(names)})"
     for job, offsets in components.items():
-        yield f"(runs.het_job = {values.one(job)} AND runs.het_offset IN {values.all(offsets)})"
+        yield f"(runs.het_job IN {values.all((job,))} AND runs.het_offset IN {values.all(offsets)})"
 
 
 def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True, owner: str = "") -> str:

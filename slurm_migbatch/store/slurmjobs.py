@@ -21,7 +21,9 @@ _USED = (
 )  # fmt: skip
 #: the decision's id in the marker at the end of a granted job's comment (written by mig.grant)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
-_TEXTS = ("user", "account", "partition", "name", "array_task", "qos", "wckey")
+_TEXTS = ("user", "account", "partition", "name", "qos", "wckey")
+#: characters of `Run.array_task`
+_TASKS = 256
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 
@@ -91,11 +93,13 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     run.submitted = submitted or run.submitted
     for field in _TEXTS:
         setattr(run, field, Run.fitting(field, row.get(field)) or getattr(run, field))
+    run.array_task = Run.fitting("array_task", _fitting_tasks(row.get("array_task"))) or run.array_task
     if "comment" in row:
         run.comment = Run.fitting("comment", strip(clean.text(row["comment"], 65536) or ""))
-    for field in ("uid", "gid", "array_job", "het_job", "time_limit_s"):
+    for field in ("uid", "gid", "array_job", "het_job"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
+    run.time_limit_s = _time_limit(run, state, row)
     if run.het_job is not None and run.het_offset is None:
         # Slurm numbers the components of a heterogeneous job consecutively
         run.het_offset = clean.small(run.job_id - run.het_job)
@@ -116,6 +120,20 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     elif run.state_from == "poll" or run.state not in FINAL_STATES:
         run.ended = None
         run.state, run.state_from = ("RUNNING" if state == "COMPLETING" else state), "slurm"
+
+
+def _time_limit(run: Run, state: str, row: Mapping[str, Any]) -> int | None:
+    """Return the limit of a run. Without one in its row, a pending run may get it later, a running one is unlimited."""
+    limit = clean.whole(row.get("time_limit_s"))
+    is_unlimited = state == "RUNNING" and "time_limit_s" in row
+    return run.time_limit_s if limit is None and not is_unlimited else limit
+
+
+def _fitting_tasks(tasks: Any) -> Any:
+    """Return the list of an array's tasks; one that is too long ends after a whole number, with dots as in squeue."""
+    if not isinstance(tasks, str) or len(tasks) <= _TASKS:
+        return tasks
+    return f"{tasks[: _TASKS - len(',...') + 1].rpartition(',')[0]},..."
 
 
 def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:

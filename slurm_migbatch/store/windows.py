@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.store.runquery import RunFilter, Values, conditions
+from slurm_migbatch.store.runquery import RunFilter, Values, conditions, in_any_case
 
 if TYPE_CHECKING:
     from slurm_migbatch.store.reader import RunReader
@@ -92,7 +92,9 @@ def loans(record: RunReader, wanted: RunFilter) -> Rows:
         clauses.append(f"loans.uid = {values.one(uid)} OR loans.account IN {values.all(accounts)}")
     if wanted.users or wanted.uids:
         clauses.append(f"loans.user IN {values.all(wanted.users)} OR loans.uid IN {values.all(wanted.uids)}")
-    for column, names in (("account", wanted.accounts), ("partition", wanted.partitions), ("node", wanted.nodes)):
+    if wanted.accounts:
+        clauses.append(in_any_case("loans.account", wanted.accounts, values))
+    for column, names in (("partition", wanted.partitions), ("node", wanted.nodes)):
         if names:
             clauses.append(f"loans.{column} IN {values.all(names)}")
     columns = (

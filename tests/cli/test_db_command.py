@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -57,6 +58,15 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
     return Site(tmp_path, capsys)
+
+
+def test_backup_is_made_with_stderr_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `2>&-`, in a script of cron."""
+    open_store(site.url).close()
+    monkeypatch.setattr(sys, "stderr", None)
+    assert run(cli, "migbatch", ["db", "backup", str(site.directory / "b.db"), "-c", str(site.config)]) == 0
+    sys.stderr.close()
+    assert (site.directory / "b.db").exists()
 
 
 def test_backup_and_restore_bring_back_the_record(site: Site) -> None:

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from slurm_migbatch.config import Config, LendingConfig, StoreConfig, SubmitConfig
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.query.answers import answer
-from slurm_migbatch.query.questions import TopQuestion
+from slurm_migbatch.query.questions import NodesQuestion, TopQuestion
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, Page
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.models import Node
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from tests.support.daemon_fakes import gpu
 from tests.support.stores import prepared
@@ -243,6 +245,33 @@ def test_page_is_answered_without_slurm_and_migbatchd(site: PlayedSite, monkeypa
     assert page.queue == ()
     assert any("no answer from Slurm" in remark for remark in reply.remarks)
     assert any("no answer from migbatchd" in remark for remark in reply.remarks)
+
+
+def test_node_that_was_removed_from_slurm_disappears_after_a_day(
+    ask: Ask, site: PlayedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it held when it was taken away is not in use any more."""
+
+    def shown() -> tuple[set[str], Page]:
+        monkeypatch.setattr(site, "_kept", {})
+        nodes = json.loads(next(iter(answer(NodesQuestion(as_json=True), ALL, site).lines)))["nodes"]
+        return {node["name"] for node in nodes}, ask()
+
+    names, page = shown()
+    held = {"gpu": "GPU-n0", "profile": "1g.10gb", "start": 0, "size": 1}
+    events = [
+        {"seq": 1, "ts": NOW - 40, "kind": "inventory", "gpus": [gpu(0, uuid="GPU-n0")]},
+        {"seq": 2, "ts": NOW - 30, "kind": "start", "job": 9, "restart": 0, "slices": [held]},
+    ]
+    with open_store(site.url) as store:
+        store.ingest("n0", "j", "b", events)
+        found, more = shown()
+        assert found == {"n0", *names} and more.totals.nodes == page.totals.nodes + 1, "it may be in slurm.conf soon"
+        with store.engine.begin() as connection:
+            connection.execute(update(Node).where(Node.node == "n0").values(seen=NOW - 2 * 86400))
+    found, later = shown()
+    assert found == names
+    assert (later.totals, later.profiles, later.gpus) == (page.totals, page.profiles, page.gpus)
 
 
 def test_several_viewers_share_one_query_of_slurm(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:

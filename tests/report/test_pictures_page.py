@@ -159,6 +159,7 @@ def test_empty_record_is_stated_on_the_page(tmp_path):
         (("-S", "nonsense"), 2, "Invalid time specification (pos=0): nonsense"),
         (("-S", "2026-10-02", "-E", "2026-10-01"), 2, "-E must be later than -S"),
         (("-S", "tomorrow", "-E", "now+3days"), 2, "is in the future"),
+        (("-S", "2026-10-01", "-E", "2026-10-01"), 2, "2026-10-01 00:00 is empty; -E must be later than -S"),
     ],
 )
 def test_invalid_time_windows_are_refused(url, tmp_path, capsys, options, code, words):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -23,6 +26,8 @@ from slurm_migbatch.cli.migacctclick import command
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.report.states import CODES
 from slurm_migbatch.store.db import open_store
+from tests.support.shown_calls import ROOT, section
+from tests.support.store_events import Node
 
 NOW = datetime(2026, 3, 14, 12, 0, 0)
 MIDNIGHT = datetime(2026, 3, 14).timestamp()
@@ -223,8 +228,10 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
         (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
         (["-A", "x"], ""),
+        (["-A", "ML", "-u", "alice"], "2"),
         (["-q", "high,low"], "2"),
         (["--qos", "low"], ""),
+        (["--qos", "High"], "2"),
         (["-g", "root"], "2"),
         (["--group", "0", "--gid", "0"], "2"),
         (["-W", "paper"], "2"),
@@ -275,6 +282,43 @@ def test_ordinary_users_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
     assert seen("-u", "alice") == ["2"]
     assert seen("-j", "2") == ["2"]
     assert seen("-N", "n1") == ["2", "3"]
+
+
+def test_number_that_is_somebodys_name_means_that_user_or_group(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in sacct: at some sites students' names, or groups of projects, are numbers."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    with open_store(url) as store:
+        of = {"1001": (5000, 6000), "alice": (1001, 2001), "bob": (1002, 2002)}
+        rows = [{"job_id": n, "user": user, "uid": of[user][0], "gid": of[user][1]} for n, user in enumerate(of, 1)]
+        store.upsert_jobs([{**row, "restarts": 0, "state": "PENDING", "submit": MIDNIGHT} for row in rows])
+    users = {name: pwd.struct_passwd((name, "x", uid, gid, "", "/", "")) for name, (uid, gid) in of.items()}
+    groups = {"2001": grp.struct_group(("2001", "x", 6000, [])), "ml": grp.struct_group(("ml", "x", 2002, []))}
+    monkeypatch.setattr(pwd, "getpwnam", users.__getitem__)
+    monkeypatch.setattr(pwd, "getpwuid", {user.pw_uid: user for user in users.values()}.__getitem__)
+    monkeypatch.setattr(grp, "getgrnam", groups.__getitem__)
+    monkeypatch.setattr(grp, "getgrgid", {group.gr_gid: group for group in groups.values()}.__getitem__)
+    for options, found in (
+        (("-u", "1001"), "1"), (("-u", "1002"), "3"), (("-u", "5000,alice"), "1 2"), (("-g", "2001"), "1"),
+        (("-g", "2002"), "3"),
+    ):  # fmt: skip
+        assert ids(cli("--db", url, "-n", "-o", "jobid", *options)[1]) == found.split()
+    assert cli("--db", url, "-u", "2001")[2] == "migacct: error: Invalid user id: 2001\n"
+    assert cli("--db", url, "-g", "1001")[2] == "migacct: error: Invalid group id: 1001\n"
+
+
+def test_names_that_are_not_utf_8_select_jobs_and_are_no_error(cli: Cli, tmp_path: Path) -> None:
+    """As typed in a terminal with another encoding; the record has a question mark for such a byte."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    byte = os.fsdecode(b"caf\xe9")
+    with open_store(url) as store:
+        row = {"restarts": 0, "state": "PENDING", "submit": MIDNIGHT, "user": "alice", "uid": 1001}
+        store.upsert_jobs([{"job_id": 1, "name": byte, **row}, {"job_id": 2, "name": "café", **row}])
+    for name, found in ((byte, "1|caf?\n"), ("café", "2|café\n"), (os.fsdecode(b"\xff"), "")):
+        assert cli("--db", url, "-n", "-P", "-o", "jobid,jobname", "--name", name) == (0, found, "")
+    code, out, err = cli("--db", url, "-u", byte)
+    assert (code, out) == (1, "") and err.startswith("migacct: error: Invalid user id: caf")
 
 
 def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> None:
@@ -360,6 +404,30 @@ def test_times_follow_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert cli("-n", "-P", "-j", "2", "-o", "start")[1] == f"{shown}\n"
 
 
+def test_slices_of_a_node_that_died_were_held_until_the_end_of_the_run(cli: Cli, tmp_path: Path) -> None:
+    """The node cannot report their release; if it boots again, the time until then is not the run's."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    fields = ("slicehours,gpuhours", "jobid,elapsed,elapsedraw,end,slicehours")
+
+    def shown(*options: str) -> list[str]:
+        return [cli("--db", url, "-j", "7", "-n", "-P", *options, "-o", columns)[1] for columns in fields]
+
+    with open_store(url) as store:
+        node = Node(store)
+        node.send(node.start(MIDNIGHT, 7, slice_entry(0, 1, "1g.10gb"), slice_entry(1, 1, "1g.10gb")))
+        times = {"submit": MIDNIGHT - 60, "start": MIDNIGHT, "end": MIDNIGHT + 3600}
+        store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "NODE_FAIL", **times}], now=MIDNIGHT + 3600)
+        of_slice = "01:00:00|3600|2026-03-14T01:00:00|1.00"
+        hours = ["2.00|0.29", "1.00|0.14", "1.00|0.14"]
+        details = ["7|01:00:00|3600|2026-03-14T01:00:00|2.00", f"7.s0|{of_slice}", f"7.s1|{of_slice}"]
+        expected = ["\n".join([*lines, ""]) for lines in (hours, details)]
+        assert shown() == shown("-T") == expected
+        (row,) = json.loads(cli("--db", url, "-j", "7", "--json")[1])["jobs"]
+        assert (row["slice_hours"], row["gpu_hours"]) == (2.0, pytest.approx(2 / 7))
+        node.send(node.event("boot", MIDNIGHT + 6 * 3600, boot_id="boot-2"))
+        assert shown() == shown("-T") == expected
+
+
 def test_json_has_the_jobs_with_their_slices(cli: Cli) -> None:
     code, out, _ = cli("--json", "-j", "2,3")
     document = json.loads(out)
@@ -423,6 +491,8 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cluster_column_and_option_use_the_name_that_slurm_reports(cli: Cli, named: None) -> None:
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid,cluster") == (0, "2|one\n", "")
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", "two,one") == (0, "2\n", "")
+    for any_case in ("One", "ALL"):
+        assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", any_case) == (0, "2\n", "")
     warning = "migacct: warning: this record only has runs of the cluster one\n"
     assert cli("-n", "-j", "2", "-M", "two") == (0, "", warning)
 
@@ -503,6 +573,28 @@ def test_help_names_all_columns_states_options_and_variables(cli: Cli) -> None:
         assert name in out
 
 
+#: of sacct(1) of Slurm 26.05
+SACCT = (
+    "-A --accounts", "--array", "-L --allclusters", "-X --allocations", "-a --allusers", "-x --associations",
+    "-B --batch-script", "-b --brief", "-M --clusters", "-c --completion", "-C --constraints", "--delimiter",
+    "-D --duplicates", "-E --endtime", "--env-vars", "--expand-patterns", "--federation", "-f --file", "-F --flags",
+    "-o --format", "-g --gid --group", "-h --help", "-e --helpformat", "-j --jobs", "--json", "--local", "-l --long",
+    "--name", "-i --nnodes", "-I --ncpus", "--noconvert", "-N --nodelist", "-n --noheader", "-p --parsable",
+    "-P --parsable2", "-r --partition", "-q --qos", "-R --reason", "-S --starttime", "-s --state",
+    "-K --timelimit-max", "-k --timelimit-min", "-T --truncate", "-u --uid --user", "--units", "--usage",
+    "--use-local-uid", "-v --verbose", "-V --version", "-W --wckeys", "--whole-hetjob", "--yaml",
+)  # fmt: skip
+
+
+def test_options_of_sacct_that_migacct_lacks_are_documented() -> None:
+    ours = {"-h", "--help", *(flag for option in migacct.OPTIONS for flag in option.flags)}
+    missing = {flags.split()[0] for flags in SACCT if not ours.issuperset(flags.split())}
+    differences = section(ROOT / "docs" / "operate.md", "Differences between migacct and sacct")
+    named = re.search(r"It has no (.*?)\.\s", differences, re.DOTALL)
+    assert named is not None
+    assert set(re.findall(r"`(-[^`]+)`", named[1])) == missing
+
+
 def test_version_and_usage_are_printed(cli: Cli) -> None:
     assert cli("-V")[1].startswith("migacct 0.")
     assert cli("--usage") == (0, "Usage: migacct [OPTIONS]\n", "")
@@ -555,6 +647,15 @@ def test_closed_output_pipe_prints_no_error(database: str) -> None:
     assert process.stderr.read() == b""
     assert process.wait() in (0, 1)
     process.stderr.close()
+
+
+@pytest.mark.parametrize(("redirection", "shown"), [("2>&-", b""), (">&-", b"migacct: warning: -s alone")])
+def test_closed_stdout_or_stderr_is_no_error(database: str, redirection: str, shown: bytes) -> None:
+    """A remark must not appear among the lines of the answer."""
+    command = [sys.executable, "-c", START, "--db", database, "-n", "-s", "CD"]
+    found = subprocess.run(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True)
+    assert (found.returncode, found.stdout) == (0, b"")
+    assert found.stderr.startswith(shown) and found.stderr.count(b"\n") == bool(shown)
 
 
 @pytest.mark.parametrize("in_memory", [10**9, 0], ids=["in memory", "in a file"])

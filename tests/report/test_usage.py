@@ -106,6 +106,7 @@ def test_output_is_what_the_documentation_for_users_shows(usage: Cli) -> None:
 def test_usage_of_one_account_is_one_line_with_its_idle_share(usage: Cli) -> None:
     out = usage(*OCTOBER, "-A", "chemistry", "--by", "account", "-n")[1]
     assert out.split() == ["chemistry", "3", "33.00", "12.00", "0.4", "75.0", "42"]
+    assert usage(*OCTOBER, "-A", "Chemistry", "--by", "account", "-n")[1] == out, "in any case, as in sreport"
 
 
 @pytest.mark.parametrize("user", ["nosuch", "4000000", "9" * 30, "²"])

@@ -140,6 +140,30 @@ def test_array_and_het_job_ids_are_recorded(store: Store) -> None:
     assert run_of(store, 10).run["array_task"] == "5"
 
 
+def test_time_limit_that_was_lifted_is_unlimited(store: Store) -> None:
+    store.upsert_jobs([job(7, time_limit_s=3600)])
+    store.upsert_jobs([job(7, time_limit_s=None)])
+    assert run_of(store, 7).run["time_limit_s"] == 3600, "Slurm may not have set it"
+    store.upsert_jobs([job(7, "RUNNING", start=60.0, time_limit_s=3600)])
+    store.upsert_jobs([job(7, "RUNNING", start=60.0, time_limit_s=None)])
+    assert run_of(store, 7).run["time_limit_s"] is None
+    store.upsert_jobs([job(8, "RUNNING", start=60.0, time_limit_s=3600)])
+    store.upsert_jobs([{"job_id": 8, "restarts": 0, "state": "COMPLETED", "end": 90.0}])
+    assert run_of(store, 8).run["time_limit_s"] == 3600, "rows of ended jobs lack it"
+
+
+@pytest.mark.parametrize("first", range(1001, 1005))
+def test_long_list_of_array_tasks_ends_after_a_whole_number(store: Store, first: int) -> None:
+    tasks = ",".join(map(str, (first % 10 * "1", *range(first, 2000, 2))))
+    store.upsert_jobs([job(10, array_job=10, array_task=f"{tasks}%4")])
+    kept = run_of(store, 10).run["array_task"]
+    listed = kept.removesuffix(",...")
+    assert tasks.startswith(f"{listed},") and kept == f"{listed},..." and 250 < len(kept) <= 256
+    whole = ",".join(map(str, range(1001, 1052)))
+    store.upsert_jobs([job(20, array_job=20, array_task=whole)])
+    assert run_of(store, 20).run["array_task"] == whole, "it fits"
+
+
 @pytest.mark.parametrize(
     "order", [("decision", "job", "start"), ("start", "job", "decision"), ("job", "start", "decision")]
 )

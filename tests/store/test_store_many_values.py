@@ -85,6 +85,12 @@ def test_runs_of_more_jobs_tasks_users_or_nodes_than_a_statement_accepts_values(
     assert (held.runs, held.seconds) == (len(JOBS), 10.0 * len(JOBS))
 
 
+def test_tasks_of_more_arrays_than_a_statement_accepts_conditions(url: str, store: Store) -> None:
+    wanted = RunFilter(jobs=tuple(JobId(array, "7") for array in range(4000, 8000)))
+    assert [row.run["job_id"] for row in store.runs(wanted)] == [7]
+    assert open_reader(url).has_run(wanted)
+
+
 def test_loans_progress_and_arrays_of_many_jobs(store: Store) -> None:
     store.save_loans(
         [{"job_id": job, "restart": 0, "profile": "1g.10gb", "state": "waiting", "decided": 5.0} for job in JOBS]
