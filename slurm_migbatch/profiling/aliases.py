@@ -57,11 +57,14 @@ _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a row that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
+_UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
+"""Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
 
 
 def plain(name: str) -> str:
     """Return a column's name in words joined by _, with its unit: `Throughput (img/s)` is `throughput_img_s`."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    spelt = name.lower().translate(_UNITS)
+    return re.sub(r"[^a-z0-9]+", "_", spelt).strip("_")
 
 
 def renamed(header: Sequence[str]) -> tuple[str, ...]:

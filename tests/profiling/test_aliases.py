@@ -54,6 +54,21 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         scan([path])
 
 
+@pytest.mark.parametrize("micro", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
+def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,Latency ({micro}s)\na100-80gb,net,1,5200\n")]).rows
+    assert row.latency_s == 0.0052
+
+
+@pytest.mark.parametrize("unit", ["%", "in %", "% of peak"])
+def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) -> None:
+    header = f"gpu,model,batch,latency_s,Throughput ({unit}),SMs ({unit}),Processes ({unit})"
+    (row,) = scan([table(tmp_path, f"{header}\na100-80gb,net,1,0.1,55,14,3\n")]).rows
+    assert (row.throughput_per_s, row.sm_count, row.procs) == (None, None, 1)
+    with pytest.raises(TableError, match="neither throughput_per_s nor latency_s"):
+        scan([table(tmp_path, f"gpu,model,batch,Throughput ({unit})\na100-80gb,net,1,55\n")])
+
+
 def test_columns_of_the_common_table_are_not_replaced() -> None:
     header = ("latency_ms", "latency_s", "batch", "batch_size", "note")
     assert aliases.renamed(header) == header
