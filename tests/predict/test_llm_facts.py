@@ -278,6 +278,30 @@ def test_training_token_count_is_not_read_as_the_model_size() -> None:
     assert large is not None and large.architecture.parameters > 1e12
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "context"),
+    [
+        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", 1.1, 2048),
+        ("TinyLlama/TinyLlama-1.1B-step-50K-105b", 1.1, 2048),
+        ("HF1BitLLM/Llama3-8B-1.58-100B-tokens", 8.03, 8192),
+        ("mlabonne/llama-2-7b-guanaco-1k", 6.74, 4096),
+        ("acme/Llama-2-7b-50k-samples", 6.74, 4096),
+        ("lmsys/vicuna-7b-v1.5-16k", 6.74, 16384),
+    ],
+)
+def test_steps_tokens_and_samples_of_a_training_are_no_size_and_no_context(
+    name: str, billions: float, context: int
+) -> None:
+    found = names.resolve(name.lower())
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(billions * 1e9, rel=0.01)
+    assert found.architecture.context == context
+
+
+def test_length_of_a_sequence_is_no_size() -> None:
+    assert names.resolve("longsafari/hyenadna-large-1m-seqlen-hf") is None
+
+
 def test_misspelt_size_word_gets_a_suggestion_and_no_other_model() -> None:
     for name, meant in {"bert-lrge": "bert-large", "t5-smal": "t5-small", "whisper-mediun": "whisper-medium"}.items():
         found = names.resolve(name)

@@ -116,6 +116,10 @@ UNSIZED: Final = frozenset([
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
+_STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
+"""A number of training steps, after the word `step`."""
+_COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
+"""Words after a number that is no size and no context."""
 
 
 @dataclass(frozen=True)
@@ -301,8 +305,9 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     ]
     tokens = {"t"} if any(match[3] == "b" for _, _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
     previous = -1
+    counts = _counts(words)
     for index, word, match in sizes:
-        if match[3] in tokens:
+        if match[3] in tokens or index in counts:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
         counted = _rounded_up(match) if upper else params
@@ -316,6 +321,15 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     if not 1e6 <= total <= LARGEST:
         return None
     return Sized(total, min(active, total) or total)
+
+
+def _counts(words: Sequence[str]) -> set[int]:
+    """Return the places of numbers that count the steps, tokens or samples of a training: `step-50k-105b`,
+    `100b-tokens`.
+    """
+    things = {place for place, word in enumerate(words[1:]) if word in _COUNTED}
+    steps = [place for place in range(1, len(words)) if words[place - 1] == "step" and _STEPS.fullmatch(words[place])]
+    return things.union(*((place, place + 1) for place in steps))
 
 
 def _rounded_up(match: re.Match[str]) -> float:
@@ -472,12 +486,16 @@ def exceeds(size: Sized, architecture: Architecture) -> bool:
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
-    """Return the architecture with the context that the name states: `phi-3-mini-128k`."""
-    for word in words:
+    """Return the architecture with the context that the name states: `phi-3-mini-128k`.
+
+    A smaller number than the model's own counts something else, as the samples of `llama-2-7b-guanaco-1k`.
+    """
+    counts = _counts(words)
+    for place, word in enumerate(words):
         match = _CONTEXT.fullmatch(word)
-        if match and (match[2] == "k" or int(match[1]) <= 10):
+        if match and place not in counts and (match[2] == "k" or int(match[1]) <= 10):
             tokens = int(match[1]) * (1024 if match[2] == "k" else 1024 * 1000)
-            return replace(model.architecture, context=max(tokens, 1024))
+            return replace(model.architecture, context=max(tokens, model.architecture.context))
     return model.architecture
 
 
