@@ -382,6 +382,8 @@ def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None
         ("ibm-granite/granite-vision-3.2-2b", 2.98),
         ("Wan-AI/Wan2.2-TI2V-5B", 11.4),
         ("zai-org/CogVideoX1.5-5B", 10.5),
+        ("Lightricks/LTX-Video-0.9.7-13B-distilled", 18.0),
+        ("Skywork/SkyReels-V2-DF-14B-720P", 20.2),
     ],
 )
 def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(name: str, billions: float) -> None:
@@ -700,6 +702,23 @@ def test_later_version_of_a_public_model_is_not_taken_for_it(name: str) -> None:
 def test_version_that_is_known_or_dates_a_model_of_the_same_size_names_it(name: str, public: str) -> None:
     found = names.resolve(name)
     assert found is not None and found.name == public
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "whole"),
+    [
+        ("allenai/MolmoE-1B-0924", 1.5, 7.2),
+        ("allenai/OLMoE-1B-7B-0924-Instruct", 1.3, 6.9),
+        ("ByteDance-Seed/BAGEL-7B-MoT", 14.7, 14.7),
+    ],
+)
+def test_model_whose_name_states_only_its_active_parameters_has_all_of_them(
+    name: str, active: float, whole: float
+) -> None:
+    found = names.resolve(name.lower())
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(whole * 1e9, rel=0.02)
+    assert found.architecture.active == pytest.approx(active * 1e9, rel=0.1)
 
 
 def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip() -> None:
