@@ -502,6 +502,15 @@ def test_size_of_a_model_whose_layers_are_not_all_described_is_the_published_one
     )
 
 
+def test_precision_of_experts_alone_is_the_same_in_a_name_and_in_a_hint() -> None:
+    published = workload("model=openai/gpt-oss-20b")
+    for asked in ("model=openai/gpt-oss-20b quantization=mxfp4", "model=acme/gpt-oss-20b-mxfp4"):
+        same = workload(asked)
+        assert weights_mib(same.architecture, same.precision) == weights_mib(
+            published.architecture, published.precision
+        )
+
+
 def test_weight_memory_follows_the_precision() -> None:
     llama = BY_NAME["llama-3.1-8b"].architecture
     assert weights_mib(llama, precision.plain("bf16")) / 1024 == pytest.approx(14.958, abs=0.001)

@@ -280,7 +280,7 @@ def native(model: Model) -> Precision:
     """Return the precision in which a public model is published."""
     if model.native in precision.DTYPES:
         return precision.plain(model.native)
-    return replace(precision.known(model.native), experts_only=model.native == "mxfp4")
+    return precision.known(model.native)
 
 
 @lru_cache(maxsize=1024)

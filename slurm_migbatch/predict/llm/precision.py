@@ -58,6 +58,8 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
 layers in wider ones and counts as the next, a level without its variant (`q4`) as the widest of its common ones.
 `mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
+OF_EXPERTS: Final = "mxfp4"
+"""Where a model has routed experts, only these have this precision and the rest is at 16 bits (gpt-oss)."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})
 """Words of a name whose other words on quantisation are about the past: the weights are 16-bit ones."""
@@ -74,15 +76,11 @@ groups of 32.
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision of a model's weights: `name` for messages, bits of a parameter of the body and of the embedding.
-
-    `experts_only`: the bits are those of routed experts, the rest is at 16 (gpt-oss).
-    """
+    """Precision of a model's weights: `name` for messages, bits of a parameter of the body and of the embedding."""
 
     name: str
     bits: float
     embedding_bits: float
-    experts_only: bool = False
 
 
 def plain(dtype: str) -> Precision:
