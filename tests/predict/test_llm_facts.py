@@ -577,6 +577,25 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
+@pytest.mark.parametrize(
+    ("method", "bits", "expected"),
+    [
+        ("auto-round", 4, 4.16),
+        ("auto-round", 2, 2.5),
+        ("awq", 4, 4.16),
+        ("awq", 8, 8.1),
+        ("gptq", 8, 8.16),
+        ("exl2", 4.65, 5.15),
+        ("fp8", None, 8.1),
+        ("of-tomorrow", None, 16.0),
+    ],
+)
+def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: float | None, expected: float) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": method, "bits": bits}}
+    hints = of_config(config, "ours").hints.partition(" ")[2]
+    assert workload(f"model=ours {hints}").precision.bits == expected
+
+
 @pytest.mark.parametrize("unset", [None, ""])
 def test_unset_kind_of_feed_forward_counts_as_gated(unset: str | None) -> None:
     config = CONFIGS["gemma-2-9b"]

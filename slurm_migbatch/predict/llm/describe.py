@@ -310,4 +310,7 @@ def _quantization(config: Any) -> str:
         return "w4a16" if '"num_bits": 4' in groups else "w8a8"
     if method == "gptq" and bits == 8:
         return "gptq-int8"
+    # the names of methods mean 4 bits
+    if isinstance(bits, (int, float)) and 1 <= bits <= 8 and (bits != 4 or method not in NAMES):
+        return f"{bits:.3g}bit"
     return method if method in NAMES else ""

@@ -34,7 +34,7 @@ CACHE: Final[Mapping[str, float]] = MappingProxyType(
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
         "awq": 4.16, "awq-marlin": 4.16, "gptq": 4.16, "gptq-marlin": 4.16, "gptq-int4": 4.16, "gptq-int8": 8.16,
-        "int4": 4.16, "autoround": 4.16, "compressed-tensors": 8.1, "marlin": 4.16,
+        "int4": 4.16, "autoround": 4.16, "auto-round": 4.16, "compressed-tensors": 8.1, "marlin": 4.16,
         "hqq": 4.5, "aqlm": 4.16, "quip": 4.16, "bitsandbytes": 4.5, "bnb": 4.5, "bnb-4bit": 4.5,
         "nf4": 4.5, "fp4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "modelopt-fp4": 4.5, "qlora": 4.127,
         "int8": 8.1, "w8a8": 8.1, "w8a16": 8.1, "8bit": 8.1, "bnb-8bit": 8.1, "llm-int8": 8.1, "smoothquant": 8.1,
