@@ -672,6 +672,16 @@ def test_model_directory_is_described_from_its_config_and_weight_files(tmp_path:
     assert seen.architecture.parameters == 10**10 and "params:10000000000" in seen.hints
 
 
+def test_weights_that_a_directory_has_in_two_forms_are_counted_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    for name, size in (("consolidated.safetensors", 16 * 10**9 + 10**8), ("model-00001.safetensors", 16 * 10**9)):
+        with (tmp_path / name).open("wb") as weights:
+            weights.truncate(size)
+    assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
+    (tmp_path / "model-00001.safetensors").unlink()
+    assert describe(tmp_path).architecture.parameters == (16 * 10**9 + 10**8) // 2
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", "null", '{"hidden_size": 1e400}', '{"num_hidden_layers": -1}', "{}", "[" * 100_000,
