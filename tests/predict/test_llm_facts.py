@@ -393,6 +393,19 @@ def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(nam
     assert 0.97 * billions * 1e9 <= found.architecture.parameters <= 1.35 * billions * 1e9
 
 
+@pytest.mark.parametrize(
+    "name", ["wan-ai/wan2.2-ti2v-5b", "facebook/wav2vec2-xls-r-2b", "acme/dnabert-117m", "acme/mamba-7b", "acme-7b-awq"]
+)
+def test_stated_number_of_parameters_changes_nothing_but_the_size(name: str) -> None:
+    """`migbatch model describe` prints it, for the name alone."""
+    found = names.resolve(name)
+    assert found is not None and found.how == "size"
+    stated = workload(f"model={name} params={found.architecture.parameters}")
+    alone = workload(f"model={name}")
+    assert stated.precision == alone.precision
+    assert need_of(stated, 81152).slice_mib == pytest.approx(need_of(alone, 81152).slice_mib, rel=0.01)
+
+
 def test_number_of_experts_is_not_read_as_a_size() -> None:
     assert names.resolve("acme/model-17b-128e") is None
     with pytest.raises(Refusal, match=r"the size of model .* is not known"):

@@ -230,22 +230,43 @@ def resolve(name: str) -> Found | None:
     upper = size_of(kept, upper=True)
     if upper is None:
         return None
-    item_mib, item_px = _item_of_generator(kept)
-    if item_mib:
-        extra = round(upper.total) + BESIDE
+    kind = _kind_of(kept)
+    beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
+    return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+
+
+def of_stated_size(name: str, parameters: int) -> Found:
+    """Return a model that is not public, of a stated number of all its parameters, by its name alone."""
+    kept, quantisation = _without_quantisation(_words(name))
+    return _sized(name, kept, quantisation, Sized(float(parameters), float(parameters)))
+
+
+def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size: Sized) -> Found:
+    """Return a model of which only the size is known, and from its words the kind."""
+    kind, dtype = _kind_of(words), "auto"
+    if kind == "generator":
+        item_mib, item_px = _item_of_generator(words)
+        extra = round(size.total)
         architecture = Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px)
-    elif any(map(SPEECH.fullmatch, kept)):
-        architecture = _of_speech(round(upper.total))
-        quantisation = quantisation or precision.plain("fp32")
-    elif any(map(ENCODERS.fullmatch, kept)):
-        architecture = _encoder(of_size(upper))
-        quantisation = quantisation or precision.plain("fp32")
+    elif kind == "speech":
+        architecture, dtype = _of_speech(round(size.total)), "fp32"
+    elif kind == "encoder":
+        architecture, dtype = _encoder(of_size(size)), "fp32"
     else:
-        encoder_size = TOWER if SENSES.intersection(kept) else 0
-        architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
-        if any(map(STATES.fullmatch, kept)) and "hybrid" not in kept:
+        architecture = of_size(size)
+        if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
             architecture = _stateful(architecture)
-    return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
+    short = name.rsplit("/", 1)[-1]
+    return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
+
+
+def _kind_of(words: Sequence[str]) -> str:
+    """Return the kind of model that these words name: a generator of images or video, or a model of speech or text."""
+    if any(_item_of_generator(words)):
+        return "generator"
+    if any(map(SPEECH.fullmatch, words)):
+        return "speech"
+    return "encoder" if any(map(ENCODERS.fullmatch, words)) else "decoder"
 
 
 def _item_of_generator(words: Sequence[str]) -> tuple[int, int]:

@@ -229,7 +229,8 @@ def _model(hints: Hints) -> Found | None:
         size = names.Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
         if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
-            resolved = Found(name, names.of_size(size), named_precision, "size", stated)
+            found = names.of_stated_size(name, llm_hints.params)
+            resolved = found if resolved is None else replace(found, precision=named_precision, stated=stated)
     if resolved is None:
         _refuse_unsized(hints)
         return None
