@@ -198,7 +198,8 @@ class Trainer:
         for the state that a checkpoint holds: model, optimizer, learning-rate schedule, and anything else that changes.
 
         If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises. If the loop
-        is left by `break`, the end of the context writes the last checkpoint, and the step then counts as done.
+        is left by `break`, the step counts as done at the end of the context, which writes the last checkpoint, or when
+        another loop begins.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).
@@ -209,6 +210,9 @@ class Trainer:
             raise ElasticError(
                 "call restore() before steps(): an interrupted training must not start from the beginning"
             )
+        if self._save is not None:  # the last loop was left in a step, which must not be done twice
+            self._save = None
+            self.done += 1
         while self.done < total:
             self._boundary(save)
             step = self._step()

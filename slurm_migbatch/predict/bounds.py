@@ -25,7 +25,7 @@ from slurm_migbatch.predict.llm.memory import MIB, weights_mib
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.speed import weights_read_mib
 from slurm_migbatch.predict.llm.workload import OLLAMA
-from slurm_migbatch.profiling.measurement import LEAST_COUNT, SERVE, Measurement
+from slurm_migbatch.profiling.measurement import CPU, LEAST_COUNT, SERVE, Measurement
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, memory_gb_of
 
 SPARSE: Final = 2.0
@@ -46,6 +46,8 @@ TRAINING: Final = 2.0
 """Operations of a training step in forward passes, at least: adapters need no gradients of the weights."""
 MEMORY_MARGIN: Final = 1.1
 """Tolerance on the memory in a profile's name, which is rounded."""
+WHOLE: Final = 0.75
+"""Share of a listed GPU's SMs from which a row may be one of the whole GPU: some variants have fewer."""
 PARTLY: Final = frozenset({"llamacpp", "ollama"})
 """Engines that can keep part of the weights on the host."""
 
@@ -65,6 +67,8 @@ class _Model:
 def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
     """Return why a row is impossible, "" if it is possible."""
     facts = facts_of(row.gpu)
+    if unnamed := _unnamed(row, facts):
+        return unnamed
     if facts is None:
         return ""
     gpu = GpuSpec.of_rows([row])
@@ -78,6 +82,19 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
         or _computed(row, model, bits, facts.tflops * 1e12 * sm, where)
         or _read(row, model, bits, facts, memory, where)
     )
+
+
+def _unnamed(row: Measurement, facts: GpuModelFacts | None) -> str:
+    """Return that a row is of a part of a GPU but names no profile: it would count as one of the whole GPU."""
+    if row.profile or row.gpu == CPU:
+        return ""
+    parts = {"compute_slices": (row.compute_slices, 7 if facts is None else facts.compute_slices)}
+    if facts is not None and facts.sm_count:
+        parts["sm_count"] = row.sm_count, math.ceil(WHOLE * facts.sm_count)
+    for name, (count, whole) in parts.items():
+        if count is not None and count < whole:
+            return f"{name} {count} is a part of {row.gpu}, and profile is empty: name the slice there (3g.40gb)"
+    return ""
 
 
 def _sliced(row: Measurement) -> str:

@@ -20,7 +20,15 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.catalog import GpuKind
-from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, guess, memory_gb_of, short_name
+from slurm_migbatch.workload.gpufacts import (
+    LEAST_SHARE,
+    LESS,
+    GpuModelFacts,
+    facts_of,
+    guess,
+    memory_gb_of,
+    short_name,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -61,6 +69,11 @@ class GpuSpec:
             facts = guess(max((_whole_sms(row) for row in rows), default=0) or 100, memory or 40)
         else:
             memory = int(named[1]) if named else full or max(memory_gb_of(name), *(p.memory_gb for p in measured), 0)
+            # a name without the memory may be that of a smaller variant: only an A100 40GB has a 3g.20gb
+            sliced = min(filter(None, map(_whole_gb, rows)), default=memory)
+            if not (named or full) and LEAST_SHARE * memory <= sliced <= LESS * memory:
+                memory = sliced
+            facts = facts_of(f"{name} {memory}GB") or facts
         return cls(short_name(name, memory), facts, memory)
 
 

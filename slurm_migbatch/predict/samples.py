@@ -10,6 +10,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
+from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
@@ -36,7 +37,7 @@ class Sample:
 
     `cells` and `logs` are the points that ran, with the logarithm of seconds per batch; `noise` their standard
     deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known. `rows` and
-    `memory_rows` are the rows of both.
+    `memory_rows` are the rows of both, `bits` the width of their arithmetic.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Sample:
     stack: str
     known: Known
     rows: tuple[Measurement, ...]
+    bits: float
     cells: Cells
     logs: Array
     noise: Array
@@ -61,7 +63,8 @@ class Sample:
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
     """Return the samples of a table, in a stable order. Rows that did not run give no time and are dropped.
     Servers of language models are handled in `llm.served`, and training jobs that do not take the whole model's usual
-    step in `llm.trained`.
+    step in `llm.trained`. Of rows in several precisions the widest counts: the curves are those of 32 bits, whatever
+    precision a request gives.
     """
     rows = [row for row in rows if row.kind != SERVE and row.trained.usual]
     by_model = grouped(rows, lambda row: knowledge.canonical(row.model))
@@ -92,7 +95,19 @@ def _joined(gpus: Mapping[str, GpuSpec]) -> dict[str, GpuSpec]:
     return {name: gpu if name == gpu.name or facts_of(name) else joined(gpu) for name, gpu in gpus.items()}
 
 
+def bits_of(row: Measurement) -> float:
+    """Return the bits of a row's arithmetic: 32 if it states no precision, 0 for an unknown word."""
+    if row.precision in ("", "auto"):
+        return 32.0
+    if row.precision == "tf32":
+        return 19.0
+    found = precision.plain(row.precision) if row.precision in precision.DTYPES else precision.quantised(row.precision)
+    return 0.0 if found is None else found.bits
+
+
 def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows: Sequence[Measurement]) -> Sample:
+    bits = max((bits_of(row) for row in rows if row.ran), default=0.0)
+    rows = [row for row in rows if bits_of(row) >= bits]
     ran = [row for row in rows if row.seconds is not None]
     weighed = [row for row in rows if row.memory_mib is not None]
     return Sample(
@@ -102,6 +117,7 @@ def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows:
         stack,
         known,
         tuple(ran),
+        bits,
         Cells.of_rows(ran, gpu, known),
         np.array([np.log(row.seconds or 1.0) for row in ran]),
         np.array([_NOISES.get(row.source, NOISE) for row in ran]),

@@ -159,11 +159,12 @@ def _scores(
 
 
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
-    """Return the belief about a model on a GPU: by the site's measurements if any, else by the largest sample.
+    """Return the belief about a model on a GPU: by the site's measurements if any, else by the largest sample of those
+    in the widest precision.
 
     Other laboratories' figures of the same model contribute through the population's prior.
     """
-    main = max(samples, key=lambda sample: (sample.stack.endswith(LOCAL), len(sample.rows), sample.stack))
+    main = max(samples, key=_standing)
     runs = next((sample for sample in samples if sample.stack.endswith(f"|{RUNS}")), None)
     inputs = tuple(sorted({row.input_size for sample in samples for row in sample.rows if row.input_size}))
     beliefs = {}
@@ -177,6 +178,12 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
             population = populations.get((figure, kind)) or pool(surface, kind, ())
             beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
     return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), inputs, beliefs)
+
+
+def _standing(sample: Sample) -> tuple[bool, float, int, str]:
+    """Return what makes a sample count more than others of its model and GPU."""
+    local = sample.stack.endswith(LOCAL)
+    return local, 0.0 if local else sample.bits, len(sample.rows), sample.stack
 
 
 def _believed(

@@ -15,7 +15,8 @@ _NAMES: Final = (
     ("model", 1.0, "model_name network"),
     ("profile", 1.0, "mig_profile mig_slice slice"),
     ("batch", 1.0, "batch_size batchsize bs"),
-    ("procs", 1.0, "processes"),
+    ("procs", 1.0, "processes num_processes num_procs n_procs"),
+    ("input_size", 1.0, "seq_len seq_length sequence_length image_size img_size"),
     ("sm_count", 1.0, "sms"),
     ("throughput_per_s", 1.0, "throughput throughput_s throughput_img_s throughput_imgs_s throughput_images_s"),
     ("throughput_per_s", 1.0, "throughput_samples_s throughput_items_s"),
@@ -46,22 +47,31 @@ same, and they may mean that nobody measured it.
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
+_NAMED_SLICE: Final = re.compile(
+    r"(?:mig[ _-]?)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+-]me(?:[.+]all)?)?", re.IGNORECASE
+)
+"""A cell that is the name of a slice."""
 _SLICE: Final = re.compile(
     r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
     r"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])[)\]]?",
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name."""
+_SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
+"""The two sides of an image; the longer one counts, as in the hint `input=`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a row that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
+_UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
+"""Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
 
 
 def plain(name: str) -> str:
     """Return a column's name in words joined by _, with its unit: `Throughput (img/s)` is `throughput_img_s`."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    spelt = name.lower().translate(_UNITS)
+    return re.sub(r"[^a-z0-9]+", "_", spelt).strip("_")
 
 
 def renamed(header: Sequence[str]) -> tuple[str, ...]:
@@ -85,9 +95,18 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str =
     numbers = (text.strip() for text in row.values() if "," in text)
     if separator != "," and any(_DECIMAL_COMMA.fullmatch(text) or _DOTTED.fullmatch(text) for text in numbers):
         row = {name: _without_dots(names[name], text.strip()) for name, text in row.items()}
+    if "profile" not in names.values():
+        _check_unread(row, names)
     cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
+
+
+def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if a column that is not read has the slice: its rows would be those of whole GPUs."""
+    for name, text in row.items():
+        if names[name] not in COLUMNS and _NAMED_SLICE.fullmatch(text.strip()):
+            raise MeasurementError(f"{show(name)} has the slice {show(text.strip())}: call that column profile")
 
 
 def _without_dots(column: str, text: str) -> str:
@@ -133,6 +152,8 @@ def _cell(name: str, column: str, text: str, separator: str) -> str:
         return text
     if text.lower() in _NOT_RUN:
         return ""
+    if column == "input_size" and (sides := _SIDES.fullmatch(text.lower())):
+        return str(max(int(sides[1]), int(sides[2])))
     number = _number(name, text, separator)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:

@@ -204,24 +204,28 @@ def _neutral(
     names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
 
     gpu_column = header[renamed.index("gpu")]
+    unread = [name for name, column in names.items() if column not in COLUMNS and name]
 
-    def make(row: dict[str, str]) -> tuple[Measurement, str]:
-        return Measurement.from_text(aliases.converted(row, names, separator)), row[gpu_column].strip()
+    def make(row: dict[str, str]) -> tuple[Measurement, str, tuple[str, ...]]:
+        point = Measurement.from_text(aliases.converted(row, names, separator))
+        return point, row[gpu_column].strip(), tuple(row[name].strip() for name in unread)
 
     lines: list[_Line] = []
-    for number, (row, gpu) in csvfile.read(path, problems, make):
-        lines.append(_Line(number, row, gpu))
+    for number, (row, gpu, cells) in csvfile.read(path, problems, make):
+        lines.append(_Line(number, row, gpu, cells))
         if why := impossible(row):
             problems.add(path, number, f"cannot be: {why}")
-    return Reading([line.row for line in lines], [*_of_columns(path, names), *_of_lines(path, lines)])
+    notices = [*_of_columns(path, names), *_of_lines(path, lines), *_of_repeated(path, lines, unread)]
+    return Reading([line.row for line in lines], notices)
 
 
 class _Line(NamedTuple):
-    """A row of a table, with its number and its GPU's name there."""
+    """A row of a table, with its number, its GPU's name there, and its cells of columns that are not read."""
 
     number: int
     row: Measurement
     gpu: str
+    unread: tuple[str, ...]
 
 
 def _of_lines(path: Path, lines: Sequence[_Line]) -> Iterator[str]:
@@ -243,6 +247,26 @@ def _of_lines(path: Path, lines: Sequence[_Line]) -> Iterator[str]:
                 f"{where(small)} {name} is below {LEAST_COUNT:g} and not used: it counts {of}, not millions or "
                 "billions of them"
             )
+
+
+def _of_repeated(path: Path, lines: Sequence[_Line], unread: Sequence[str]) -> Iterator[str]:
+    """Yield a notice of repeated points with too different speeds: a column that is not read may distinguish them."""
+    repeated: list[_Line] = []
+    differing: set[str] = set()
+    for group in grouped((line for line in lines if line.row.ran), lambda line: line.row.point).values():
+        rates = [line.row.rate or 0.0 for line in group]
+        cells = zip(unread, zip(*(line.unread for line in group), strict=True), strict=True)
+        columns = [name for name, values in cells if len({*values}) > 1]
+        if columns and max(rates) > DISAGREE * min(rates):
+            repeated += group
+            differing.update(columns)
+    if repeated:
+        names = ", ".join(show(name) for name in unread if name in differing)
+        yield (
+            f"{path}: {len(repeated)} lines (first {min(line.number for line in repeated)}) repeat points with other "
+            f"speeds, of which the median is taken, and differ in {names}: if that is the input size, kind, precision "
+            "or number of processes, call it input_size, kind, precision or procs; else split the table by source"
+        )
 
 
 def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:

@@ -358,6 +358,21 @@ def test_loop_left_by_break_is_saved_at_the_end(tmp_path):
         assert [step.number for step in run.steps(9, dict)] == [7, 8]
 
 
+def test_loop_after_one_left_by_break_does_no_step_twice(tmp_path):
+    numbers = []
+    with elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}) as run:
+        run.restore()
+        for total in (5, 9):
+            for step in run.steps(total, lambda: list(numbers)):
+                numbers.append(step.number)
+                if step.number == 2:
+                    break
+        assert numbers == list(range(9))
+    with elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}) as run:
+        assert run.restore() == numbers
+        assert run.done == 9
+
+
 def test_nothing_is_saved_at_the_end_if_a_step_failed(tmp_path):
     with (
         pytest.raises(ZeroDivisionError),

@@ -56,6 +56,23 @@ def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, message:
     assert re.search(message, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "part"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {"compute_slices": 3}),
+        ("NVIDIA A100-SXM4-80GB", {"sm_count": 42}),
+        ("NVIDIA A30", {"compute_slices": 2}),
+        ("NVIDIA X900", {"compute_slices": 1}),
+    ],
+)
+def test_slice_without_its_profile_is_not_taken_for_the_whole_gpu(gpu: str, part: dict[str, int]) -> None:
+    row = Measurement(gpu, "resnet50", batch=8, latency_s=0.02)
+    assert impossible(row, KNOWLEDGE) == ""
+    assert "is a part of" in impossible(replace(row, **part), KNOWLEDGE)  # type: ignore[arg-type]
+    for whole in ({"sm_count": 98}, {"compute_slices": 7, "memory_slices": 8}):
+        assert impossible(replace(row, gpu="NVIDIA A100-SXM4-80GB", **whole), KNOWLEDGE) == ""  # type: ignore[arg-type]
+
+
 def test_narrower_precision_allows_less_memory() -> None:
     small = replace(SERVED, memory_mib=9000.0)
     for row in (replace(small, precision="awq"), replace(small, model="llama-3.1-8b-instruct-awq")):

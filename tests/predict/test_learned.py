@@ -145,6 +145,26 @@ def test_unlisted_gpu_uses_its_own_measurements(profiles: list[str]) -> None:
     assert seconds.high < 1.25 * seconds.mid
 
 
+@pytest.mark.parametrize(
+    ("gpu", "profiles", "name", "bandwidth"),
+    [
+        ("A100", ["3g.20gb", "1g.10gb"], "a100-40gb", 1555),
+        ("NVIDIA A100", ["1g.5gb"], "a100-40gb", 1555),
+        ("A100", ["7g.40gb"], "a100-40gb", 1555),
+        ("A100", ["1g.10gb", "1g.20gb", "3g.40gb"], "a100-80gb", 2039),
+        ("A100", [""], "a100-80gb", 2039),
+        ("H200", ["2g.35gb", "1g.18gb"], "h200-141gb", 4800),
+        ("NVIDIA A30", ["1g.6gb", "2g.12gb"], "a30-24gb", 933),
+        ("NVIDIA GH200 144G HBM3e", ["1g.18gb"], "gh200-144gb", 4900),
+    ],
+)
+def test_memory_that_the_name_of_a_gpu_leaves_out_follows_from_its_slices(
+    gpu: str, profiles: list[str], name: str, bandwidth: float
+) -> None:
+    spec = GpuSpec.of_rows([Measurement(gpu, "resnet50", profile=profile, latency_s=0.1) for profile in profiles])
+    assert (spec.name, spec.facts.bandwidth_gbs) == (name, bandwidth)
+
+
 def test_measurements_and_runs_of_an_unlisted_gpu_are_merged() -> None:
     rows = [*_measured_on("NVIDIA X999", ["1g.18gb"]), *_measured_on("x999-141gb", ["3g.71gb"], 1.02)]
     found = samples_of(rows, ModelKnowledge())

@@ -278,6 +278,30 @@ def test_training_token_count_is_not_read_as_the_model_size() -> None:
     assert large is not None and large.architecture.parameters > 1e12
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "context"),
+    [
+        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", 1.1, 2048),
+        ("TinyLlama/TinyLlama-1.1B-step-50K-105b", 1.1, 2048),
+        ("HF1BitLLM/Llama3-8B-1.58-100B-tokens", 8.03, 8192),
+        ("mlabonne/llama-2-7b-guanaco-1k", 6.74, 4096),
+        ("acme/Llama-2-7b-50k-samples", 6.74, 4096),
+        ("lmsys/vicuna-7b-v1.5-16k", 6.74, 16384),
+    ],
+)
+def test_steps_tokens_and_samples_of_a_training_are_no_size_and_no_context(
+    name: str, billions: float, context: int
+) -> None:
+    found = names.resolve(name.lower())
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(billions * 1e9, rel=0.01)
+    assert found.architecture.context == context
+
+
+def test_length_of_a_sequence_is_no_size() -> None:
+    assert names.resolve("longsafari/hyenadna-large-1m-seqlen-hf") is None
+
+
 def test_misspelt_size_word_gets_a_suggestion_and_no_other_model() -> None:
     for name, meant in {"bert-lrge": "bert-large", "t5-smal": "t5-small", "whisper-mediun": "whisper-medium"}.items():
         found = names.resolve(name)
@@ -358,6 +382,8 @@ def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None
         ("ibm-granite/granite-vision-3.2-2b", 2.98),
         ("Wan-AI/Wan2.2-TI2V-5B", 11.4),
         ("zai-org/CogVideoX1.5-5B", 10.5),
+        ("Lightricks/LTX-Video-0.9.7-13B-distilled", 18.0),
+        ("Skywork/SkyReels-V2-DF-14B-720P", 20.2),
     ],
 )
 def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(name: str, billions: float) -> None:
@@ -365,6 +391,19 @@ def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(nam
     found = names.resolve(name)
     assert found is not None and found.how == "size"
     assert 0.97 * billions * 1e9 <= found.architecture.parameters <= 1.35 * billions * 1e9
+
+
+@pytest.mark.parametrize(
+    "name", ["wan-ai/wan2.2-ti2v-5b", "facebook/wav2vec2-xls-r-2b", "acme/dnabert-117m", "acme/mamba-7b", "acme-7b-awq"]
+)
+def test_stated_number_of_parameters_changes_nothing_but_the_size(name: str) -> None:
+    """`migbatch model describe` prints it, for the name alone."""
+    found = names.resolve(name)
+    assert found is not None and found.how == "size"
+    stated = workload(f"model={name} params={found.architecture.parameters}")
+    alone = workload(f"model={name}")
+    assert stated.precision == alone.precision
+    assert need_of(stated, 81152).slice_mib == pytest.approx(need_of(alone, 81152).slice_mib, rel=0.01)
 
 
 def test_number_of_experts_is_not_read_as_a_size() -> None:
@@ -476,6 +515,15 @@ def test_size_of_a_model_whose_layers_are_not_all_described_is_the_published_one
     )
 
 
+def test_precision_of_experts_alone_is_the_same_in_a_name_and_in_a_hint() -> None:
+    published = workload("model=openai/gpt-oss-20b")
+    for asked in ("model=openai/gpt-oss-20b quantization=mxfp4", "model=acme/gpt-oss-20b-mxfp4"):
+        same = workload(asked)
+        assert weights_mib(same.architecture, same.precision) == weights_mib(
+            published.architecture, published.precision
+        )
+
+
 def test_weight_memory_follows_the_precision() -> None:
     llama = BY_NAME["llama-3.1-8b"].architecture
     assert weights_mib(llama, precision.plain("bf16")) / 1024 == pytest.approx(14.958, abs=0.001)
@@ -540,6 +588,25 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
     parsed = parse("migbatch: " + found.hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "expected"),
+    [
+        ("auto-round", 4, 4.16),
+        ("auto-round", 2, 2.5),
+        ("awq", 4, 4.16),
+        ("awq", 8, 8.1),
+        ("gptq", 8, 8.16),
+        ("exl2", 4.65, 5.15),
+        ("fp8", None, 8.1),
+        ("of-tomorrow", None, 16.0),
+    ],
+)
+def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: float | None, expected: float) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": method, "bits": bits}}
+    hints = of_config(config, "ours").hints.partition(" ")[2]
+    assert workload(f"model=ours {hints}").precision.bits == expected
 
 
 @pytest.mark.parametrize("unset", [None, ""])
@@ -618,6 +685,16 @@ def test_model_directory_is_described_from_its_config_and_weight_files(tmp_path:
     assert seen.architecture.parameters == 10**10 and "params:10000000000" in seen.hints
 
 
+def test_weights_that_a_directory_has_in_two_forms_are_counted_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    for name, size in (("consolidated.safetensors", 16 * 10**9 + 10**8), ("model-00001.safetensors", 16 * 10**9)):
+        with (tmp_path / name).open("wb") as weights:
+            weights.truncate(size)
+    assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
+    (tmp_path / "model-00001.safetensors").unlink()
+    assert describe(tmp_path).architecture.parameters == (16 * 10**9 + 10**8) // 2
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", "null", '{"hidden_size": 1e400}', '{"num_hidden_layers": -1}', "{}", "[" * 100_000,
@@ -676,6 +753,23 @@ def test_later_version_of_a_public_model_is_not_taken_for_it(name: str) -> None:
 def test_version_that_is_known_or_dates_a_model_of_the_same_size_names_it(name: str, public: str) -> None:
     found = names.resolve(name)
     assert found is not None and found.name == public
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "whole"),
+    [
+        ("allenai/MolmoE-1B-0924", 1.5, 7.2),
+        ("allenai/OLMoE-1B-7B-0924-Instruct", 1.3, 6.9),
+        ("ByteDance-Seed/BAGEL-7B-MoT", 14.7, 14.7),
+    ],
+)
+def test_model_whose_name_states_only_its_active_parameters_has_all_of_them(
+    name: str, active: float, whole: float
+) -> None:
+    found = names.resolve(name.lower())
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(whole * 1e9, rel=0.02)
+    assert found.architecture.active == pytest.approx(active * 1e9, rel=0.1)
 
 
 def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip() -> None:

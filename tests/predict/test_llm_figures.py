@@ -53,6 +53,28 @@ def test_usual_request_is_shortened_to_the_longest_sequence(
     assert found.assumed == assumed
 
 
+@pytest.mark.parametrize("model", ["model=evo2_7b", "params=7b", "model=ours arch=layers:32+hidden:4096+heads:32+kv:8"])
+def test_stated_input_is_not_shortened_to_a_context_that_is_only_assumed(model: str) -> None:
+    served = workload(f"{model} input=100000 output=500").serving
+    assert served is not None and (served.length, served.input) == (100_500, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("hints", "length", "assumed"),
+    [
+        ("model=llama-3-8b input=100000", 8192, ("max_model_len=8192",)),
+        ("model=llama-3-8b input=8000 output=100", 8100, ()),
+        ("model=ours arch=layers:32+hidden:4096+heads:32+context:4096 input=5000", 4096, ("max_model_len=4096",)),
+    ],
+)
+def test_input_beyond_the_context_of_the_model_is_shortened_and_told(
+    hints: str, length: int, assumed: tuple[str, ...]
+) -> None:
+    found = workload(f"{hints} max_num_seqs=8")
+    assert found.serving is not None and found.serving.length == length
+    assert found.assumed == assumed
+
+
 @pytest.mark.parametrize("hints", ["", "max_model_len=512", "engine=vllm"])
 def test_model_that_generates_nothing_takes_its_longest_input(hints: str) -> None:
     found = workload(f"model=bge-large-en-v1.5 max_num_seqs=8 {hints}").serving

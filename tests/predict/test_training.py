@@ -76,6 +76,25 @@ def test_measured_model_has_narrow_intervals(learned: Learned) -> None:
     assert sure.memory_mib.high / sure.memory_mib.low < unsure.memory_mib.high / unsure.memory_mib.low
 
 
+@pytest.mark.parametrize("narrow", ["tf32", "fp16", "int8", "mixed"])
+@pytest.mark.parametrize("source", ["lab", "lab, in other products"])
+def test_curve_of_a_model_in_several_precisions_is_that_of_the_widest(narrow: str, source: str) -> None:
+    name, batches = "bert-large", (1, 8, 32)
+    wide = [replace(row, precision="fp32") for row in measure(name, truth(name, 0, 1.0), batches=batches)]
+    fast = measure(name, truth(name, 0, -0.5), batches=(*batches, 64), source=source)
+    cells = Cells.of_rows(wide, A100, known(name))
+
+    def seconds(found: list[Measurement]) -> np.ndarray:
+        belief, points, _ = learn(found, KNOWLEDGE).belief("time", name, "infer", known(name), A100)
+        assert points
+        return np.exp(belief.predict(TIME, cells)[0])
+
+    both = [*wide, *(replace(row, precision=narrow) for row in fast)]
+    assert seconds(both) == pytest.approx(seconds(wide), rel=0.05)
+    failed = [replace(row, latency_s=None, throughput_per_s=None, memory_mib=None) for row in wide]
+    assert seconds([*failed, *both[len(wide) :]]) == pytest.approx(seconds(both[len(wide) :]), rel=0.05)
+
+
 def test_higher_confidence_widens_the_interval(learned: Learned) -> None:
     cell = Bucket("resnet50", "infer", 32, 224, "px")
     low, high = (LearnedPredictor(learned, confidence=c).figures(cell, H100)[P("2g.20gb")] for c in (0.7, 0.95))

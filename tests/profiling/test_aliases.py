@@ -54,6 +54,54 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         scan([path])
 
 
+@pytest.mark.parametrize("micro", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
+def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,Latency ({micro}s)\na100-80gb,net,1,5200\n")]).rows
+    assert row.latency_s == 0.0052
+
+
+@pytest.mark.parametrize("unit", ["%", "in %", "% of peak"])
+def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) -> None:
+    header = f"gpu,model,batch,latency_s,Throughput ({unit}),SMs ({unit}),Processes ({unit})"
+    (row,) = scan([table(tmp_path, f"{header}\na100-80gb,net,1,0.1,55,14,3\n")]).rows
+    assert (row.throughput_per_s, row.sm_count, row.procs) == (None, None, 1)
+    with pytest.raises(TableError, match="neither throughput_per_s nor latency_s"):
+        scan([table(tmp_path, f"gpu,model,batch,Throughput ({unit})\na100-80gb,net,1,55\n")])
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "size"), [("seq_len", "384", 384), ("Image Size", "224x320", 320), ("sequence_length", "", None)]
+)
+def test_input_sizes_under_usual_names_distinguish_points(
+    tmp_path: Path, name: str, cell: str, size: int | None
+) -> None:
+    lines = f"a100-80gb,net,1,0.01,64\na100-80gb,net,1,0.1,{cell}\n"
+    found = scan([table(tmp_path, f"gpu,model,batch,latency_s,{name}\n{lines}")]).rows
+    assert [(row.input_size, row.latency_s) for row in found] == [(64, 0.01), (size, 0.1)]
+
+
+@pytest.mark.parametrize("cell", ["1g.10gb", "MIG 1g.10gb", "1g10gb", "1g.10gb+me"])
+def test_slice_in_a_column_that_is_not_read_is_refused(tmp_path: Path, cell: str) -> None:
+    path = table(tmp_path, f"gpu,model,batch,latency_s,instance\na100-80gb,net,1,0.1,{cell}\n")
+    with pytest.raises(TableError, match=r"points\.csv:2: instance has the slice .* call that column profile"):
+        scan([path])
+    path = table(tmp_path, f"gpu,model,batch,latency_s,instance,profile\na100-80gb,net,1,0.1,{cell},2g.20gb\n")
+    assert [row.profile for row in scan([path]).rows] == ["2g.20gb"]
+
+
+def test_repeated_points_that_a_column_that_is_not_read_distinguishes_give_a_notice(tmp_path: Path) -> None:
+    header = "gpu,model,batch,latency_s,dtype,run,power_w\n"
+    path = table(
+        tmp_path,
+        f"{header}a100-80gb,net,1,0.1,fp32,1,200\na100-80gb,net,1,0.03,fp16,1,200\na100-80gb,net,2,0.2,fp32,1,210\n",
+    )
+    (notice,) = [text for text in scan([path]).notices if "repeat points" in text]
+    assert "2 lines (first 2) repeat points with other speeds" in notice
+    assert "and differ in dtype: if that is the input size, kind, precision" in notice
+    steady = f"{header}a100-80gb,net,1,0.1,fp32,1,200\na100-80gb,net,1,0.11,fp32,2,190\n"
+    assert not [text for text in scan([table(tmp_path, steady)]).notices if "repeat points" in text]
+
+
 def test_columns_of_the_common_table_are_not_replaced() -> None:
     header = ("latency_ms", "latency_s", "batch", "batch_size", "note")
     assert aliases.renamed(header) == header

@@ -248,7 +248,10 @@ def _with_files(found: Described, folder: Path) -> Described:
     bytes_each = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
     if bytes_each is None or found.quantization:
         return found
-    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
+    files = [file for file in folder.glob("*.safetensors") if file.is_file()]
+    # Mistral's repositories have all weights twice, in its own form too
+    usual = [file for file in files if not file.name.startswith("consolidated")]
+    file_bytes = sum(file.stat().st_size for file in usual or files)
     if file_bytes // bytes_each <= found.architecture.parameters * 1.001:
         return found
     return replace(found, numbers={**found.numbers, "params": min(file_bytes // bytes_each, LIMITS["params"])})
@@ -310,4 +313,7 @@ def _quantization(config: Any) -> str:
         return "w4a16" if '"num_bits": 4' in groups else "w8a8"
     if method == "gptq" and bits == 8:
         return "gptq-int8"
+    # the names of methods mean 4 bits
+    if isinstance(bits, (int, float)) and 1 <= bits <= 8 and (bits != 4 or method not in NAMES):
+        return f"{bits:.3g}bit"
     return method if method in NAMES else ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
@@ -83,7 +84,7 @@ class Need:
 
 def weights_mib(architecture: Architecture, kept: Precision) -> float:
     """Return the MiB of a model's weights; parts that a quantisation leaves out count 16 bits."""
-    if kept.experts_only:
+    if kept.name == precision.OF_EXPERTS and architecture.routed:
         plain = architecture.parameters - architecture.routed
         return (plain * 16.0 + architecture.routed * kept.bits) / 8 / MIB
     if architecture.kind == "plain" or kept.bits == kept.embedding_bits:

@@ -72,8 +72,10 @@ _IMAGE_TEXT: Final = frozenset({"clip", "vit"})
 """Words of a model of images and texts, whose name gives its images instead of its size."""
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
-_OF_VIDEO: Final = re.compile(r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*")
-_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*")
+_OF_VIDEO: Final = re.compile(
+    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi"
+)
+_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana")
 """Words that name a generator of video or of images, whose size is that of the part that removes noise."""
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
@@ -116,6 +118,10 @@ UNSIZED: Final = frozenset([
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
+_STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
+"""A number of training steps, after the word `step`."""
+_COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
+"""Words after a number that is no size and no context."""
 
 
 @dataclass(frozen=True)
@@ -224,22 +230,43 @@ def resolve(name: str) -> Found | None:
     upper = size_of(kept, upper=True)
     if upper is None:
         return None
-    item_mib, item_px = _item_of_generator(kept)
-    if item_mib:
-        extra = round(upper.total) + BESIDE
+    kind = _kind_of(kept)
+    beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
+    return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+
+
+def of_stated_size(name: str, parameters: int) -> Found:
+    """Return a model that is not public, of a stated number of all its parameters, by its name alone."""
+    kept, quantisation = _without_quantisation(_words(name))
+    return _sized(name, kept, quantisation, Sized(float(parameters), float(parameters)))
+
+
+def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size: Sized) -> Found:
+    """Return a model of which only the size is known, and from its words the kind."""
+    kind, dtype = _kind_of(words), "auto"
+    if kind == "generator":
+        item_mib, item_px = _item_of_generator(words)
+        extra = round(size.total)
         architecture = Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px)
-    elif any(map(SPEECH.fullmatch, kept)):
-        architecture = _of_speech(round(upper.total))
-        quantisation = quantisation or precision.plain("fp32")
-    elif any(map(ENCODERS.fullmatch, kept)):
-        architecture = _encoder(of_size(upper))
-        quantisation = quantisation or precision.plain("fp32")
+    elif kind == "speech":
+        architecture, dtype = _of_speech(round(size.total)), "fp32"
+    elif kind == "encoder":
+        architecture, dtype = _encoder(of_size(size)), "fp32"
     else:
-        encoder_size = TOWER if SENSES.intersection(kept) else 0
-        architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
-        if any(map(STATES.fullmatch, kept)) and "hybrid" not in kept:
+        architecture = of_size(size)
+        if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
             architecture = _stateful(architecture)
-    return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
+    short = name.rsplit("/", 1)[-1]
+    return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
+
+
+def _kind_of(words: Sequence[str]) -> str:
+    """Return the kind of model that these words name: a generator of images or video, or a model of speech or text."""
+    if any(_item_of_generator(words)):
+        return "generator"
+    if any(map(SPEECH.fullmatch, words)):
+        return "speech"
+    return "encoder" if any(map(ENCODERS.fullmatch, words)) else "decoder"
 
 
 def _item_of_generator(words: Sequence[str]) -> tuple[int, int]:
@@ -274,7 +301,7 @@ def native(model: Model) -> Precision:
     """Return the precision in which a public model is published."""
     if model.native in precision.DTYPES:
         return precision.plain(model.native)
-    return replace(precision.known(model.native), experts_only=model.native == "mxfp4")
+    return precision.known(model.native)
 
 
 @lru_cache(maxsize=1024)
@@ -301,8 +328,9 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     ]
     tokens = {"t"} if any(match[3] == "b" for _, _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
     previous = -1
+    counts = _counts(words)
     for index, word, match in sizes:
-        if match[3] in tokens:
+        if match[3] in tokens or index in counts:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
         counted = _rounded_up(match) if upper else params
@@ -316,6 +344,15 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     if not 1e6 <= total <= LARGEST:
         return None
     return Sized(total, min(active, total) or total)
+
+
+def _counts(words: Sequence[str]) -> set[int]:
+    """Return the places of numbers that count the steps, tokens or samples of a training: `step-50k-105b`,
+    `100b-tokens`.
+    """
+    things = {place for place, word in enumerate(words[1:]) if word in _COUNTED}
+    steps = [place for place in range(1, len(words)) if words[place - 1] == "step" and _STEPS.fullmatch(words[place])]
+    return things.union(*((place, place + 1) for place in steps))
 
 
 def _rounded_up(match: re.Match[str]) -> float:
@@ -472,12 +509,16 @@ def exceeds(size: Sized, architecture: Architecture) -> bool:
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
-    """Return the architecture with the context that the name states: `phi-3-mini-128k`."""
-    for word in words:
+    """Return the architecture with the context that the name states: `phi-3-mini-128k`.
+
+    A smaller number than the model's own counts something else, as the samples of `llama-2-7b-guanaco-1k`.
+    """
+    counts = _counts(words)
+    for place, word in enumerate(words):
         match = _CONTEXT.fullmatch(word)
-        if match and (match[2] == "k" or int(match[1]) <= 10):
+        if match and place not in counts and (match[2] == "k" or int(match[1]) <= 10):
             tokens = int(match[1]) * (1024 if match[2] == "k" else 1024 * 1000)
-            return replace(model.architecture, context=max(tokens, 1024))
+            return replace(model.architecture, context=max(tokens, model.architecture.context))
     return model.architecture
 
 

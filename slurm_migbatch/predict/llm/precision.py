@@ -34,7 +34,7 @@ CACHE: Final[Mapping[str, float]] = MappingProxyType(
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
         "awq": 4.16, "awq-marlin": 4.16, "gptq": 4.16, "gptq-marlin": 4.16, "gptq-int4": 4.16, "gptq-int8": 8.16,
-        "int4": 4.16, "autoround": 4.16, "compressed-tensors": 8.1, "marlin": 4.16,
+        "int4": 4.16, "autoround": 4.16, "auto-round": 4.16, "compressed-tensors": 8.1, "marlin": 4.16,
         "hqq": 4.5, "aqlm": 4.16, "quip": 4.16, "bitsandbytes": 4.5, "bnb": 4.5, "bnb-4bit": 4.5,
         "nf4": 4.5, "fp4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "modelopt-fp4": 4.5, "qlora": 4.127,
         "int8": 8.1, "w8a8": 8.1, "w8a16": 8.1, "8bit": 8.1, "bnb-8bit": 8.1, "llm-int8": 8.1, "smoothquant": 8.1,
@@ -58,6 +58,8 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
 layers in wider ones and counts as the next, a level without its variant (`q4`) as the widest of its common ones.
 `mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
+OF_EXPERTS: Final = "mxfp4"
+"""Where a model has routed experts, only these have this precision and the rest is at 16 bits (gpt-oss)."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})
 """Words of a name whose other words on quantisation are about the past: the weights are 16-bit ones."""
@@ -74,15 +76,11 @@ groups of 32.
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision of a model's weights: `name` for messages, bits of a parameter of the body and of the embedding.
-
-    `experts_only`: the bits are those of routed experts, the rest is at 16 (gpt-oss).
-    """
+    """Precision of a model's weights: `name` for messages, bits of a parameter of the body and of the embedding."""
 
     name: str
     bits: float
     embedding_bits: float
-    experts_only: bool = False
 
 
 def plain(dtype: str) -> Precision:

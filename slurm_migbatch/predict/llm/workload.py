@@ -229,7 +229,8 @@ def _model(hints: Hints) -> Found | None:
         size = names.Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
         if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
-            resolved = Found(name, names.of_size(size), named_precision, "size", stated)
+            found = names.of_stated_size(name, llm_hints.params)
+            resolved = found if resolved is None else replace(found, precision=named_precision, stated=stated)
     if resolved is None:
         _refuse_unsized(hints)
         return None
@@ -278,6 +279,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
 
 def _serving(hints: Hints, found: Found) -> Workload:
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
+    shortened = False
     engine = llm_hints.engine or ""
     share = SHARES[engine] if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
     concurrency = llm_hints.max_num_seqs or hints.batch
@@ -286,11 +288,15 @@ def _serving(hints: Hints, found: Found) -> Workload:
         assumed.append(f"max_num_seqs={concurrency}")
     length, reserve = llm_hints.max_model_len, 0
     if length is None and (hints.input or llm_hints.output):
-        length = min((hints.input or USUAL_INPUT) + (llm_hints.output or USUAL_OUTPUT), max(architecture.context, 1))
-        if architecture.kind == "encoder":
-            length = hints.input or USUAL_INPUT
+        length = hints.input or USUAL_INPUT
+        if architecture.kind != "encoder":
+            length += llm_hints.output or USUAL_OUTPUT
+            shortened = _knows_context(llm_hints, found) and length > architecture.context
+            length = max(architecture.context, 1) if shortened else length
         if engine in CASTING:
             assumed.append(f"max_model_len={length} given to the engine")
+        elif shortened and architecture.generates:
+            assumed.append(f"max_model_len={length}")
     elif length is None and architecture.kind != "plain":
         length = _usual_length(engine, architecture, concurrency)
         reserve = architecture.context if engine == "vllm" else 0
@@ -311,6 +317,11 @@ def _serving(hints: Hints, found: Found) -> Workload:
         bits = 32.0
     serving = Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve)
     return Workload(found, serving, None, tuple(assumed))
+
+
+def _knows_context(llm_hints: LlmHints, found: Found) -> bool:
+    """Return whether a model's context is known, not only assumed."""
+    return found.how != "size" and (llm_hints.arch is None or "context:" in llm_hints.arch)
 
 
 def _request(inputs: int | None, outputs: int | None, length: int) -> tuple[int, int]:
