@@ -6,12 +6,14 @@ Standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import FileChange, read
 from slurm_migbatch.install.slurmconf import INCLUDED, Conf, Line, load
 from slurm_migbatch.install.topology import SWITCH
 from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.nodelist import NodeListError, items
 
 
 def leftovers(main: str, changes: Sequence[FileChange]) -> Iterator[str]:
@@ -30,7 +32,8 @@ def leftovers(main: str, changes: Sequence[FileChange]) -> Iterator[str]:
     own_file = conf.beside(INCLUDED)
     names: list[str] = []  # of nodes and switches that are removed
     if own_file in removed:
-        names = [SWITCH, *(values["nodename"] for _, values in load(own_file, read).records("nodename"))]
+        catalog = (values["nodename"] for _, values in load(own_file, read).records("nodename"))
+        names = [SWITCH, *(name for listed in catalog for name in items(listed))]
     for part in (conf, load(conf.beside("gres.conf"), left), load(conf.beside("topology.conf"), left)):
         for line in part.lines:
             if needed := list(dict.fromkeys(_needed(part, line, removed, names))):
@@ -61,7 +64,9 @@ def _needed(conf: Conf, line: Line, removed: Collection[str], names: Sequence[st
             yield token.value
         if names and token.key == "gres":
             yield from ("mig" for entry in gres.split(token.value) if entry.partition(":")[0] == "mig")
-        yield from (name for name in names if name in token.value)
+        with suppress(NodeListError):
+            listed = set(items(token.value)) if names else ()
+            yield from (name for name in names if name in listed)
 
 
 def _sentence(place: str, what: str) -> str:

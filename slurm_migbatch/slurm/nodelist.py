@@ -28,7 +28,7 @@ def expand(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
         NodeListError: a bracket or range is malformed, or there are more than `most` names; none is made then.
     """
     names: dict[str, None] = {}
-    for item in _items(text):
+    for item in items(text):
         choices: list[list[str]] = []
         size, end = 1, 0
         for segment in _SEGMENT.made.finditer(item):
@@ -45,8 +45,8 @@ def expand(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _items(text: str) -> Iterator[str]:
-    """Yield the comma-separated parts of `text`; commas inside brackets do not separate."""
+def items(text: str) -> Iterator[str]:
+    """Yield the comma-separated parts of `text`; commas inside brackets do not separate. Raises NodeListError."""
     text = text.strip()
     depth = start = 0
     for position, char in enumerate(text):
