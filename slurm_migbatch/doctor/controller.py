@@ -189,6 +189,7 @@ def _files(
     mig = nodes.mig_nodes(rows, config)
     yield from catalog.check_catalog(conf, config.cluster.catalog_nodes, mig)
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
+    yield from slurmfiles.check_cloud_nodes(conf, shown)
     slurm_user = reader(config.cluster.slurm_user)
     yield from lua.check_script(
         str(Path(conf.main).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active

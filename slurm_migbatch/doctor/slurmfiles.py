@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
+from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 
 _DETECTS: Final = frozenset({"nvml", "full"})
@@ -22,13 +23,13 @@ def beside(conf: Conf, name: str) -> Conf:
     return load(conf.beside(name), read)
 
 
-def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
+def check_autodetect(gres_conf: Conf, nodes: Collection[str]) -> Iterator[Finding]:
     """Check that Slurm does not detect slices itself on MIG nodes."""
     default_line = next(
-        (line for line in reversed(gres.lines) if line.get("autodetect") and not line.get("nodename")), None
+        (line for line in reversed(gres_conf.lines) if line.get("autodetect") and not line.get("nodename")), None
     )
     node_lines: dict[str, Line] = {}
-    for line in gres.lines:
+    for line in gres_conf.lines:
         names, detect = line.get("nodename"), line.get("autodetect")
         if names and detect:
             node_lines.update(dict.fromkeys(_expanded(names.value), line))
@@ -55,6 +56,26 @@ def _expanded(names: str) -> tuple[str, ...]:
         return expand(names)
     except NodeListError:
         return ()
+
+
+def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that Slurm shows powered-down cloud nodes that have slices; by default it hides them from all commands.
+
+    Args:
+        shown: `scontrol show config`, keys in lower case.
+    """
+    if "cloud" in shown.get("privatedata", "").lower().split(","):
+        return
+    hidden = [
+        name
+        for _, values in conf.records("nodename")
+        if values.get("state", "").upper() == "CLOUD"
+        and any(entry.partition(":")[0] == "mig" for entry in gres.split(values.get("gres", "")))
+        for name in _expanded(values["nodename"])
+    ]
+    if hidden:
+        text = f"{fold(hidden)}: Slurm hides State=CLOUD nodes that are powered down, so no slices are offered there"
+        yield Finding(WARN, "PrivateData", text, "add cloud to PrivateData in slurm.conf, and run scontrol reconfigure")
 
 
 def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[Finding]:

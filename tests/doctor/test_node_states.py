@@ -223,6 +223,17 @@ def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
     assert "/dev/nvidia1" in only_problem(check("task/cgroup", "/dev/nvidia1"))
 
 
+def test_cloud_nodes_that_slurm_hides_are_reported(slurm: Path) -> None:
+    (slurm / "slurm.conf").write_text(
+        "NodeName=DEFAULT State=CLOUD\nNodeName=g[1-2] Gres=gpu:4,mig:none:28\nNodeName=c1\n"
+        "NodeName=g3 Gres=mig:none:7 State=UNKNOWN\n"
+    )
+    for private in ("none", "jobs,usage"):
+        (found,) = slurmfiles.check_cloud_nodes(conf(slurm), {"privatedata": private})
+        assert found.level == WARN and found.text.startswith("g[1-2]: Slurm hides State=CLOUD nodes")
+    assert list(slurmfiles.check_cloud_nodes(conf(slurm), {"privatedata": "cloud,jobs"})) == []
+
+
 def test_missing_or_unreadable_cli_filter_is_reported(slurm: Path) -> None:
     assert list(slurmfiles.check_cli_filter(conf(slurm))) == []
     (slurm / "slurm.conf").write_text("CliFilterPlugins=cli_filter/lua\n")
