@@ -14,7 +14,7 @@ EXTRAS ?=
 PACKAGES ?= build/packages
 # Much of a test's time is Slurm's: more of them run at once than there are processors, each file in one process, those on
 # a cluster spread over the run (tests/conftest.py).
-PYTEST := $(BIN)/pytest -n $(or $(WORKERS),9) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n $(or $(WORKERS),7) --dist loadfile --no-loadscope-reorder
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
 	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2 systemd mandoc groff-base
 
