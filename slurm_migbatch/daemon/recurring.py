@@ -43,6 +43,8 @@ class RecurringJobs:
 
     def __init__(self, most: int = MOST_JOBS) -> None:
         self._runs: dict[str, list[PastRun]] = {}
+        #: of each job, as its first run named him: the name may be missing until Slurm has been queried
+        self._user_of: dict[str, str] = {}
         #: the keys of each user's jobs, that of the last run at the end
         self._keys_of: dict[str, dict[str, None]] = {}
         self._most = most
@@ -56,7 +58,7 @@ class RecurringJobs:
             run = past_run(row)
             runs = [past for past in self._runs.pop(row.recurring, []) if past.run != row.run]
             self._runs[row.recurring] = sorted([*runs, run], key=lambda past: past.run)[-WINDOW:]
-            keys = self._keys_of.setdefault(row.user, {})
+            keys = self._keys_of.setdefault(self._user_of.setdefault(row.recurring, row.user), {})
             keys.pop(row.recurring, None)
             keys[row.recurring] = changed[row.recurring] = None
         while len(self._runs) > self._most:
@@ -67,7 +69,7 @@ class RecurringJobs:
         """Drop the job that ran least recently of the user with the most jobs, and return its key."""
         user = max(self._keys_of, key=lambda user: len(self._keys_of[user]))
         key = next(iter(self._keys_of[user]))
-        del self._runs[key], self._keys_of[user][key]
+        del self._runs[key], self._user_of[key], self._keys_of[user][key]
         if not self._keys_of[user]:
             del self._keys_of[user]
         return key
