@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -92,6 +92,8 @@ class Served:
 
 Outcome = list[Served | None]
 """By job; None: it was withdrawn."""
+Inputs: TypeAlias = tuple[Sequence[PodKind], Config]
+"""A population, and the settings of a site that has received its jobs."""
 
 
 def draw(
@@ -285,20 +287,14 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
 def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
     config = config_of(kinds)
     requests = Counter(kind.profile for kind in kinds)
-    cases = list(itertools.product((*QUEUED, TURNED_AWAY), range(seeds), ways(config, requests)))
-    figures_of: dict[float, dict[str, list[dict[str, float]]]] = {}
-    with pool(processes, (kinds, config)) as submit:
-        runs = [submit(_run, *case) for case in cases]
-        for (load, seed, way), run in zip(cases, runs, strict=True):
-            progress(f"{name}, load {load:g}: seed {seed}, {way}", len(cases))
-            figures_of.setdefault(load, {}).setdefault(way, []).append(run())
+    found_by_load = run_cases(run_way, (kinds, config), name, seeds, list(ways(config, requests)), progress, processes)
     loads = [
         {
             "load": load,
             "queued": load in QUEUED,
             "ways": {way: _row(found, by_way) for way, found in by_way.items()},
         }
-        for load, by_way in figures_of.items()
+        for load, by_way in found_by_load.items()
     ]
     return {
         "jobs": len(kinds),
@@ -309,8 +305,28 @@ def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progr
     }
 
 
-def _run(inputs: tuple[Sequence[PodKind], Config], load: float, seed: int, way: str) -> dict[str, float]:
-    """Return the figures of one rule on one draw; `inputs`: the population and the settings for it."""
+def run_cases(
+    run: Callable[[Inputs, float, int, str], dict[str, float]],
+    inputs: Inputs,
+    population: str,
+    seeds: int,
+    ways: Sequence[str],
+    progress: Progress,
+    processes: int,
+) -> dict[float, dict[str, list[dict[str, float]]]]:
+    """Return the figures of every way by load, in the order of the seeds; `processes` cases run at once."""
+    cases = list(itertools.product((*QUEUED, TURNED_AWAY), range(seeds), ways))
+    found: dict[float, dict[str, list[dict[str, float]]]] = {}
+    with pool(processes, inputs) as submit:
+        waiting = [submit(run, *case) for case in cases]
+        for (load, seed, way), result in zip(cases, waiting, strict=True):
+            progress(f"{population}, load {load:g}: seed {seed}, {way}", len(cases))
+            found.setdefault(load, {}).setdefault(way, []).append(result())
+    return found
+
+
+def run_way(inputs: Inputs, load: float, seed: int, way: str) -> dict[str, float]:
+    """Return the figures of one rule on one draw."""
     kinds, config = inputs
     drawn, queued = draw(kinds, load, seed), load in QUEUED
     place = ways(config, Counter(kind.profile for kind in kinds))[way]

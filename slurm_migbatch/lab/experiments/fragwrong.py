@@ -13,9 +13,7 @@ would end it; learned run times can.
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +24,7 @@ import numpy as np
 from slurm_migbatch.config import Config
 from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.experiments import fragmentation
-from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, TURNED_AWAY, Draw
-from slurm_migbatch.lab.processes import pool
+from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, Draw
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -115,31 +112,22 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
 
 def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
     right = fragmentation.config_of(kinds)
-    cases = list(itertools.product((*QUEUED, TURNED_AWAY), range(seeds), (FIRST, *ROWS)))
-    figures_of: dict[float, dict[str, list[dict[str, float]]]] = {}
-    with pool(processes, (kinds, right)) as submit:
-        runs = [submit(_run, *case) for case in cases]
-        for (load, seed, row), run in zip(cases, runs, strict=True):
-            progress(f"{name}, load {load:g}: seed {seed}, {row}", len(cases))
-            figures_of.setdefault(load, {}).setdefault(row, []).append(run())
+    found_by_load = fragmentation.run_cases(_run, (kinds, right), name, seeds, (FIRST, *ROWS), progress, processes)
     loads = []
-    for load, by_row in figures_of.items():
+    for load, by_row in found_by_load.items():
         base, queued = by_row.pop(FIRST), load in QUEUED
         rows = {row: _row(found, base, queued) for row, found in by_row.items()}
         loads.append({"load": load, "queued": queued, "rows": rows})
     return {"jobs": len(kinds), **provenance(DECIDES, right), "loads": loads}
 
 
-def _run(inputs: tuple[Sequence[PodKind], Config], load: float, seed: int, row: str) -> dict[str, float]:
-    """Return the figures of one row, or of first fit, on one draw; `inputs`: the population and correct settings."""
-    kinds, right = inputs
-    drawn, queued = fragmentation.draw(kinds, load, seed), load in QUEUED
+def _run(inputs: fragmentation.Inputs, load: float, seed: int, row: str) -> dict[str, float]:
+    """Return the figures of one row, or of first fit, on one draw."""
     if row == FIRST:
-        place = fragmentation.ways(right, Counter(kind.profile for kind in kinds))[FIRST]
-        outcome = place(drawn, queued)
-    else:
-        wrong = ROWS[row]
-        outcome = fragmentation.shipped(drawn, wrong.config(right, kinds, seed), queued, wrong.limits_of(drawn, seed))
+        return fragmentation.run_way(inputs, load, seed, row)
+    kinds, right = inputs
+    drawn, queued, wrong = fragmentation.draw(kinds, load, seed), load in QUEUED, ROWS[row]
+    outcome = fragmentation.shipped(drawn, wrong.config(right, kinds, seed), queued, wrong.limits_of(drawn, seed))
     return fragmentation.figures(drawn, outcome, geometry(GPU), queued)
 
 
