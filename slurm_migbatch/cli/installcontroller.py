@@ -88,7 +88,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         return plan  # Slurm's files are changed together or not at all: some of their lines would be missing
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
-    plan.notes += _awakened(plan, slurm.site, conf)
+    plan.notes += _newly_loaded(plan, slurm.site, conf)
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
         token.value for line in conf.lines for token in line.tokens
@@ -268,7 +268,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
         plan.lines.append(f"{path}:{number}: add before this line: {'  and  '.join(lines)}")
 
 
-def _awakened(plan: HostPlan, wanted: Site, conf: Conf) -> Iterator[str]:
+def _newly_loaded(plan: HostPlan, wanted: Site, conf: Conf) -> Iterator[str]:
     """Yield a sentence for each Lua script of the site that slurm.conf has not loaded so far, and will load."""
     keys = {setting.key for setting in wanted.needed()}
     paths = {target.path for target in plan.wanted}

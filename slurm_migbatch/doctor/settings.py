@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from slurm_migbatch.install.scripts import plugins
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
@@ -30,9 +31,9 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     if select and not select.endswith("cons_tres"):  # without a line in slurm.conf it is select/linear on 22.05
         advice = "set SelectType=select/cons_tres, and restart slurmctld and every slurmd; Slurm loses all jobs by that"
         yield Finding(FAIL, "SelectType", f"is {select}: slices need select/cons_tres", advice)
-    plugins = conf.get("jobsubmitplugins", "")
-    if "lua" in [name.removeprefix("job_submit/") for name in plugins.split(",")]:
-        yield Finding(OK, "JobSubmitPlugins", plugins)
+    listed = conf.get("jobsubmitplugins", "")
+    if "lua" in plugins(listed):
+        yield Finding(OK, "JobSubmitPlugins", listed)
     else:
         yield Finding(FAIL, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")
     for key in ("Prolog", "Epilog", "TaskProlog"):

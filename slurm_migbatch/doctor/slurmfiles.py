@@ -8,11 +8,11 @@ from typing import Final
 
 from slurm_migbatch.doctor.programs import unreadable
 from slurm_migbatch.install import scripts
+from slurm_migbatch.install.catalogline import has_slices
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
-from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 
 _DETECTS: Final = frozenset({"nvml", "full"})
@@ -69,8 +69,7 @@ def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]
     hidden = [
         name
         for _, values in conf.records("nodename")
-        if values.get("state", "").upper() == "CLOUD"
-        and any(entry.partition(":")[0] == "mig" for entry in gres.split(values.get("gres", "")))
+        if values.get("state", "").upper() == "CLOUD" and has_slices(values)
         for name in _expanded(values["nodename"])
     ]
     if hidden:

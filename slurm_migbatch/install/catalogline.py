@@ -147,6 +147,11 @@ def listed_features(values: Mapping[str, str]) -> list[str]:
     return next((values[key] for key in FEATURES if key in values), "").split(",")
 
 
+def has_slices(values: Mapping[str, str]) -> bool:
+    """Return whether a line gives its nodes slices."""
+    return any(entry.name == "mig" for _, entry in gres_entries(values))
+
+
 def gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:
     """Yield the entries of a node's Gres=, with their texts; Slurm skips empty ones and reports wrong ones."""
     for text in gres.split(values.get("gres", "")):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.install import scripts
+from slurm_migbatch.install.catalogline import has_slices
 from slurm_migbatch.install.files import FileChange, read
 from slurm_migbatch.install.slurmconf import INCLUDED, Conf, Line, load
 from slurm_migbatch.install.topology import SWITCH
-from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, items
 
 
@@ -62,8 +62,8 @@ def _needed(conf: Conf, line: Line, removed: Collection[str], names: Sequence[st
     for token in line.tokens:
         if token.value.startswith("/") and token.value in removed:
             yield token.value
-        if names and token.key == "gres":
-            yield from ("mig" for entry in gres.split(token.value) if entry.partition(":")[0] == "mig")
+        if names and has_slices({token.key: token.value}):
+            yield "mig"
         with suppress(NodeListError):
             listed = set(items(token.value)) if names else ()
             yield from (name for name in names if name in listed)

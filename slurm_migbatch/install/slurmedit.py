@@ -18,6 +18,7 @@ from slurm_migbatch.install.catalogline import (
     catalog_settings,
     gres_entries,
     gres_words,
+    has_slices,
     listed_features,
     others_of,
 )
@@ -280,7 +281,7 @@ def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """
     for line, values, names in rows:
         members = [name for name in names if name not in counts]
-        if members and any(entry.name == "mig" for _, entry in gres_entries(values)):
+        if members and has_slices(values):
             yield (
                 f"{_place(line)}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
                 "(migbatch doctor there), or remove mig and the feature of the node from this line"

@@ -35,8 +35,8 @@ HURRIES: Final = 3
 UNEXPLAINED_S: Final = 30.0
 """A node where Slurm counts more slices than are known is noted after so long."""
 _GAPS: Final = 3
-"""Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most this part of
-`stuck_s`.
+"""Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
+this.
 """
 
 
