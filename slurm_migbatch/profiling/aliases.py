@@ -47,16 +47,12 @@ same, and they may mean that nobody measured it.
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
-_NAMED_SLICE: Final = re.compile(
-    r"(?:mig[ _-]?)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+-]me(?:[.+]all)?)?", re.IGNORECASE
-)
-"""A cell that is the name of a slice."""
 _SLICE: Final = re.compile(
     r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
     r"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])[)\]]?",
     re.IGNORECASE,
 )
-"""A slice in the name of a GPU, with what separates it from the name."""
+"""A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
 _SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
 """The two sides of an image; the longer one counts, as in the hint `input=`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -105,7 +101,7 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str =
 def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
     """Raise MeasurementError if a column that is not read has the slice: its rows would be those of whole GPUs."""
     for name, text in row.items():
-        if names[name] not in COLUMNS and _NAMED_SLICE.fullmatch(text.strip()):
+        if names[name] not in COLUMNS and _SLICE.fullmatch(text.strip()):
             raise MeasurementError(f"{show(name)} has the slice {show(text.strip())}: call that column profile")
 
 

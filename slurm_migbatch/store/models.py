@@ -76,7 +76,12 @@ class Base(DeclarativeBase):
     @classmethod
     def fitting(cls, name: str, value: Any) -> str | None:
         """Return an external value as text, cut to the length of a column; None for empty and non-scalar values."""
-        return clean.text(value, getattr(cls.__table__.c[name].type, "length", None) or _LONGEST)
+        return clean.text(value, cls.longest(name))
+
+    @classmethod
+    def longest(cls, name: str) -> int:
+        """Return the number of characters that a column of texts holds."""
+        return getattr(cls.__table__.c[name].type, "length", None) or _LONGEST
 
 
 class Run(Base):

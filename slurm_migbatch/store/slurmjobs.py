@@ -22,8 +22,6 @@ _USED = (
 #: the decision's id in the marker at the end of a granted job's comment (written by mig.grant)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
 _TEXTS = ("user", "account", "partition", "name", "qos", "wckey")
-#: characters of `Run.array_task`
-_TASKS = 256
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 
@@ -131,9 +129,10 @@ def _time_limit(run: Run, state: str, row: Mapping[str, Any]) -> int | None:
 
 def _fitting_tasks(tasks: Any) -> Any:
     """Return the list of an array's tasks; one that is too long ends after a whole number, with dots as in squeue."""
-    if not isinstance(tasks, str) or len(tasks) <= _TASKS:
+    longest = Run.longest("array_task")
+    if not isinstance(tasks, str) or len(tasks) <= longest:
         return tasks
-    return f"{tasks[: _TASKS - len(',...') + 1].rpartition(',')[0]},..."
+    return f"{tasks[: longest - len(',...') + 1].rpartition(',')[0]},..."
 
 
 def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
