@@ -47,6 +47,8 @@ UNREAD = "UNREAD"
 _CLOCKS_S: Final = 30.0
 
 POWERED_DOWN: Final = "POWERED_DOWN"
+#: Node flags of a reservation with MAINT: Slurm starts its jobs there, and no others.
+_MAINTENANCE: Final = frozenset({"MAINT", "MAINTENANCE"})
 #: Node flags (scontrol's spelling) that keep Slurm from starting jobs on a node, `POWERED_DOWN` alone excepted.
 CLOSED_STATES = frozenset(
     {
@@ -60,8 +62,7 @@ CLOSED_STATES = frozenset(
         "FUTURE",
         "INVAL",
         "INVALID_REG",
-        "MAINT",
-        "MAINTENANCE",
+        *_MAINTENANCE,
         "NOT_RESPONDING",
         "NO_RESPOND",
         POWERED_DOWN,
@@ -200,13 +201,19 @@ class NodeRow:
 
     @property
     def open(self) -> bool:
-        """Whether Slurm may start jobs on it; a powered-down node is powered up for the first one."""
-        return not self.states & CLOSED_STATES or self.asleep
+        """Whether Slurm may start jobs on it, at least of its reservation; a powered-down node is powered up for it."""
+        return not self._closing or self.asleep
 
     @property
     def asleep(self) -> bool:
         """Whether it is powered down to save power and will be powered up for a job."""
-        return not (self.states & CLOSED_STATES) - {POWERED_DOWN} and POWERED_DOWN in self.states
+        return not self._closing - {POWERED_DOWN} and POWERED_DOWN in self.states
+
+    @property
+    def _closing(self) -> frozenset[str]:
+        """The flags that keep Slurm from starting jobs on it."""
+        closing = self.states & CLOSED_STATES
+        return closing - _MAINTENANCE if closing and self.reservations else closing
 
     @property
     def waking(self) -> bool:

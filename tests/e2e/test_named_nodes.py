@@ -120,9 +120,9 @@ def test_jobs_with_exclusive_user_or_switches_get_their_slices(bed: Cluster) -> 
     assert started(bed, "--gres=mig:7g.80gb", "-N2", "--switches=1") in ("n[1-2]", "n[2-3]", "n[1,3]")
 
 
-def reserve(bed: Cluster, name: str, nodes: str, user: str = "mbalice") -> None:
+def reserve(bed: Cluster, name: str, nodes: str, user: str = "mbalice", flags: str = "IGNORE_JOBS") -> None:
     what = [f"ReservationName={name}", f"Nodes={nodes}", f"Users={user}"]
-    bed.run(["scontrol", "create", "reservation", *what, "StartTime=now", "Duration=60", "Flags=IGNORE_JOBS"])
+    bed.run(["scontrol", "create", "reservation", *what, "StartTime=now", "Duration=60", f"Flags={flags}"])
 
 
 def test_jobs_wait_in_a_reservation_that_has_the_catalog_node(bed: Cluster) -> None:
@@ -131,6 +131,14 @@ def test_jobs_wait_in_a_reservation_that_has_the_catalog_node(bed: Cluster) -> N
         assert started(bed, "--gres=mig:7g.80gb", f"--reservation=r{node}") == node
         assert started(bed, "--gres=mig:1g.10gb:7", f"--reservation=r{node}") == node
         bed.run(["scontrol", "delete", f"ReservationName=r{node}"])
+
+
+def test_jobs_wait_in_a_maintenance_reservation(bed: Cluster) -> None:
+    """An administrator tries slices on nodes that are in maintenance; jobs of others stay away from these."""
+    reserve(bed, "maint", "n[1-2],no-mig-slice-free1", flags="MAINT,IGNORE_JOBS")
+    for profile in ("7g.80gb", "1g.10gb:7", "3g.40gb:2"):
+        assert started(bed, f"--gres=mig:{profile}", "--reservation=maint") in ("n1", "n2")
+        assert started(bed, f"--gres=mig:{profile}") == "n3"
 
 
 def test_jobs_without_a_reservation_run_on_unreserved_nodes(bed: Cluster) -> None:

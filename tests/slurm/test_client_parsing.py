@@ -357,6 +357,13 @@ def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:
     assert (row.partitions, row.reason) == (("a", "b"), "x")
 
 
+def test_node_in_maintenance_is_open_to_jobs_of_its_reservation() -> None:
+    states = frozenset({"IDLE", "MAINTENANCE", "RESERVED"})
+    assert not NodeRow("n1", states).open
+    assert NodeRow("n1", states, reservations=frozenset({"maint"})).open
+    assert not NodeRow("n1", states | {"DRAIN"}, reservations=frozenset({"maint"})).open
+
+
 def test_cpus_reserved_for_the_system_are_not_those_of_jobs() -> None:
     (row,) = parse_nodes("NodeName=n1 CPUAlloc=60 CPUEfctv=60 CPUTot=64 Gres=(null) State=ALLOCATED")
     assert (row.cpus, row.cpus_free) == (60, 0)
