@@ -263,6 +263,13 @@ def test_capacity_without_demand_is_filled_with_preferred_profiles() -> None:
     assert mixed.nodes["n1"].offers == {P("1g.6gb"): 2, P("2g.12gb"): 1}
 
 
+def test_gpus_that_have_none_of_the_preferred_profiles_offer_the_default() -> None:
+    nodes = [node("n1", gpu("a")), node("n2", gpu("b", geometry=A30))]
+    found = plan(nodes, [], preference=(P("1g.20gb"),))
+    assert found.nodes["n1"].offers == {P("1g.20gb"): 4}
+    assert found.nodes["n2"].offers == plan(nodes[1:], []).nodes["n2"].offers != {}
+
+
 # -- invariants ----------------------------------------------------------------------------------------------------
 
 

@@ -209,7 +209,8 @@ class GpuStates:
         key = (shape, occupied, leased, offered, preference, hidden, anew)
         result = self._finals.get(key)
         if result is None:
-            cycle = preference or default_preference(shape.geometry)
+            known = tuple(profile for profile in preference if profile in shape.geometry)
+            cycle = known or default_preference(shape.geometry)
             rest = EMPTY if anew else shape.rest
             optional = rest.union(_leftover(shape, rest, tuple(p for p in cycle if p not in hidden)))
             available = shape.taken.minus(occupied).union(optional)
