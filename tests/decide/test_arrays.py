@@ -42,7 +42,7 @@ def array(number: int = 9, **changes: object) -> ElasticArray:
 
 
 def free_capacity(gpus: int = 2) -> FreeCapacity:
-    return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
+    return FreeCapacity({"h1": frozenset({P("1g.10gb")})}, lambda _: NodeCapacity([(H100, EMPTY)] * gpus, Counter()))
 
 
 def history(*arrays: ElasticArray, bounds: Bounds | None = None) -> ArrayHistory:

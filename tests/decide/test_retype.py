@@ -385,13 +385,30 @@ def test_whole_array_is_addressed_by_its_pending_tasks() -> None:
     assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
 
 
+def test_capacity_of_a_node_is_computed_once_and_only_when_it_is_needed() -> None:
+    computed: list[str] = []
+
+    def capacity_of(name: str) -> NodeCapacity:
+        computed.append(name)
+        return NodeCapacity([] if name == "h0" else [(H100, EMPTY)])
+
+    nodes = [f"h{n}" for n in range(4)]
+    capacity = FreeCapacity(dict.fromkeys(nodes, frozenset({P("7g.80gb")})), capacity_of)
+    assert not computed
+    assert capacity.count(frozenset(nodes), P("7g.80gb"), enough=1) == 1
+    assert computed == ["h0", "h1"]
+    taken = [capacity.take(frozenset(nodes), P("7g.80gb")) for _ in nodes]
+    assert taken == ["h1", "h2", "h3", None]
+    assert computed == nodes
+
+
 def test_tasks_that_do_not_fit_one_list_are_addressed_one_by_one() -> None:
     row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
     nodes = {f"h{n}": H100 for n in range(400)}
     pool = frozenset(nodes)
     wide = FreeCapacity(
-        {name: NodeCapacity([(gpu, EMPTY)]) for name, gpu in nodes.items()},
         {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in nodes.items()},
+        {name: NodeCapacity([(gpu, EMPTY)]) for name, gpu in nodes.items()}.__getitem__,
     )
     found = only_retype(
         retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, RetypeHistory())

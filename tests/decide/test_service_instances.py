@@ -50,7 +50,7 @@ def service(**changes: object) -> ElasticArray:
 
 
 def free_capacity(gpus: int = 4) -> FreeCapacity:
-    return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
+    return FreeCapacity({"h1": frozenset({P("1g.10gb")})}, lambda _: NodeCapacity([(H100, EMPTY)] * gpus, Counter()))
 
 
 def throttled(array: ElasticArray, history: ArrayHistory | None = None, now: float = NOW) -> tuple[int, str]:

@@ -66,4 +66,4 @@ def free_capacity(**used: Layout | None) -> FreeCapacity:
         if name not in used or used[name] is not None
     }
     profiles = {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in GPUS.items()}
-    return FreeCapacity(capacities, profiles)
+    return FreeCapacity(profiles, lambda name: capacities.get(name) or NodeCapacity())

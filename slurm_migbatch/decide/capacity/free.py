@@ -8,12 +8,12 @@ it is Slurm's counts of slices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from slurm_migbatch.decide.capacity.demand import profiles
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.planning import capacity, choose
@@ -60,16 +60,19 @@ class NodeCapacity:
 
 
 class FreeCapacity:
-    """Free capacity by node.
+    """Free capacity by node, computed for each node when it is first needed.
 
     Args:
-        capacities: of nodes that have any; taking changes them.
         kinds: which profiles each node can have at all, free or not.
+        capacity_of: return the capacity of one of these nodes, for which it is called once; taking changes it.
     """
 
-    def __init__(self, capacities: Mapping[str, NodeCapacity], kinds: Mapping[str, frozenset[Profile]]) -> None:
-        self._capacities = dict(capacities)
-        self._kinds = dict(kinds)
+    def __init__(self, kinds: Mapping[str, frozenset[Profile]], capacity_of: Callable[[str], NodeCapacity]) -> None:
+        self._kinds = kinds
+        self._capacity_of = capacity_of
+        self._capacities: dict[str, NodeCapacity] = {}
+        #: position of each node that may have capacity
+        self._position = {name: position for position, name in enumerate(kinds)}
 
     def kinds(self, pool: Collection[str]) -> frozenset[Profile]:
         """Return the profiles that some node of the pool can have."""
@@ -79,7 +82,7 @@ class FreeCapacity:
         """Return how many jobs of `slice_count` slices of this profile fit, at most `enough`."""
         total = 0
         for name in self._in(pool):
-            total += self._capacities[name].count(profile) // slice_count
+            total += self._at(name).count(profile) // slice_count
             if total >= enough:
                 return enough
         return total
@@ -91,52 +94,70 @@ class FreeCapacity:
     def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
         """Take capacity for slices of several profiles on one node."""
         for name in self._in(pool):
-            if self._capacities[name].take(wanted):
+            if self._at(name).take(wanted):
                 return name
         return None
 
-    def _in(self, pool: Collection[str]) -> Iterable[str]:
-        if len(pool) < len(self._capacities):
-            return sorted(name for name in pool if name in self._capacities)
-        return [name for name in self._capacities if name in pool]
+    def _in(self, pool: Collection[str]) -> list[str]:
+        if len(pool) < len(self._position):
+            return sorted([name for name in pool if name in self._position], key=self._position.__getitem__)
+        return [name for name in self._position if name in pool]
+
+    def _at(self, name: str) -> NodeCapacity:
+        node_capacity = self._capacities.get(name)
+        if node_capacity is None:
+            node_capacity = self._capacities[name] = self._capacity_of(name)
+            if not (node_capacity.gpus or node_capacity.fixed):
+                del self._position[name]
+        return node_capacity
 
 
 def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> FreeCapacity:
     """Return the capacity that a plan of supply for these demands leaves."""
-    given = plan.given(demands)
-    reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
-    capacities: dict[str, NodeCapacity] = {}
-    kinds: dict[str, frozenset[Profile]] = {}
-    for name, node_plan in plan.nodes.items():
-        node = nodes.get(name)
-        if node is None or not node_plan.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
-            continue
-        kinds[name] = _kinds(tuple(gpu.geometry for gpu in node.gpus))
-        node_capacity = _left(node, node_plan, given.get(name, Counter()), reserved)
-        if node_capacity.gpus or node_capacity.fixed:
-            capacities[name] = node_capacity
-    return FreeCapacity(capacities, kinds)
+    kinds = {
+        name: _kinds(tuple([gpu.geometry for gpu in node.gpus]))
+        for name, node_plan in plan.nodes.items()
+        if (node := nodes.get(name)) is not None and node_plan.open and node.mode not in (Mode.CLOSED, Mode.WITHDRAWN)
+    }
+    left = _LeftByPlan(nodes, plan, demands)
+    return FreeCapacity(kinds, left.on)
 
 
-def _left(node: Node, made: NodePlan, given: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
-    unplaced = given + node.unmatched
-    node_capacity = NodeCapacity()
-    frozen = made.fixed or node.mode is not Mode.OPEN
-    for gpu in node.gpus:
-        used, planned = gpu.occupied, list[Slot]()
-        for slot in made.layouts.get(gpu.uuid, gpu.free).slots:
-            if slot.placement.mask & used.mask:
-                continue
-            if unplaced[slot.profile] > 0:
-                unplaced[slot.profile] -= 1
-                planned.append(slot)
-            elif frozen:
-                node_capacity.fixed[slot.profile] += 1
-        if planned:
-            used = layout_of((*used.slots, *planned))
-        if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
-            node_capacity.gpus.append((gpu.geometry, used))
-    return node_capacity
+class _LeftByPlan:
+    """What a plan leaves on each node."""
+
+    def __init__(self, nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> None:
+        self._nodes, self._plan, self._demands = nodes, plan, demands
+
+    @cached_property
+    def _given(self) -> Mapping[str, Counter[Profile]]:
+        return self._plan.given(self._demands)
+
+    @cached_property
+    def _reserved(self) -> Collection[tuple[str, str]]:
+        return {(node, gpu) for reservation in self._plan.reservations for node, gpu, _ in reservation.places}
+
+    def on(self, name: str) -> NodeCapacity:
+        """Return the capacity of a node of the plan."""
+        node, node_plan = self._nodes[name], self._plan.nodes[name]
+        unplaced = self._given.get(name, Counter()) + node.unmatched
+        node_capacity = NodeCapacity()
+        frozen = node_plan.fixed or node.mode is not Mode.OPEN
+        for gpu in node.gpus:
+            used, planned = gpu.occupied, list[Slot]()
+            for slot in node_plan.layouts.get(gpu.uuid, gpu.free).slots:
+                if slot.placement.mask & used.mask:
+                    continue
+                if unplaced[slot.profile] > 0:
+                    unplaced[slot.profile] -= 1
+                    planned.append(slot)
+                elif frozen:
+                    node_capacity.fixed[slot.profile] += 1
+            if planned:
+                used = layout_of((*used.slots, *planned))
+            if not frozen and (name, gpu.uuid) not in self._reserved and _any(gpu.geometry, used):
+                node_capacity.gpus.append((gpu.geometry, used))
+        return node_capacity
 
 
 @lru_cache(maxsize=1 << 15)
@@ -166,9 +187,8 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
             kinds[row.name] = frozenset(offered)
             used = profiles(row.used)
             free = Counter({profile: n - used.get(profile, 0) for profile, n in offered.items()})
-            if +free:
-                capacities[row.name] = NodeCapacity(fixed=+free)
-    free_capacity = FreeCapacity(capacities, kinds)
+            capacities[row.name] = NodeCapacity(fixed=+free)
+    free_capacity = FreeCapacity(kinds, capacities.__getitem__)
     placed: dict[int, int] = {}
     hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
     for demand in demands:

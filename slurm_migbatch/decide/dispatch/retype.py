@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import slices
@@ -346,24 +346,29 @@ def retypes(
         promises: the alternatives of each; None for nothing, or unknown.
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
-    idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
+
+    @cache
+    def fits(pool: frozenset[str], profile: Profile, slice_count: int) -> bool:
+        return free_capacity.count(pool, profile, slice_count, 1) > 0
+
+    @cache
+    def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
+        return any(fits(pool, profile, slice_count) for profile in sorted(free_capacity.kinds(pool)))
+
     considered = 0
     for pending in waiting:
         if considered == MOST:
             break
-        key = (pending.pool, pending.slice_count)
-        if key not in idle:
-            kinds = free_capacity.kinds(pending.pool)
-            idle[key] = frozenset(k for k in kinds if free_capacity.count(pending.pool, k, pending.slice_count, 1))
-        if not idle[key] or not history.free(pending.row, now):
+        pool, slice_count = pending.pool, pending.slice_count
+        if not anything_fits(pool, slice_count) or not history.free(pending.row, now):
             continue
         promise = promises(pending)
         if promise is None:
             continue
         options = [o for o in history.possible(pending, promise) if _ends_in_time(pending, promise, o.profile)]
         promise = replace(promise, options=tuple(options))
-        if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
-            groups.setdefault(key, []).append((pending, promise))
+        if any(o.profile != pending.profile and fits(pool, o.profile, slice_count) for o in promise.options):
+            groups.setdefault((pool, slice_count), []).append((pending, promise))
             considered += 1
     changes: list[Retype] = []
     for (pool, slice_count), members in groups.items():
