@@ -49,6 +49,7 @@ from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.recurring import RecurringRun
@@ -83,6 +84,7 @@ class Service:
         self._client = client
         self._activity = activity or AlwaysActive()
         self.metrics = Metrics()
+        self._began = time.monotonic()
         self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
@@ -352,8 +354,15 @@ class Service:
 
     def _silence(self) -> Mapping[str, float]:
         rows = self.poller.latest.nodes if self.poller.latest else ()
+        catalog, so_far = expand(self.config.cluster.catalog_nodes), time.monotonic() - self._began
+        with_slices = {row.name for row in rows if row.gres and row.name not in catalog}
         silences = {row.name: self.node_plans.silence(row.name) for row in rows if not row.silenced}
-        return {node: seconds for node, seconds in silences.items() if math.isfinite(seconds)}
+        # the agent of a node that has sent nothing yet may have been down before this service began
+        return {
+            node: min(seconds, so_far)
+            for node, seconds in silences.items()
+            if math.isfinite(seconds) or node in with_slices
+        }
 
     def _wal_bytes(self) -> float | Mapping[str, float]:
         file = sqlite_file(self.config.store.url)

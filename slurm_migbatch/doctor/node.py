@@ -80,10 +80,11 @@ def _settings(config: NodeConfig) -> Iterator[Finding]:
 
 def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Finding]:
     whole: list[str] = []
-    yield from _gpus(config, driver, whole)
+    sliced: list[str] = []
+    yield from _gpus(config, driver, whole, sliced)
     yield from gpus.check_helper(helper_is_setuid())
     try:
-        yield from _slurm(places, config, whole)
+        yield from _slurm(places, config, whole, sliced)
     except PermissionError as error:
         yield unreadable_file(error)
     directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
@@ -92,8 +93,8 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     yield from check_job_maps(config)
 
 
-def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Finding]:
-    """Check the GPUs; the devices of those that are not in MIG mode are added to `whole`."""
+def _gpus(config: NodeConfig, driver: Gpus, whole: list[str], sliced: list[str]) -> Iterator[Finding]:
+    """Check the GPUs; the devices of those with slices are added to `sliced`, those of the others to `whole`."""
     try:
         checked = gpus.gather(driver.all(), config)
         unidentified = driver.unidentified()
@@ -104,6 +105,7 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
     for problem in unidentified.values():
         yield Finding(FAIL, "GPUs", problem, "check dmesg and nvidia-smi; drain the node before a reset")
     whole += [gpu.device for gpu in checked if not gpu.cut]
+    sliced += [gpu.device for gpu in checked if gpu.cut]
     idle = [gpu.device for gpu in checked if gpu.cut and not (gpu.on and gpu.later)]
     held = [
         *gpus.holders(idle),
@@ -114,7 +116,7 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         yield from gpus.check_named(checked, config.gpus)
 
 
-def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str]) -> Iterator[Finding]:
+def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str], sliced: list[str]) -> Iterator[Finding]:
     configured = places.slurm_conf or config.slurm_conf
     conf = slurm_conf(configured, "" if configured else os.environ.get("SLURM_CONF", ""))
     if conf is None:
@@ -123,8 +125,9 @@ def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str]) -> Iterator
         return
     several = _release(config) >= scripts.SEVERAL["Prolog"]
     yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
-    yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), [config.node])
-    yield from slurmfiles.check_cgroup(conf, slurmfiles.beside(conf, "cgroup.conf"), whole)
+    gres, cgroup = slurmfiles.beside(conf, "gres.conf"), slurmfiles.beside(conf, "cgroup.conf")
+    yield from slurmfiles.check_autodetect(gres, [config.node])
+    yield from slurmfiles.check_cgroup(conf, cgroup, gres, config.node, whole=whole, sliced=sliced)
     yield from slurmfiles.check_cli_filter(conf)
 
 

@@ -77,13 +77,29 @@ def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]
         yield Finding(WARN, "PrivateData", text, "add cloud to PrivateData in slurm.conf, and run scontrol reconfigure")
 
 
-def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[Finding]:
-    """Check who may open GPUs. Slices are protected by the owners of their devices; whole GPUs (`whole`: devices of
-    this node's GPUs that are not in MIG mode) by cgroups alone.
+def check_cgroup(
+    conf: Conf, cgroup: Conf, gres_conf: Conf, node: str, *, whole: Collection[str], sliced: Collection[str]
+) -> Iterator[Finding]:
+    """Check who may open this node's GPUs. Slices are protected by the owners of their devices; whole GPUs by cgroups
+    alone, which must not keep jobs from the GPUs of their slices.
+
+    Args:
+        whole, sliced: devices of the GPUs without slices of migbatch, and of those with them.
     """
     plugins = {plugin.removeprefix("task/") for plugin in conf.value("TaskPlugin").lower().split(",")}
     if "cgroup" in plugins and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1"):
-        yield Finding(OK, "cgroup.conf", "ConstrainDevices=yes")
+        listed = sorted(set(_devices(gres_conf, node)).intersection(sliced))
+        if not listed:
+            yield Finding(OK, "cgroup.conf", "ConstrainDevices=yes")
+            return
+        yield Finding(
+            FAIL,
+            "cgroup.conf",
+            f"with ConstrainDevices=yes a job can open {', '.join(listed)}, a device of gres.conf, only if Slurm has "
+            "allocated the whole GPU to it: jobs with slices of that GPU cannot use them",
+            "in gres.conf list by File= only GPUs that migbatch does not manage, and count only these as gpu in the "
+            "node's Gres= (leave gpu out if there are none), or set ConstrainDevices=no; restart slurmctld and slurmd",
+        )
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
     if whole:
@@ -93,6 +109,19 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
     else:
         text = "devices are not constrained; slices are still protected by the ownership of their devices"
         yield Finding(WARN, "cgroup.conf", text, f"for a second barrier {advice}")
+
+
+def _devices(gres_conf: Conf, node: str) -> Iterator[str]:
+    """Yield the device files that gres.conf lists for a node, whatever the GRES: Slurm denies jobs all of these that it
+    has not allocated to them (gres_g_get_devices).
+    """
+    for line in gres_conf.lines:
+        nodes = line.get("nodename")
+        if nodes is not None and node not in _expanded(nodes.value):
+            continue
+        for key in ("file", "multiplefiles"):
+            if (files := line.get(key)) is not None:
+                yield from _expanded(files.value)
 
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:

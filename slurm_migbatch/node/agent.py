@@ -182,6 +182,9 @@ class Agent:
             return
         if not request:
             return  # `migbatch node status` only checks whether the agent answers
+        if _is_closed(link):
+            log.warning("a hook was killed, or did not wait for the agent any longer")
+            return  # it has done its work itself, and by now its job may have ended or have its next run
         try:
             env = protocol.parse(request)
             if env.node != self._config.node:
@@ -242,3 +245,10 @@ class Agent:
         if executor.maps.problem and executor.maps.problem != known[1]:
             log.warning("job maps are outdated: %s", executor.maps.problem)
         return unknown, executor.maps.problem
+
+
+def _is_closed(link: socket.socket) -> bool:
+    """Return whether the process at the other end has closed the connection."""
+    poll = select.poll()
+    poll.register(link, 0)  # POLLHUP is always reported
+    return bool(poll.poll(0))

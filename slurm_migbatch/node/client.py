@@ -90,13 +90,13 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         node = conf.node_name(kept)
         settings = conf.read(f"{etc}/{conf.NAME}", node)
         directory = conf.run_dir(settings, node)
-        wait = float(settings.get("AgentWait") or 20.0)
     except ValueError as error:
         return exits.INSTALLATION, str(error)
     if hook == "epilog":
         note_end(directory, kept)
     try:
-        return ask(f"{directory}/{SOCKET}", hook, kept, wait)
+        # if AgentWait is no number, `fallback` says where
+        return ask(f"{directory}/{SOCKET}", hook, kept, float(settings.get("AgentWait") or 20.0))
     except (OSError, ValueError) as error:
         reason = f"agent: {error}"
     for key in posix.environ:

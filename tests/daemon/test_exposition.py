@@ -9,6 +9,7 @@ from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.nodelist import expand
 from tests.support.daemon_fakes import gpu, inventory, state
 from tests.support.daemon_running import Running
 from tests.support.exposition import FAMILIES, LABELS, parsed, scrape
@@ -95,6 +96,16 @@ def test_node_that_slurm_has_powered_down_or_removed_is_not_silent(busy, slurm, 
     if state != "gone":
         slurm.node_rows["n1"] = dataclasses.replace(row, states=frozenset(state.split("+")))
     eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
+
+
+def test_node_that_has_not_reported_since_the_start_is_silent(busy, slurm):
+    """Its agent is down since before migbatchd was restarted or reloaded, and the alert must not end by that."""
+    (catalog,) = expand(busy.service.config.cluster.catalog_nodes)
+    for name, gres in (("n2", {"1g.10gb": 7}), (catalog, {"1g.10gb": 7}), ("c1", {})):
+        slurm.node_rows[name] = NodeRow(name, frozenset({"DOWN"}), gres, {}, ("gpu",))
+    eventually(lambda: 'migbatch_node_silence_seconds{node="n2"}' in scrape(busy.port)[1])
+    text = scrape(busy.port)[1]
+    assert f'silence_seconds{{node="{catalog}"}}' not in text and 'silence_seconds{node="c1"}' not in text
 
 
 def test_slices_are_exposed_by_profile_and_state(running, node):

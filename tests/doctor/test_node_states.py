@@ -214,13 +214,36 @@ def test_autodetect_on_a_mig_node_is_reported(slurm: Path, kind: str) -> None:
 def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
     def check(plugin: str, *whole: str) -> list[Finding]:
         (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
-        return list(slurmfiles.check_cgroup(conf(slurm), conf(slurm, "cgroup.conf"), whole))
+        files = conf(slurm), conf(slurm, "cgroup.conf"), conf(slurm, "gres.conf")
+        return list(slurmfiles.check_cgroup(*files, "n1", whole=whole, sliced=()))
 
     assert [finding.level for finding in check("task/affinity,task/cgroup", "/dev/nvidia1")] == [OK]
     assert "every job can open /dev/nvidia1" in only_problem(check("task/none", "/dev/nvidia1"))
     assert [finding.level for finding in check("task/none")] == [WARN]
     (slurm / "cgroup.conf").write_text("ConstrainDevices=no\n")
     assert "/dev/nvidia1" in only_problem(check("task/cgroup", "/dev/nvidia1"))
+
+
+@pytest.mark.parametrize(
+    ("line", "listed"),
+    [
+        ("NodeName=n[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-3]", "/dev/nvidia0, /dev/nvidia1"),
+        ("Name=gpu File=/dev/nvidia1", "/dev/nvidia1"),
+        ("NodeName=n1 Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia0"),
+        ("NodeName=n2 Name=gpu File=/dev/nvidia[0-3]", ""),
+        ("NodeName=n1 Name=gpu File=/dev/nvidia[2-3]", ""),
+        ("NodeName=n1 Name=gpu Count=4", ""),
+    ],
+)
+def test_devices_that_slurm_denies_to_jobs_with_slices_are_reported(slurm: Path, line: str, listed: str) -> None:
+    """Slurm denies a job every device of gres.conf that is not allocated to it, and slices are only counted."""
+    (slurm / "slurm.conf").write_text("TaskPlugin=task/cgroup,task/affinity\n")
+    (slurm / "gres.conf").write_text(f"NodeName=n1 AutoDetect=off\n{line}\n")
+    files = conf(slurm), conf(slurm, "cgroup.conf"), conf(slurm, "gres.conf")
+    sliced = ("/dev/nvidia0", "/dev/nvidia1")
+    found = list(slurmfiles.check_cgroup(*files, "n1", whole=("/dev/nvidia2", "/dev/nvidia3"), sliced=sliced))
+    assert [finding.level for finding in found] == [FAIL if listed else OK]
+    assert not listed or f"a job can open {listed}, a device of gres.conf" in only_problem(found)
 
 
 def test_cloud_nodes_that_slurm_hides_are_reported(slurm: Path) -> None:

@@ -64,3 +64,9 @@ def test_unit_explains_the_hardening_options_that_it_leaves_out(text: str) -> No
     keys = set(re.findall(r"^(\w+)=", text, re.MULTILINE))
     for key in ("User", "MemoryDenyWriteExecute", "PrivateNetwork", "PrivateUsers", "IPAddressDeny"):
         assert f"{key}=" in comments and (key == "User" or key not in keys)
+
+
+def test_systemd_restarts_the_agent_however_often_its_start_has_failed() -> None:
+    """A start fails within a second, for example on a full disk; systemd's default is to give up after five."""
+    head = unit().partition("[Service]")[0]
+    assert "\nStartLimitIntervalSec=0\n" in head and "\nRestart=always\n" in unit()

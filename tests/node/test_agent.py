@@ -11,6 +11,7 @@ import pytest
 
 from slurm_migbatch.node import client, exits
 from slurm_migbatch.node.agent import Agent, AgentError
+from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.hookenv import HookEnv
 from tests.support.directories import open_to_users
 from tests.support.examples import thinned
@@ -117,6 +118,39 @@ def test_hook_and_slow_agent_start_the_job_only_once(new_node):
         code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")
         assert code == exits.OK and "already" in line, line
     assert len(node.events("start")) == 1
+    node.check()
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_hook_names_the_line_of_an_invalid_agent_wait(node, hook):
+    with (node.etc / "node.conf").open("a") as file:
+        file.write("AgentWait=20s\n")
+    code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
+    number = len((node.etc / "node.conf").read_text().splitlines())
+    assert code == exits.INSTALLATION and f"node.conf line {number}: AgentWait=20s: " in line
+
+
+def test_agent_does_not_run_a_hook_that_has_given_up_waiting(node):
+    """The hook does the work itself then; later the job may have ended, or have its next run."""
+    path = str(node.root / "run" / "agent.sock")
+    node.prolog(9, "[mig:1g.10gb:1]")
+    gpu, locks = node.slices("held")[0].gpu, os.open(node.root / "run" / "lock", os.O_RDONLY)
+
+    def request(job):
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(path)
+        link.sendall(client.encode("prolog", node.environ("prolog", job, "[mig:1g.10gb:1]")))
+        return link
+
+    with agent_process(node, workers=1):
+        with locked(locks, [f"gpu-{gpu}"], Deadline(5)):
+            first = request(1)  # keeps the worker busy
+            request(2).close()
+        with first:
+            assert client.decode(first.recv(1000))[0] == exits.OK
+        assert run_hook(node, "epilog", 404)[0] == exits.OK  # after all requests before it
+    os.close(locks)
+    assert sorted(row.job for row in node.slices("held")) == [1, 9]
     node.check()
 
 
