@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -57,8 +57,12 @@ _SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,
 """The two sides of an image; the longer one counts, as in the hint `input=`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
-"""A number whose dots separate thousands, in a row that has decimal commas."""
+"""A number whose dots separate thousands, in a table that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_DECIMAL_DOT: Final = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+CONTRADICTORY: Final = "?"
+"""Instead of the decimal mark of a table that has decimal commas and decimal dots."""
+_NAMES_OF_MARKS: Final = {",": "comma", ".": "dot"}
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
 _UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
 """Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
@@ -83,17 +87,39 @@ def renamed(header: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str = ",") -> dict[str, str]:
+def decimal_mark(rows: Iterable[Mapping[str, str]], names: Mapping[str, str], separator: str) -> str:
+    """Return the decimal mark of a table's numbers; "" if they do not tell, CONTRADICTORY if they have both.
+
+    Spreadsheets separate cells by `;` where the comma is the decimal mark; by tabs they do it everywhere.
+    """
+    if separator == ",":
+        return "."
+    numeric = [name for name, column in names.items() if column in COLUMNS and column not in (*_TEXTS, "profile")]
+    marks = {_mark(row[name].strip()) for row in rows for name in numeric}
+    certain = [mark for mark in (",", ".") if (mark, True) in marks]
+    if len(certain) > 1:
+        return CONTRADICTORY
+    return certain[0] if certain else "," if separator == ";" and (",", False) in marks else ""
+
+
+def _mark(text: str) -> tuple[str, bool]:
+    """Return the decimal mark of a number, "" if it has none, and whether it cannot separate thousands instead."""
+    if _GROUPED.fullmatch(text):
+        return (".", True) if text.count(",") > 1 or "." in text else (",", False)
+    if _DOTTED.fullmatch(text):
+        return (",", True) if text.count(".") > 1 or "," in text else (".", False)
+    mark = "," if _DECIMAL_COMMA.fullmatch(text) else "." if _DECIMAL_DOT.fullmatch(text) else ""
+    return mark, True
+
+
+def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) -> dict[str, str]:
     """Return the cells of a row in the units of the common table.
 
-    `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
+    `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
-    numbers = (text.strip() for text in row.values() if "," in text)
-    if separator != "," and any(_DECIMAL_COMMA.fullmatch(text) or _DOTTED.fullmatch(text) for text in numbers):
-        row = {name: _without_dots(names[name], text.strip()) for name, text in row.items()}
     if "profile" not in names.values():
         _check_unread(row, names)
-    cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
+    cells = {names[name]: _cell(name, names[name], text.strip(), decimal) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
@@ -105,11 +131,6 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
             raise MeasurementError(f"{show(name)} has the slice {show(text.strip())}: call that column profile")
 
 
-def _without_dots(column: str, text: str) -> str:
-    """Return a number without the dots between its thousands; any other cell unchanged."""
-    return text.replace(".", "") if column not in _TEXTS and _DOTTED.fullmatch(text) else text
-
-
 def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
     """Return the cells with the slice in the GPU's name as the profile; `stated`: the cell of the profile.
 
@@ -119,7 +140,7 @@ def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
     if match is None:
         return cells
     gpu = (cells["gpu"][: match.start()] + cells["gpu"][match.end() :]).strip()
-    profile = _cell("profile", "profile", match[1], "")
+    profile = _cell("profile", "profile", match[1], ".")
     if not gpu:
         raise MeasurementError(
             "gpu names only a slice, not the GPU: write the GPU there (NVIDIA H100 80GB HBM3), and "
@@ -140,7 +161,7 @@ def _same(stated: str, profile: str) -> bool | None:
         return None
 
 
-def _cell(name: str, column: str, text: str, separator: str) -> str:
+def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
         return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
@@ -150,7 +171,7 @@ def _cell(name: str, column: str, text: str, separator: str) -> str:
         return ""
     if column == "input_size" and (sides := _SIDES.fullmatch(text.lower())):
         return str(max(int(sides[1]), int(sides[2])))
-    number = _number(name, text, separator)
+    number = _number(name, text, decimal)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
@@ -158,19 +179,15 @@ def _cell(name: str, column: str, text: str, separator: str) -> str:
         return number
 
 
-def _number(name: str, text: str, separator: str) -> str:
-    """Return a number without commas.
-
-    Spreadsheets separate cells by `;` where the comma is the decimal one; by tabs they do it everywhere.
-    """
-    grouped = _GROUPED.fullmatch(text) is not None
-    certain = grouped and (text.count(",") > 1 or "." in text)
-    if certain or (grouped and separator == ","):
-        return text.replace(",", "")
-    if separator == "," or _DECIMAL_COMMA.fullmatch(text) is None:
+def _number(name: str, text: str, decimal: str) -> str:
+    """Return a number with a decimal dot, if it has any, and without separators of thousands."""
+    mark, certain = _mark(text)
+    if not mark or (certain and mark == "," and decimal == "."):
         return text
-    decimal = text.replace(",", ".")
-    if grouped and separator != ";":
-        grouping = text.replace(",", "")
-        raise MeasurementError(f"{show(name)} {text} may be {grouping} or {decimal}: write it without a comma")
-    return decimal
+    other = "." if mark == "," else ","
+    if not certain and (decimal == CONTRADICTORY or (not decimal and mark == ",")):
+        readings = f"{text.replace(mark, '')} or {text.replace(mark, '.')}"
+        raise MeasurementError(f"{show(name)} {text} may be {readings}: write it without a {_NAMES_OF_MARKS[mark]}")
+    if not certain and decimal == other:
+        mark, other = other, mark
+    return text.replace(other, "").replace(mark, ".")
