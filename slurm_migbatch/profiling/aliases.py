@@ -53,6 +53,23 @@ _SLICE: Final = re.compile(
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
+_OF_SLICES: Final = frozenset([
+    "gi", "gi_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices", "num_slices",
+    "slice_size", "slices",
+])  # fmt: skip
+"""Names of columns, besides those with the word `mig`, whose cells say which part of the GPU a row is of."""
+_NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
+_BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
+"""A slice by its compute alone."""
+_KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
+_OF_DATA: Final = frozenset({"data", "dataset", "split"})
+"""Words of a column's name by which `train` is a part of a data set."""
+_OF_GPUS: Final = frozenset([
+    "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
+    "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
+    "tensor_parallel", "tensor_parallel_size",
+])  # fmt: skip
+"""Names of columns with the number of GPUs that a row is of."""
 _SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
 """The two sides of an image; the longer one counts, as in the hint `input=`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -117,18 +134,37 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
 
     `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
-    if "profile" not in names.values():
-        _check_unread(row, names)
+    _check_unread(row, names)
     cells = {names[name]: _cell(name, names[name], text.strip(), decimal) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
 
 def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
-    """Raise MeasurementError if a column that is not read has the slice: its rows would be those of whole GPUs."""
+    """Raise MeasurementError if a column that is not read says that a row is not what it would be read as: one of a
+    whole GPU, of a single one, and of inference.
+    """
+    columns = {*names.values()}
     for name, text in row.items():
-        if names[name] not in COLUMNS and _SLICE.fullmatch(text.strip()):
-            raise MeasurementError(f"{show(name)} has the slice {show(text.strip())}: call that column profile")
+        if names[name] in COLUMNS:
+            continue
+        cell, called = text.strip(), plain(name)
+        if "profile" not in columns and _says_slice(called, cell):
+            raise MeasurementError(f"{show(name)} has the slice {show(cell)}: call that column profile")
+        words = {*called.split("_")}
+        if "kind" not in columns and cell.lower() in ("train", "training") and not words & _OF_DATA:
+            raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
+        if called in _OF_GPUS and re.fullmatch(r"[0-9]+(?:\.0+)?", cell) and float(cell) > 1:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
+
+
+def _says_slice(called: str, cell: str) -> bool:
+    if _SLICE.fullmatch(cell):
+        return True
+    words = {*called.split("_")}
+    if called in _OF_SLICES or "mig" in words:
+        return cell.lower() not in _NO_SLICE
+    return bool(words & {"instance", "partition"} and _BARE.fullmatch(cell))
 
 
 def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
@@ -165,6 +201,8 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
         return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
+    if column == "kind":
+        return _KINDS.get(text.lower(), text)
     if column in _TEXTS:
         return text
     if text.lower() in _NOT_RUN:
