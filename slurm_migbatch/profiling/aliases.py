@@ -61,6 +61,10 @@ _OF_SLICES: Final = frozenset([
 _NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
 _BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
 """A slice by its compute alone."""
+_UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
+"""The UUID of a slice."""
+_INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
+"""Names of columns with a number of slices, or of programs on one."""
 _KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 """Words of a column's name by which `train` is a part of a data set."""
@@ -151,11 +155,20 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         cell, called = text.strip(), plain(name)
         if "profile" not in columns and _says_slice(called, cell):
             raise MeasurementError(f"{show(name)} has the slice {show(cell)}: call that column profile")
+        if "profile" not in columns and _UUID.fullmatch(cell):
+            raise MeasurementError(f"{show(name)} is that of a slice: add a column profile")
         words = {*called.split("_")}
         if "kind" not in columns and cell.lower() in ("train", "training") and not words & _OF_DATA:
             raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
-        if called in _OF_GPUS and re.fullmatch(r"[0-9]+(?:\.0+)?", cell) and float(cell) > 1:
+        if re.fullmatch(r"[0-9]+(?:\.0+)?", cell) is None or float(cell) <= 1:
+            continue
+        if called in _OF_GPUS:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
+        if called in _INSTANCES:
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
+                "are slices, state the figures of one, without that column"
+            )
 
 
 def _says_slice(called: str, cell: str) -> bool:

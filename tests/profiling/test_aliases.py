@@ -202,6 +202,10 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         ("dataset split", "train", None),
         ("# of Accelerators", "8", "# of accelerators is 8: leave out what ran on several GPUs"),
         ("num_gpus", "1", None),
+        ("instances", "1", None),
+        ("num_instances", "7", "num_instances is 7: if these are processes on one slice, call that column procs; if"),
+        ("uuid", "MIG-5f1c9f6e-1111-2222-3333-444444444444", "uuid is that of a slice: add a column profile"),
+        ("uuid", "GPU-5f1c9f6e-1111-2222-3333-444444444444", None),
         ("tensor_parallel_size", "2", "tensor_parallel_size is 2: leave out what ran on several GPUs"),
     ],
 )
