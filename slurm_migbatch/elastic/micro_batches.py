@@ -50,6 +50,7 @@ class Step:
         epoch, position: where in the data the step begins.
         seed: for random numbers in this step, the same in every run.
         size: items of all micro-batches together.
+        left: whether an iteration over the micro-batches has begun and not come to its end.
     """
 
     def __init__(
@@ -58,13 +59,15 @@ class Step:
         self.number, self.epoch, self.position, self.seed = number, epoch, position, seed
         self.size = len(indices)
         self._indices, self._sizes = indices, sizes
+        self.left = False
 
     def __iter__(self) -> Iterator[Micro]:
-        begin = 0
+        begin, self.left = 0, True
         for size in self._sizes:
             end = begin + size
             yield Micro(self._indices[begin:end], size / self.size, end == self.size)
             begin = end
+        self.left = False
 
     def __len__(self) -> int:
         """Count the micro-batches."""

@@ -121,6 +121,7 @@ class Trainer:
         self._ended = False
         #: gives the state, while the loop is in a step
         self._save: Callable[[], Any] | None = None
+        self._open: Step | None = None
         self._items, self._busy_s, self._reported_at = 0, 0.0, -1e9
         self._deaf = False
 
@@ -138,16 +139,17 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the directory; if the loop was left by `break`, write the last checkpoint first.
+        """Release the directory; if the loop was left by `break` after a step, write the last checkpoint first.
 
         Raises:
             ElasticError: all steps are done, or the loop was left, and the last step could not be saved.
         """
-        left = kind is None and self._save is not None
+        save, left = self._save, False
         try:
-            if kind is None and self._save is not None:
-                self.done += 1
-                self._checkpoint(self._save, last=True)
+            if kind is None and save is not None:
+                left = self._count_left()
+                if left:
+                    self._checkpoint(save, last=True)
         finally:
             self._close()
         if kind is None and (self._ended or left) and self._saved != self.done:
@@ -156,6 +158,21 @@ class Trainer:
                 f"the training {end}, but no checkpoint of step {self.done} could be written to {self._directory}: "
                 f"{self._failing}; {self._what_is_saved}. Correct that and run it again"
             )
+
+    def _count_left(self) -> bool:
+        """Count the step in which a loop was left as done; return whether it is.
+
+        It is not if it has micro-batches left, as after an error that the program has caught: they are in no gradient.
+        """
+        self._save = None
+        if self._open is not None and self._open.left:
+            log.warning(
+                "the loop was left within step %d, which does not count; %s", self.done + 1, self._what_is_saved
+            )
+            self._ended = False
+            return False
+        self.done += 1
+        return True
 
     def _close(self) -> None:
         self._signals.close()
@@ -199,7 +216,7 @@ class Trainer:
 
         If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises. If the loop
         is left by `break`, the step counts as done at the end of the context, which writes the last checkpoint, or when
-        another loop begins.
+        another loop begins; not if it is left within the loop over the step's micro-batches, for example by an error.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).
@@ -211,13 +228,12 @@ class Trainer:
                 "call restore() before steps(): an interrupted training must not start from the beginning"
             )
         if self._save is not None:  # the last loop was left in a step, which must not be done twice
-            self._save = None
-            self.done += 1
+            self._count_left()
         while self.done < total:
             self._boundary(save)
             step = self._step()
             begun = time.monotonic()
-            self._save = save
+            self._save, self._open = save, step
             yield step
             self._save = None
             self._busy_s += time.monotonic() - begun

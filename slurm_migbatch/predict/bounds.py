@@ -12,6 +12,7 @@ public specifications have no bound.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -48,6 +49,12 @@ MEMORY_MARGIN: Final = 1.1
 """Tolerance on the memory in a profile's name, which is rounded."""
 WHOLE: Final = 0.75
 """Share of a listed GPU's SMs from which a row may be one of the whole GPU: some variants have fewer."""
+SEVERAL: Final = re.compile(
+    r"^([0-9]{1,4}) ?[x\N{MULTIPLICATION SIGN}] ?(?=[a-z])|"
+    r"(?:[ (]|(?<=[0-9b]))[x\N{MULTIPLICATION SIGN}] ?(2|4|8|16)[)]?$",
+    re.IGNORECASE,
+)
+"""The number of GPUs with a name: `8x NVIDIA H100`, `H100-SXM-80GBx8`."""
 PARTLY: Final = frozenset({"llamacpp", "ollama"})
 """Engines that can keep part of the weights on the host."""
 
@@ -85,7 +92,12 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
 
 
 def _unnamed(row: Measurement, facts: GpuModelFacts | None) -> str:
-    """Return that a row is of a part of a GPU but names no profile: it would count as one of the whole GPU."""
+    """Return that a row is of several GPUs, or of a part of one but names no profile: it would count as one of the
+    whole GPU.
+    """
+    several = SEVERAL.search(row.gpu)
+    if several is not None and int(several[1] or several[2]) > 1:
+        return f"{row.gpu} is more than one GPU: leave out what ran on several"
     if row.profile or row.gpu == CPU:
         return ""
     parts = {"compute_slices": (row.compute_slices, 7 if facts is None else facts.compute_slices)}

@@ -46,8 +46,8 @@ EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
 EDGE_GPU: Final = "a100-80gb"
 ENOUGH_POINTS: Final = 2
 """Measured points of a training from which on its curve is more accurate than its computation."""
-_MOST_GROWN: Final = 64
-"""Grids of memory that are kept, of a model, a kind of work and a kind of GPU each."""
+_MOST_GROWN: Final = 128
+"""Grids that are kept, of a figure, a model, a kind of work and a kind of GPU each."""
 LEAST_WIDTH: Final = 0.01
 """Least half width of the interval of a computed figure, in standard deviations; at a confidence of 0.5 it would be 0.
 """
@@ -79,7 +79,7 @@ class LearnedPredictor:
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
         self._grids = {name: self._grid(name, known) for name, known in self._known.items()}
-        self._grown: dict[tuple[str, str, GpuKind], Array] = {}
+        self._grown: dict[tuple[str, str, str, GpuKind], Array] = {}
 
     @property
     def version(self) -> str:
@@ -110,17 +110,13 @@ class LearnedPredictor:
 
         Figures are seconds per batch, items per second and MiB, their ends low, mid and high.
         """
-        model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
+        gpu = GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
-        public = self.computable("time", model, role, gpu)
-        if public is None:
-            ends = self.interval("time", model, known, gpu, role, _cells(block, infos, gpu, known))
-        else:
-            ends = self._computed_seconds(public, block, kind, infos)
+        ends = self._growing("time", block, kind, infos, gpu)
         seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
-        mib = self._memory(block, kind, infos, gpu)
+        mib = self._growing("memory", block, kind, infos, gpu)
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 
@@ -153,14 +149,16 @@ class LearnedPredictor:
         for batch, tokens in itertools.product(block.batches, block.inputs):
             yield self.sized(training_of(public, batch, tokens))
 
-    def _memory_ends(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
-        """Return low, mid and high of the MiB, 3 x cells x profiles."""
-        public = self.computable("memory", block.model, block.role, gpu)
+    def _ends(self, figure: str, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
+        """Return low, mid and high of the seconds or of the MiB, 3 x cells x profiles."""
+        public = self.computable(figure, block.model, block.role, gpu)
         if public is None:
             known = self._known[block.model]
             cells = _cells(block, infos, gpu, known)
-            ends = self.interval("memory", block.model, known, gpu, block.role, cells)
+            ends = self.interval(figure, block.model, known, gpu, block.role, cells)
             return ends.reshape(3, len(block), len(infos))
+        if figure == "time":
+            return self._computed_seconds(public, block, kind, infos)
         # of a training job it depends on no slice
         needs = [need_of(workload, kind.full.memory_mib) for workload in self._trainings(public, block)]
         doubt = self.widening * np.array([need.doubt for need in needs])
@@ -168,28 +166,30 @@ class LearnedPredictor:
         mib = np.stack([used - doubt, used, used + doubt])
         return np.repeat(mib[:, :, None], len(infos), axis=2)
 
-    def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
-        """Return MiB (3 x cells x profiles) that never fall as batch or input grows: each end of an interval is at
-        least that of all cells of the model's grid with no larger batch and input.
+    def _growing(self, figure: str, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
+        """Return ends (3 x cells x profiles) that never fall as batch or input grows: each is at least that of all
+        cells of the model's grid with no larger batch and input.
+
+        The curves grow, but their intervals are narrower near measured points.
         """
         grid = self._grids[block.model]
         shape = 3, len(block.batches), len(block.inputs), len(infos)
 
         def accumulated() -> Array:
             whole = Block(block.model, block.role, grid.batches, grid.inputs)
-            ends = self._memory_ends(whole, kind, infos, gpu)
+            ends = self._ends(figure, whole, kind, infos, gpu)
             ends = ends.reshape(3, len(grid.batches), len(grid.inputs), len(infos))
             return np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)
 
-        grown = remembered(self._grown, _MOST_GROWN, (block.model, block.role, kind), accumulated)
+        grown = remembered(self._grown, _MOST_GROWN, (figure, block.model, block.role, kind), accumulated)
         rows = np.searchsorted(grid.batches, block.batches, "right") - 1
         columns = np.searchsorted(grid.inputs, block.inputs, "right") - 1
-        mib: Array = np.where(
+        ends: Array = np.where(
             (rows[:, None, None] >= 0) & (columns[:, None] >= 0), grown[:, rows.clip(0)][:, :, columns.clip(0)], 0.0
         )
         if not ({*block.batches} <= {*grid.batches} and {*block.inputs} <= {*grid.inputs}):
-            mib = np.maximum(mib, self._memory_ends(block, kind, infos, gpu).reshape(shape))
-        return mib.reshape(3, len(block), len(infos))
+            ends = np.maximum(ends, self._ends(figure, block, kind, infos, gpu).reshape(shape))
+        return ends.reshape(3, len(block), len(infos))
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
         """Return the correction of computed figures by measured servers and training jobs of language models."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -53,12 +53,37 @@ _SLICE: Final = re.compile(
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
+_OF_SLICES: Final = frozenset([
+    "gi", "gi_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices", "num_slices",
+    "slice_size", "slices",
+])  # fmt: skip
+"""Names of columns, besides those with the word `mig`, whose cells say which part of the GPU a row is of."""
+_NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
+_BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
+"""A slice by its compute alone."""
+_UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
+"""The UUID of a slice."""
+_INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
+"""Names of columns with a number of slices, or of programs on one."""
+_KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
+_OF_DATA: Final = frozenset({"data", "dataset", "split"})
+"""Words of a column's name by which `train` is a part of a data set."""
+_OF_GPUS: Final = frozenset([
+    "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
+    "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
+    "tensor_parallel", "tensor_parallel_size",
+])  # fmt: skip
+"""Names of columns with the number of GPUs that a row is of."""
 _SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
 """The two sides of an image; the longer one counts, as in the hint `input=`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
-"""A number whose dots separate thousands, in a row that has decimal commas."""
+"""A number whose dots separate thousands, in a table that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_DECIMAL_DOT: Final = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+CONTRADICTORY: Final = "?"
+"""Instead of the decimal mark of a table that has decimal commas and decimal dots."""
+_NAMES_OF_MARKS: Final = {",": "comma", ".": "dot"}
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
 _UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
 """Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
@@ -83,31 +108,76 @@ def renamed(header: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def converted(row: Mapping[str, str], names: Mapping[str, str], separator: str = ",") -> dict[str, str]:
+def decimal_mark(rows: Iterable[Mapping[str, str]], names: Mapping[str, str], separator: str) -> str:
+    """Return the decimal mark of a table's numbers; "" if they do not tell, CONTRADICTORY if they have both.
+
+    Spreadsheets separate cells by `;` where the comma is the decimal mark; by tabs they do it everywhere.
+    """
+    if separator == ",":
+        return "."
+    numeric = [name for name, column in names.items() if column in COLUMNS and column not in (*_TEXTS, "profile")]
+    marks = {_mark(row[name].strip()) for row in rows for name in numeric}
+    certain = [mark for mark in (",", ".") if (mark, True) in marks]
+    if len(certain) > 1:
+        return CONTRADICTORY
+    return certain[0] if certain else "," if separator == ";" and (",", False) in marks else ""
+
+
+def _mark(text: str) -> tuple[str, bool]:
+    """Return the decimal mark of a number, "" if it has none, and whether it cannot separate thousands instead."""
+    if _GROUPED.fullmatch(text):
+        return (".", True) if text.count(",") > 1 or "." in text else (",", False)
+    if _DOTTED.fullmatch(text):
+        return (",", True) if text.count(".") > 1 or "," in text else (".", False)
+    mark = "," if _DECIMAL_COMMA.fullmatch(text) else "." if _DECIMAL_DOT.fullmatch(text) else ""
+    return mark, True
+
+
+def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) -> dict[str, str]:
     """Return the cells of a row in the units of the common table.
 
-    `names`: its names, by the header's; `separator`: the character between cells. Raises MeasurementError.
+    `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
-    numbers = (text.strip() for text in row.values() if "," in text)
-    if separator != "," and any(_DECIMAL_COMMA.fullmatch(text) or _DOTTED.fullmatch(text) for text in numbers):
-        row = {name: _without_dots(names[name], text.strip()) for name, text in row.items()}
-    if "profile" not in names.values():
-        _check_unread(row, names)
-    cells = {names[name]: _cell(name, names[name], text.strip(), separator) for name, text in row.items()}
+    _check_unread(row, names)
+    cells = {names[name]: _cell(name, names[name], text.strip(), decimal) for name, text in row.items()}
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
 
 def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
-    """Raise MeasurementError if a column that is not read has the slice: its rows would be those of whole GPUs."""
+    """Raise MeasurementError if a column that is not read says that a row is not what it would be read as: one of a
+    whole GPU, of a single one, and of inference.
+    """
+    columns = {*names.values()}
     for name, text in row.items():
-        if names[name] not in COLUMNS and _SLICE.fullmatch(text.strip()):
-            raise MeasurementError(f"{show(name)} has the slice {show(text.strip())}: call that column profile")
+        if names[name] in COLUMNS:
+            continue
+        cell, called = text.strip(), plain(name)
+        if "profile" not in columns and _says_slice(called, cell):
+            raise MeasurementError(f"{show(name)} has the slice {show(cell)}: call that column profile")
+        if "profile" not in columns and _UUID.fullmatch(cell):
+            raise MeasurementError(f"{show(name)} is that of a slice: add a column profile")
+        words = {*called.split("_")}
+        if "kind" not in columns and cell.lower() in ("train", "training") and not words & _OF_DATA:
+            raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
+        if re.fullmatch(r"[0-9]+(?:\.0+)?", cell) is None or float(cell) <= 1:
+            continue
+        if called in _OF_GPUS:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
+        if called in _INSTANCES:
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
+                "are slices, state the figures of one, without that column"
+            )
 
 
-def _without_dots(column: str, text: str) -> str:
-    """Return a number without the dots between its thousands; any other cell unchanged."""
-    return text.replace(".", "") if column not in _TEXTS and _DOTTED.fullmatch(text) else text
+def _says_slice(called: str, cell: str) -> bool:
+    if _SLICE.fullmatch(cell):
+        return True
+    words = {*called.split("_")}
+    if called in _OF_SLICES or "mig" in words:
+        return cell.lower() not in _NO_SLICE
+    return bool(words & {"instance", "partition"} and _BARE.fullmatch(cell))
 
 
 def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
@@ -119,7 +189,7 @@ def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
     if match is None:
         return cells
     gpu = (cells["gpu"][: match.start()] + cells["gpu"][match.end() :]).strip()
-    profile = _cell("profile", "profile", match[1], "")
+    profile = _cell("profile", "profile", match[1], ".")
     if not gpu:
         raise MeasurementError(
             "gpu names only a slice, not the GPU: write the GPU there (NVIDIA H100 80GB HBM3), and "
@@ -140,17 +210,19 @@ def _same(stated: str, profile: str) -> bool | None:
         return None
 
 
-def _cell(name: str, column: str, text: str, separator: str) -> str:
+def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
         return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
+    if column == "kind":
+        return _KINDS.get(text.lower(), text)
     if column in _TEXTS:
         return text
     if text.lower() in _NOT_RUN:
         return ""
     if column == "input_size" and (sides := _SIDES.fullmatch(text.lower())):
         return str(max(int(sides[1]), int(sides[2])))
-    number = _number(name, text, separator)
+    number = _number(name, text, decimal)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
@@ -158,19 +230,15 @@ def _cell(name: str, column: str, text: str, separator: str) -> str:
         return number
 
 
-def _number(name: str, text: str, separator: str) -> str:
-    """Return a number without commas.
-
-    Spreadsheets separate cells by `;` where the comma is the decimal one; by tabs they do it everywhere.
-    """
-    grouped = _GROUPED.fullmatch(text) is not None
-    certain = grouped and (text.count(",") > 1 or "." in text)
-    if certain or (grouped and separator == ","):
-        return text.replace(",", "")
-    if separator == "," or _DECIMAL_COMMA.fullmatch(text) is None:
+def _number(name: str, text: str, decimal: str) -> str:
+    """Return a number with a decimal dot, if it has any, and without separators of thousands."""
+    mark, certain = _mark(text)
+    if not mark or (certain and mark == "," and decimal == "."):
         return text
-    decimal = text.replace(",", ".")
-    if grouped and separator != ";":
-        grouping = text.replace(",", "")
-        raise MeasurementError(f"{show(name)} {text} may be {grouping} or {decimal}: write it without a comma")
-    return decimal
+    other = "." if mark == "," else ","
+    if not certain and (decimal == CONTRADICTORY or (not decimal and mark == ",")):
+        readings = f"{text.replace(mark, '')} or {text.replace(mark, '.')}"
+        raise MeasurementError(f"{show(name)} {text} may be {readings}: write it without a {_NAMES_OF_MARKS[mark]}")
+    if not certain and decimal == other:
+        mark, other = other, mark
+    return text.replace(other, "").replace(mark, ".")

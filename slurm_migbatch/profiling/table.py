@@ -202,12 +202,14 @@ def _neutral(
         problems.add(path, 1, unusable)
         return Reading([], [])
     names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
-
+    # one cell alone may not tell; lines that cannot be read are reported below
+    cells_of = (row for _, row in csvfile.read(path, Problems(), dict))
+    decimal = aliases.decimal_mark(cells_of, names, separator)
     gpu_column = header[renamed.index("gpu")]
     unread = [name for name, column in names.items() if column not in COLUMNS and name]
 
     def make(row: dict[str, str]) -> tuple[Measurement, str, tuple[str, ...]]:
-        point = Measurement.from_text(aliases.converted(row, names, separator))
+        point = Measurement.from_text(aliases.converted(row, names, decimal))
         return point, row[gpu_column].strip(), tuple(row[name].strip() for name in unread)
 
     lines: list[_Line] = []

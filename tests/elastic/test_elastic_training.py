@@ -3,6 +3,7 @@
 The tolerance is the effect of adding the same numbers in another order: losses of 90 steps agree to a relative 1e-9.
 """
 
+import contextlib
 import os
 import random
 import resource
@@ -382,6 +383,34 @@ def test_nothing_is_saved_at_the_end_if_a_step_failed(tmp_path):
         for step in run.steps(100, dict):
             1 / (step.number - 6)
     with elastic.Trainer(tmp_path, effective_batch=1, items=9, environ={}) as run:
+        run.restore()
+        assert run.done == 1  # the first step is saved at once
+
+
+def test_step_left_by_an_error_that_the_program_catches_is_done_again(tmp_path, caplog):
+    with elastic.Trainer(tmp_path, effective_batch=2, items=9, micro=1, environ={}) as run:
+        run.restore()
+        done = []
+        for failing in (2, 6, None):
+            with contextlib.suppress(MemoryError):
+                for step in run.steps(9, lambda: list(done)):
+                    for _ in step:
+                        if step.number == failing:
+                            raise MemoryError
+                    done.append(step.number)
+        assert done == list(range(9))
+    assert "the loop was left within step 3, which does not count; step 1 is still saved" in caplog.text
+
+
+def test_step_left_by_an_error_that_the_program_catches_is_not_saved(tmp_path):
+    with elastic.Trainer(tmp_path, effective_batch=2, items=9, micro=1, environ={}) as run:
+        run.restore()
+        with contextlib.suppress(MemoryError):
+            for step in run.steps(9, dict):
+                for _ in step:
+                    if step.number == 6:
+                        raise MemoryError
+    with elastic.Trainer(tmp_path, effective_batch=2, items=9, micro=1, environ={}) as run:
         run.restore()
         assert run.done == 1  # the first step is saved at once
 

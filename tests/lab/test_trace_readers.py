@@ -874,6 +874,15 @@ def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> N
     assert volta.name == "11"
 
 
+def test_runs_that_ended_in_a_requeue_or_a_change_of_size_are_jobs(write: Write) -> None:
+    """slurmdbd gives them these states, with the time of their end."""
+    ended = "101|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:01:00|00:01:00|1:00|{}||gres/gpu=1\n"
+    lines = map(ended.format, ("REQUEUED", "RESIZING", "COMPLETED"))
+    assert [job.work for job in sacct.read(write(SACCT.partition("\n")[0] + "\n" + "".join(lines))).jobs] == [60] * 3
+    rows = [f'1,10,501,train,{state},60,1000,1100,1400,0,"1=4,1001=2",a\n' for state in (0x400, 0x2000, 0x4000, 3)]
+    assert len(jobtable.read(write(JOBTABLE.partition("\n")[0] + "\n" + "".join(rows))).jobs) == 3
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -95,7 +95,7 @@ def test_unknown_models_have_no_figures() -> None:
     assert PRIOR.figures(Bucket("mine", "infer", 1, 1, "tok"), H100) == {}
 
 
-def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
+def test_a_larger_batch_or_input_never_needs_less_time_or_memory() -> None:
     """Intervals narrow close to measured points and far from those of another laboratory: their ends could decrease."""
     rows = [
         Measurement(
@@ -110,12 +110,14 @@ def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
         grid = predictor.grids()[model]
         batches, inputs = (*grid.batches, 2 * grid.batches[-1]), grid.inputs
         block = Block(model, role, batches, inputs)
-        mib = predictor.sheet(block, kind)[2].reshape(3, len(batches), len(inputs), -1)
-        assert (np.diff(mib, axis=1) >= 0).all() and (np.diff(mib, axis=2) >= 0).all(), (model, role, kind.name)
+        seconds, mib = predictor.sheet(block, kind)[[0, 2]].reshape(2, 3, len(batches), len(inputs), -1)
+        for ends in (seconds, mib):
+            assert (np.diff(ends, axis=1) >= 0).all() and (np.diff(ends, axis=2) >= 0).all(), (model, role, kind.name)
         for batch, size in itertools.product(batches[::7], inputs[::5]):
             slice_figures = predictor.figures(Bucket(model, role, batch, size, grid.unit), kind)
-            ends = mib[:, batches.index(batch), inputs.index(size)].T.tolist()
-            assert [figure.memory_mib.to_list() for figure in slice_figures.values()] == ends
+            for name, all_ends in (("latency_s", seconds), ("memory_mib", mib)):
+                ends = all_ends[:, batches.index(batch), inputs.index(size)].T.tolist()
+                assert [getattr(figures, name).to_list() for figures in slice_figures.values()] == ends
 
 
 def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Measurement]:

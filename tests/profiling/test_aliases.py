@@ -187,9 +187,50 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         scan([table(tmp_path, f"gpu,model,batch,latency_s,profile\n{gpu},net,1,0.1,{profile}\n")])
 
 
-@given(st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12), st.sampled_from(",;\t|"))
-def test_no_text_breaks_the_reader(header: list[str], cell: str, separator: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "cell", "message"),
+    [
+        ("gi", "1", "gi has the slice 1: call that column profile"),
+        ("GPCs", "2", "gpcs has the slice 2: call that column profile"),
+        ("MIG instance", "3g", "mig instance has the slice 3g: call that column profile"),
+        ("instance", "1/7", "instance has the slice 1/7: call that column profile"),
+        ("instance", "p4d.24xlarge", None),
+        ("mig.mode.current", "Disabled", None),
+        ("mig", "off", None),
+        ("mode", "Training", "mode has Training: call that column kind"),
+        ("mode", "inference", None),
+        ("dataset split", "train", None),
+        ("# of Accelerators", "8", "# of accelerators is 8: leave out what ran on several GPUs"),
+        ("num_gpus", "1", None),
+        ("instances", "1", None),
+        ("num_instances", "7", "num_instances is 7: if these are processes on one slice, call that column procs; if"),
+        ("uuid", "MIG-5f1c9f6e-1111-2222-3333-444444444444", "uuid is that of a slice: add a column profile"),
+        ("uuid", "GPU-5f1c9f6e-1111-2222-3333-444444444444", None),
+        ("tensor_parallel_size", "2", "tensor_parallel_size is 2: leave out what ran on several GPUs"),
+    ],
+)
+def test_row_that_another_column_says_to_be_something_else_is_refused(
+    tmp_path: Path, column: str, cell: str, message: str | None
+) -> None:
+    path = table(tmp_path, f"gpu,model,batch,latency_s,{column}\na100-80gb,net,1,0.1,{cell}\n")
+    if message is None:
+        assert len(scan([path]).rows) == 1
+    else:
+        with pytest.raises(TableError, match=rf"points\.csv:2: {message}"):
+            scan([path])
+
+
+@pytest.mark.parametrize(("word", "kind"), [("Training", "train"), ("inference", "infer"), ("train", "train")])
+def test_kind_may_be_written_out(tmp_path: Path, word: str, kind: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_s,kind\na100-80gb,net,1,0.1,{word}\n")]).rows
+    assert row.kind == kind
+
+
+@given(
+    st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12), st.sampled_from(["", ",", ".", "?"])
+)
+def test_no_text_breaks_the_reader(header: list[str], cell: str, decimal: str) -> None:
     names = aliases.renamed(header)
     assert len(names) == len(header)
     with contextlib.suppress(MeasurementError):
-        aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)), separator)
+        aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)), decimal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +235,30 @@ def test_dots_separate_thousands_where_the_comma_is_the_decimal_one(tmp_path: Pa
     assert one == other and one[0].memory_mib == 12345.0
     kept = table(tmp_path / "t.csv", *(line.replace(";", separator) for line in (head, "a;net;8;0.125;1.234;12.345")))
     assert read_folder(kept)[0].memory_mib == 12.345, "no comma says that the dots are no decimal ones"
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize(
+    ("first", "second", "memory"),
+    [
+        ("a;net;8;0,5;5,1;900", "a;net;16;1;10;1.900", [900, 1900]),
+        ("a;net;8;0.5;5.1;900", "a;net;16;1;10;1,900", [900, 1900]),
+        ("a;net;8;0,5;5,1;900", "a;net;16;1;10;1,900", [900, 1.9]),
+        ("a;net;8;0.5;5.1;900", "a;net;16;1;10;1.900", [900, 1.9]),
+        ("a;net;8;0,5;5.1;900", "a;net;16;1;10;1.900", "memory_mib 1.900 may be 1900 or 1.900: write it without a dot"),
+        ("a;net;8;0,5;5.1;900", "a;net;16;1;10;1,900", "memory_mib 1,900 may be 1900 or 1.900: write it without a com"),
+    ],
+)
+def test_the_whole_table_tells_its_decimal_mark(
+    tmp_path: Path, separator: str, first: str, second: str, memory: list[float] | str
+) -> None:
+    lines = "gpu;model;batch;latency_s;throughput_per_s;memory_mib", second, first, second.replace("16", "32")
+    path = table(tmp_path / "t.csv", *(line.replace(";", separator) for line in lines))
+    if isinstance(memory, str):
+        with pytest.raises(TableError, match=re.escape(memory)):
+            read_folder(path)
+    else:
+        assert [row.memory_mib for row in read_folder(path)] == [memory[1], memory[0], memory[1]]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ _STATE_BASE: Final = 0xFF
 """Bits of a state that are not flags (`JOB_STATE_BASE`)."""
 _SUSPENDED: Final = 2
 """The last state, after pending and running, of jobs that have not ended (`enum job_states`)."""
+_ENDED_RUN: Final = 0x400 | 0x2000
+"""The flags alone that are the state of a run that ended in a requeue or a change of size (`JOB_REQUEUE`,
+`JOB_RESIZING`).
+"""
 _NO_LIMIT: Final = 0xFFFFFFFE
 """From here, a time limit is not set or infinite (`NO_VAL`, `INFINITE`)."""
 
@@ -62,7 +66,9 @@ def read(
     for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
         started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
         work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
-        if line.count_of("state") & _STATE_BASE <= _SUSPENDED or not started or work <= 0:
+        state = line.count_of("state")
+        ended_run = state & _STATE_BASE > _SUSPENDED or state & _ENDED_RUN
+        if not ended_run or not started or work <= 0:
             left_out["that have not run or not ended"] += 1
             continue
         counts = _counts(line)

@@ -47,7 +47,8 @@ from slurm_migbatch.workload.refusal import show
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
 COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
-_UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
+_UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
+"""States of a run that has not ended: one that ended in a requeue or a change of size is REQUEUED or RESIZING."""
 _MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(Z)|([+-]\d\d):?(\d\d))?", re.ASCII)
 """Date and time of day as sacct prints them, and the zone."""
 _SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
