@@ -168,22 +168,30 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     """
     if asking.field == "tres_per_node":
         return count
-    nodes = nodes_of(request)
     count_per_node: int | None = None
     if asking.field == "tres_per_job":
         count_per_node = _share_of_total(asking, count, request)
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
-    elif request.ntasks_per_node:
-        count_per_node = count * request.ntasks_per_node
-    elif nodes and (request.num_tasks or nodes) % nodes == 0:
-        count_per_node = count * ((request.num_tasks or nodes) // nodes)
+    elif (tasks := _tasks_per_node(request)) is not None:
+        count_per_node = count * tasks
     if count_per_node is None:
         raise Refusal("per_node", asking.option)
     if count_per_node > MAX_COUNT:
         raise Refusal("count", str(count_per_node))
     return count_per_node
+
+
+def _tasks_per_node(request: JobRequest) -> int | None:
+    """Return the most tasks that a node of the job gets. --ntasks-per-node is a limit where the request has --ntasks."""
+    nodes, tasks, most = nodes_of(request), request.num_tasks, request.ntasks_per_node
+    if most and not tasks:
+        return most
+    if nodes and (tasks or nodes) % nodes == 0:
+        return (tasks or nodes) // nodes
+    others = (nodes or request.min_nodes or 1) - 1  # each has one task at least
+    return min(most, max((tasks or 1) - others, 1)) if most else None
 
 
 def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:

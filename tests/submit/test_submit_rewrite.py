@@ -86,6 +86,13 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
         ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "gres:gpu:1", "min_nodes": 1, "max_nodes": 1, "num_tasks": 3}, "mig:7g.80gb:3"),
         ({"tres_per_task": "gres:mig:1g.10gb:1", "ntasks_per_node": 4}, "mig:1g.10gb:4"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 2, "min_nodes": 1}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 2, "num_tasks": 3, "min_nodes": 2}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 3, "min_nodes": 2}, "mig:7g.80gb:2"),
+        (
+            {"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 2, "min_nodes": 2, "max_nodes": 2},
+            "mig:7g.80gb:1",
+        ),
         ({"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
         ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, "mig:7g.80gb:1"),
