@@ -203,7 +203,8 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
     With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With at least
-    one for each task (`-n 4 --gpus=4`) one node is enough; how Slurm would spread them over several is not known here.
+    one for each task (`-n 4 --gpus=4`, `-N 1-4 --gpus=4`) one node is enough, and Slurm takes no more where it has
+    them; how it would spread them over several is not known here.
     """
     if (
         asking.field != "tres_per_job"
@@ -218,7 +219,8 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     total = int(number) if number.isdecimal() and len(number) <= 4 else 0
     if total <= 1:
         return total == 1
-    return not (request.max_nodes or request.ntasks_per_node) and (request.num_tasks or 1) <= total
+    tasks = request.num_tasks or 1
+    return tasks <= total and tasks <= (request.ntasks_per_node or tasks)
 
 
 def nodes_of(request: JobRequest) -> int | None:
