@@ -184,7 +184,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
 
 
 def _tasks_per_node(request: JobRequest) -> int | None:
-    """Return the most tasks that a node of the job gets. --ntasks-per-node is a limit where the request has --ntasks."""
+    """Return the most tasks that a node of the job gets; --ntasks-per-node is only a limit beside --ntasks."""
     nodes, tasks, most = nodes_of(request), request.num_tasks, request.ntasks_per_node
     if most and not tasks:
         return most
@@ -192,6 +192,18 @@ def _tasks_per_node(request: JobRequest) -> int | None:
         return (tasks or nodes) // nodes
     others = (nodes or request.min_nodes or 1) - 1  # each has one task at least
     return min(most, max((tasks or 1) - others, 1)) if most else None
+
+
+def even_tasks(asking: GresRequest, request: JobRequest, slices: int) -> int | None:
+    """Return the tasks on each node of a new job on several, if it gets a slice for each, `slices` on each node.
+
+    Slurm lets GPUs per task or job follow the tasks, most of which it puts on the first node (3 and 1 of 4 on two).
+    Slices per node do not follow them, so each node must get its share of the tasks.
+    """
+    nodes, tasks = nodes_of(request) or 1, request.num_tasks or 1
+    if asking.field == "tres_per_node" or request.now is not None or nodes == 1 or tasks % nodes:
+        return None
+    return tasks // nodes if tasks // nodes <= slices else None
 
 
 def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:

@@ -151,6 +151,24 @@ def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> No
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4}, "2"),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4, "ntasks_per_node": 4}, "2"),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 2}, "1"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4}, "2"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 2}, "1"),
+        ({"tres_per_job": "gres/gpu:2", "num_tasks": 8}, None),  # several tasks use one slice
+        ({"tres_per_node": "gres/gpu:2", "num_tasks": 4}, None),  # Slurm itself spreads these as it likes
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 3, "ntasks_per_node": 2}, None),
+    ],
+)
+def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[str, object], expected: object) -> None:
+    answer = ask(fields.pop("tres_per_node", None), min_nodes=2, max_nodes=2, **fields)
+    assert answer.changes.get("ntasks_per_node") == expected
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},

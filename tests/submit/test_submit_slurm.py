@@ -229,6 +229,18 @@ def test_cli_filter_makes_steps_match_their_job_and_refuses_bad_requests(folder:
         assert job_of(bed, job)[1].startswith(f"migbatch: {DESCRIBED} mem=15gb [mig:")
 
 
+def test_nodes_of_a_job_with_a_slice_for_each_task_have_as_many_tasks_as_slices(folder: Path, slurm_root: str) -> None:
+    """Slurm alone would put three of the four tasks on the first node."""
+    scripts = {"job_submit": str(folder / JOB_SUBMIT), "cli_filter": str(folder / CLI_FILTER)}
+    with Cluster(None, nodes=2, counts=COUNTS, slurm_root=slurm_root, **scripts) as bed:
+        for option in ("--gpus-per-task=1g.10gb:1", "--gpus=1g.10gb:4"):
+            words = "-N2", "-n4", option
+            job = bed.submit(*words, wrap="srun printenv SLURM_NODEID")
+            assert bed.wait_job(job) == "COMPLETED" and sorted(bed.output(job).split()) == ["0", "0", "1", "1"]
+            done = run_as_alice(bed, "srun", "--immediate=180", *words, "printenv", "SLURM_NODEID")
+            assert sorted(done.stdout.split()) == ["0", "0", "1", "1"], done.stderr
+
+
 def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:
     """`(TresPerNode, Comment)` of an array's records by their tasks, without decision ids."""
     found: dict[str, tuple[str, str]] = {}
