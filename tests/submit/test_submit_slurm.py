@@ -222,6 +222,15 @@ def test_cli_filter_makes_steps_match_their_job_and_refuses_bad_requests(folder:
                 bed, "salloc", "-n2", "--gres=mig:1g.10gb:2", "srun", f"--tres-per-task={option}", "true"
             )
             assert step.returncode == 0, option
+        for option in (
+            "--gpus=1",
+            "--gpus-per-task=1 -n1",
+            "--gpus-per-node=1",
+            "--gres=gpu:1",
+        ):  # TaskProlog's variables
+            own = "export MIGBATCH_JOB_SLICES=1 MIGBATCH_PROGRESS=/progress/$SLURM_JOB_ID.0"
+            job = bed.submit("--gpus=1", wrap=f"{own}; srun {option} true && echo stepped")
+            assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job), option
         refused = run_as_alice(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
         assert "for mig:auto" in run_as_alice(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
