@@ -168,22 +168,42 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     """
     if asking.field == "tres_per_node":
         return count
-    nodes = nodes_of(request)
     count_per_node: int | None = None
     if asking.field == "tres_per_job":
         count_per_node = _share_of_total(asking, count, request)
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
-    elif request.ntasks_per_node:
-        count_per_node = count * request.ntasks_per_node
-    elif nodes and (request.num_tasks or nodes) % nodes == 0:
-        count_per_node = count * ((request.num_tasks or nodes) // nodes)
+    elif (tasks := _tasks_per_node(request)) is not None:
+        count_per_node = count * tasks
     if count_per_node is None:
         raise Refusal("per_node", asking.option)
     if count_per_node > MAX_COUNT:
         raise Refusal("count", str(count_per_node))
     return count_per_node
+
+
+def _tasks_per_node(request: JobRequest) -> int | None:
+    """Return the most tasks that a node of the job gets; --ntasks-per-node is only a limit beside --ntasks."""
+    nodes, tasks, most = nodes_of(request), request.num_tasks, request.ntasks_per_node
+    if most and not tasks:
+        return most
+    if nodes and (tasks or nodes) % nodes == 0:
+        return (tasks or nodes) // nodes
+    others = (nodes or request.min_nodes or 1) - 1  # each has one task at least
+    return min(most, max((tasks or 1) - others, 1)) if most else None
+
+
+def even_tasks(asking: GresRequest, request: JobRequest, slices: int) -> int | None:
+    """Return the tasks on each node of a new job on several, if it gets a slice for each, `slices` on each node.
+
+    Slurm lets GPUs per task or job follow the tasks, most of which it puts on the first node (3 and 1 of 4 on two).
+    Slices per node do not follow them, so each node must get its share of the tasks.
+    """
+    nodes, tasks = nodes_of(request) or 1, request.num_tasks or 1
+    if asking.field == "tres_per_node" or request.now is not None or nodes == 1 or tasks % nodes:
+        return None
+    return tasks // nodes if tasks // nodes <= slices else None
 
 
 def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:
@@ -195,7 +215,8 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
     With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With at least
-    one for each task (`-n 4 --gpus=4`) one node is enough; how Slurm would spread them over several is not known here.
+    one for each task (`-n 4 --gpus=4`, `-N 1-4 --gpus=4`) one node is enough, and Slurm takes no more where it has
+    them; how it would spread them over several is not known here.
     """
     if (
         asking.field != "tres_per_job"
@@ -210,7 +231,8 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     total = int(number) if number.isdecimal() and len(number) <= 4 else 0
     if total <= 1:
         return total == 1
-    return not (request.max_nodes or request.ntasks_per_node) and (request.num_tasks or 1) <= total
+    tasks = request.num_tasks or 1
+    return tasks <= total and tasks <= (request.ntasks_per_node or tasks)
 
 
 def nodes_of(request: JobRequest) -> int | None:

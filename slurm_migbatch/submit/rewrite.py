@@ -32,6 +32,7 @@ from slurm_migbatch.submit.gres_request import (
     by_profile,
     check_options,
     count_of,
+    even_tasks,
     is_auto,
     is_open,
     mentions,
@@ -341,7 +342,7 @@ class _Job:
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
-        changes = _changes(request, asking, granted, comment)
+        changes = _changes(request, asking, granted, comment, sum(slices.values()))
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
             if prefix == PREFIX_OF_OLD_RELEASES:
@@ -381,7 +382,7 @@ class _Job:
         prefix = asking.parts[0].prefix
         marker = f"[mig:{LOAN}:1#{name}]"
         comment = with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
-        changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
+        changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment, 1)
         if request.now is None:
             changes["requeue"] = "1"
         notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints)]
@@ -473,7 +474,10 @@ def _check_lengths(holder: JobRequest | Present) -> None:
             raise Refusal("text_long", option, str(len(text)))
 
 
-def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str) -> dict[str, str]:
+def _changes(
+    request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str, slices: int
+) -> dict[str, str]:
+    """Return the fields to set for the GRES in `granted`, `slices` on each node."""
     if asking.field == "tres_per_node":
         first = asking.entries.index(asking.parts[0])
         tres = ",".join([*asking.others[:first], *granted, *asking.others[first:]])
@@ -486,6 +490,8 @@ def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], c
         changes[asking.field] = ",".join(asking.others)
     if takes_one_node(asking, request):
         changes["max_nodes"] = "1"
+    if tasks := even_tasks(asking, request, slices):
+        changes["ntasks_per_node"] = str(tasks)
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes

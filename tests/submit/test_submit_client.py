@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -31,10 +33,18 @@ print(options.gres)
 print(compiled)
 print(table.concat(lines, "|"))
 print(options["tres-per-task"])
+print(options.gpus or options["gpus-per-node"] or options["gpus-per-task"])
 """
 
 
-def ask(folder: Path, *options: str, module: bool = False, removed: bool = False, job: str | None = None) -> list[str]:
+def ask(
+    folder: Path,
+    *options: str,
+    module: bool = False,
+    removed: bool = False,
+    job: str | None = None,
+    within: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
     TRES per task."""
     text = render(
@@ -50,9 +60,9 @@ def ask(folder: Path, *options: str, module: bool = False, removed: bool = False
     (folder / "ask.lua").write_text(ASK)
     line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "removed" if removed else "kept", *options]
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
-    environment |= {"SLURM_JOB_ID": job} if job else {}
+    environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()
+    return done.stdout.splitlines()[: None if within else -1]
 
 
 @pytest.mark.parametrize(
@@ -147,3 +157,44 @@ def test_a_step_that_asks_for_any_slices_gets_those_of_its_job(
 ) -> None:
     code, gres, _, messages, per_task = ask(tmp_path, "type=srun", f"{option}={value}", job="17")
     assert (code, gres if option == "gres" else per_task, messages) == ("0", matches, "")
+
+
+ONE_SLICE = {"MIGBATCH_JOB_SLICES": "1", "MIGBATCH_PROGRESS": "/run/migbatch/progress/17.0"}
+
+
+@pytest.mark.parametrize(
+    ("option", "gres", "gpus"),
+    [
+        ("gpus=1", "nil", "0"),
+        ("gpus=h100:1", "nil", "0"),
+        ("gpus-per-task=1", "nil", "0"),
+        ("gpus-per-node=1", "nil", ""),
+        ("tres-per-task=gres/gpu:1", "nil", "nil"),
+        ("gres=gpu", "mig:1", "nil"),
+        ("gres=gres/gpu:h100", "mig:1", "nil"),
+        ("gres=gres:gpu:h100:1", "mig:1", "nil"),
+        ("gpus=2", "nil", "2"),
+        ("gpus-per-node=h100:11", "nil", "h100:11"),
+        ("gres=gpu:2", "gpu:2", "nil"),
+        ("gres=gpu:1,fpga:1", "gpu:1,fpga:1", "nil"),
+    ],
+)
+def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option: str, gres: str, gpus: str) -> None:
+    """The script of `sbatch --gpus=1` may request the GPU again in each step."""
+    code, *others, per_task, left = ask(tmp_path, "type=srun", option, job="17", within=ONE_SLICE)
+    assert (code, others[0], left) == ("0", gres, gpus)
+    assert per_task == ("" if option.startswith("tres") else "nil")
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        {"MIGBATCH_JOB_SLICES": "2", "MIGBATCH_PROGRESS": "/run/migbatch/progress/17.0"},
+        {"MIGBATCH_JOB_SLICES": "1", "MIGBATCH_PROGRESS": "/run/migbatch/progress/16.0"},  # inherited from another job
+        {"MIGBATCH_JOB_SLICES": "1"},
+    ],
+)
+def test_a_step_of_any_other_job_keeps_its_gpus(tmp_path: Path, within: dict[str, str]) -> None:
+    for option, place in (("gpus=1", -1), ("gres=gpu:1", 1), ("tres-per-task=gres/gpu:1", -2)):
+        answer = ask(tmp_path, "type=srun", option, job="17", within=within)
+        assert answer[place] == option.partition("=")[2]

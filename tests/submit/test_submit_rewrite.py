@@ -86,6 +86,13 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
         ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "gres:gpu:1", "min_nodes": 1, "max_nodes": 1, "num_tasks": 3}, "mig:7g.80gb:3"),
         ({"tres_per_task": "gres:mig:1g.10gb:1", "ntasks_per_node": 4}, "mig:1g.10gb:4"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 2, "min_nodes": 1}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 2, "num_tasks": 3, "min_nodes": 2}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 3, "min_nodes": 2}, "mig:7g.80gb:2"),
+        (
+            {"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 2, "min_nodes": 2, "max_nodes": 2},
+            "mig:7g.80gb:1",
+        ),
         ({"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2}, "mig:7g.80gb:2"),
         ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
         ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, "mig:7g.80gb:1"),
@@ -129,20 +136,45 @@ def test_hints_that_whole_gpus_leave_unused_are_named(ask, hints: str, note: str
 
 
 def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> None:
-    answer = ask(None, tres_per_job="gres:gpu:4", num_tasks=4)
-    assert answer.changes["max_nodes"] == "1"
-    assert "all of them on one node" in answer.message and "-N <nodes>" in answer.message
+    for fields in (
+        {"num_tasks": 4},
+        {"num_tasks": 4, "min_nodes": 1, "max_nodes": 4},  # -N 1-4
+        {"min_nodes": 1, "max_nodes": 4},
+        {"num_tasks": 2, "min_nodes": 1, "ntasks_per_node": 8},
+    ):
+        answer = ask(None, tres_per_job="gres:gpu:4", **fields)
+        assert granted(answer) == "mig:7g.80gb:4" and answer.changes["max_nodes"] == "1"
+        assert "all of them on one node" in answer.message and "-N <nodes>" in answer.message
     for fields in ({"num_tasks": 1}, {"num_tasks": 4, "min_nodes": 2, "max_nodes": 2}):
         assert "on one node" not in ask(None, tres_per_job="gres:gpu:4", **fields).message
     assert "on one node" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4).message
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4}, "2"),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4, "ntasks_per_node": 4}, "2"),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 2}, "1"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4}, "2"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 2}, "1"),
+        ({"tres_per_job": "gres/gpu:2", "num_tasks": 8}, None),  # several tasks use one slice
+        ({"tres_per_node": "gres/gpu:2", "num_tasks": 4}, None),  # Slurm itself spreads these as it likes
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 3, "ntasks_per_node": 2}, None),
+    ],
+)
+def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[str, object], expected: object) -> None:
+    answer = ask(fields.pop("tres_per_node", None), min_nodes=2, max_nodes=2, **fields)
+    assert answer.changes.get("ntasks_per_node") == expected
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 5},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
@@ -150,7 +182,6 @@ def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> No
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
         {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
-        {"tres_per_job": "gres:gpu:2", "min_nodes": 1, "max_nodes": 4},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8},
         {"tres_per_socket": "gres:gpu:1"},
     ],

@@ -222,11 +222,32 @@ def test_cli_filter_makes_steps_match_their_job_and_refuses_bad_requests(folder:
                 bed, "salloc", "-n2", "--gres=mig:1g.10gb:2", "srun", f"--tres-per-task={option}", "true"
             )
             assert step.returncode == 0, option
+        for option in (
+            "--gpus=1",
+            "--gpus-per-task=1 -n1",
+            "--gpus-per-node=1",
+            "--gres=gpu:1",
+        ):  # TaskProlog's variables
+            own = "export MIGBATCH_JOB_SLICES=1 MIGBATCH_PROGRESS=/progress/$SLURM_JOB_ID.0"
+            job = bed.submit("--gpus=1", wrap=f"{own}; srun {option} true && echo stepped")
+            assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job), option
         refused = run_as_alice(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
         assert "for mig:auto" in run_as_alice(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
         job = bed.submit("-H", "--gres=mig:auto", "--comment=migbatch: model=/our/model mem=15gb", wrap="true")
         assert job_of(bed, job)[1].startswith(f"migbatch: {DESCRIBED} mem=15gb [mig:")
+
+
+def test_nodes_of_a_job_with_a_slice_for_each_task_have_as_many_tasks_as_slices(folder: Path, slurm_root: str) -> None:
+    """Slurm alone would put three of the four tasks on the first node."""
+    scripts = {"job_submit": str(folder / JOB_SUBMIT), "cli_filter": str(folder / CLI_FILTER)}
+    with Cluster(None, nodes=2, counts=COUNTS, slurm_root=slurm_root, **scripts) as bed:
+        for option in ("--gpus-per-task=1g.10gb:1", "--gpus=1g.10gb:4"):
+            words = "-N2", "-n4", option
+            job = bed.submit(*words, wrap="srun printenv SLURM_NODEID")
+            assert bed.wait_job(job) == "COMPLETED" and sorted(bed.output(job).split()) == ["0", "0", "1", "1"]
+            done = run_as_alice(bed, "srun", "--immediate=180", *words, "printenv", "SLURM_NODEID")
+            assert sorted(done.stdout.split()) == ["0", "0", "1", "1"], done.stderr
 
 
 def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:

@@ -93,6 +93,7 @@ local function record(fields, set, environment)
     __newindex = function(_, name, value)
       if not set then error("job_ptr is read-only") end
       local known = STRINGS[name] or name == "requeue" or name == "min_nodes" or name == "max_nodes"
+        or name == "ntasks_per_node"
       if not known then error("field " .. tostring(name) .. " cannot be set") end
       if type(value) ~= "string" then error("bad argument: string expected, got " .. type(value)) end
       set[name] = value
