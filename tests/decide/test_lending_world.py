@@ -228,6 +228,21 @@ def test_no_loan_is_reclaimed_if_all_loans_hold_too_few_cpus(world: MakeWorld) -
     assert not w.row(training).restarts and not w.slurm.signals
 
 
+@pytest.mark.parametrize(("cpus", "restarts"), [(14, 1), (15, 0)])
+def test_no_loan_is_reclaimed_for_a_slice_where_the_cpus_could_not_suffice(
+    world: MakeWorld, cpus: int, restarts: int
+) -> None:
+    w = world()
+    other = w.infer("1g.10gb", runs=10_000, cpus=50)
+    training = w.train(hints="signal=usr1 min=4g.40gb max=4g.40gb", cpus=4)
+    w.until(lambda: {other, training} <= w.running())
+    inference = w.infer("4g.40gb", runs=60, cpus=cpus)
+    for _ in range(60):
+        w.step()
+    assert w.row(training).restarts == restarts
+    assert (inference in w.running()) == bool(restarts)
+
+
 @pytest.mark.parametrize("moment", ["released", "running", "signalled", "requeued"])
 @pytest.mark.parametrize("what", ["cancelled", "requeued by Slurm"])
 def test_ledger_follows_a_cancellation_or_requeue_at_any_moment(world: MakeWorld, moment: str, what: str) -> None:

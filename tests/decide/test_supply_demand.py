@@ -181,3 +181,12 @@ def test_audit_reports_surplus_slices_but_not_late_events() -> None:
         job = replace(running, gres=unread)
         assert audit(held(("3g.40gb@0", 1)), [job])[0].surplus == {P("3g.40gb"): 1}, "Slurm skips it"
     assert audit(held(("3g.40gb@0", 1)), [odd])[0].surplus == {P("3g.40gb"): 1}
+
+
+def test_a_job_on_one_node_can_use_only_nodes_with_enough_cpus_if_there_are_any() -> None:
+    nodes = [replace(NODES[0], cpus=8), replace(NODES[1], cpus=64)]
+    pools = {
+        (cpus, count): demands([replace(ROW, cpus=cpus, num_nodes=count)], nodes, SUPPLY, NOW)[0].pool
+        for cpus, count in [(8, 1), (9, 1), (65, 1), (40, 2)]
+    }
+    assert pools == {(8, 1): SUPPLY, (9, 1): {"n2"}, (65, 1): SUPPLY, (40, 2): SUPPLY}

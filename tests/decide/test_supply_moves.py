@@ -244,6 +244,14 @@ def test_job_may_move_only_to_nodes_with_enough_free_cpus(used: int, named: set[
     assert run.elsewhere == named
 
 
+def test_cpus_of_loans_count_as_free_for_the_job_that_gets_the_place() -> None:
+    held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
+    loan = row(6, cpus=8, comment="migbatch: role=train [mig:loan:1]")
+    snapshot = ClusterSnapshot(NOW, (row(cpus=4), loan), (NodeRow("n1", frozenset(), cpus=64, cpus_used=60),))
+    (run,) = restartable(MoveMemory(), snapshot, JobQueue.of(snapshot.jobs), {"n1": node("n1", held)}, again, RULES)
+    assert (run.cpus, run.cpus_free) == (4, 12)
+
+
 def on_both(shown: JobRow) -> Demand:
     return wants(shown.job_id, "3g.40gb", ("n1", "n2"))
 
@@ -394,6 +402,13 @@ def test_no_job_is_moved_without_permission_and_gain(jobs: list[Submission], con
     assert site.waits[3] > TRAINS_S - 500, "it started when the training had ended"
     assert not any(job.restarts for job in site.jobs)
     assert all(job.state == "COMPLETED" for job in site.jobs)
+
+
+@pytest.mark.parametrize(("cpus", "moves"), [(5, 1), (6, 0)])
+def test_no_job_is_moved_for_one_that_lacks_cpus_there(cpus: int, moves: int) -> None:
+    jobs = halves(cpus=cpus)
+    jobs[2] = submit(5, "4g.40gb", 2200, cpus=250)  # of the 256 of the node; the training job has 1
+    assert sum(job.restarts for job in Site(jobs).jobs) == moves
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,16 @@ def test_a_job_on_two_nodes_is_not_starved() -> None:
     assert not world.nodes.misfits
 
 
+def test_no_slices_are_offered_to_jobs_on_a_node_that_has_too_few_cpus_for_them() -> None:
+    world = World(nodes=2)
+    world.slurm.machines["n1"].cpus = 8
+    world.step()
+    large = [world.slurm.submit("mig:7g.80gb:1", runs=1000, limit=1000, cpus=32) for _ in range(12)]
+    small = world.slurm.submit("mig:2g.20gb:1", cpus=2)
+    world.steps(10)
+    assert world.running() == {*large[:2], small}
+
+
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_large_jobs_of_equal_priority_start_in_order(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,11 +36,11 @@ RUNNABLE = frozenset(
 )
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
-#: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, and its other GRES.
-_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str]
+#: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, its other GRES, CPUs.
+_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int]
 
-#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job.
-_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...]]
+#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_Site._size` of CPUs.
+_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int]
 
 _NONE = frozenset[str]()
 _MOST_POOLS = 4096
@@ -287,6 +288,8 @@ class _Site:
     def __init__(self, facts: Sequence[_NodeFacts], mixed: frozenset[str]) -> None:
         self._facts = {fact[0]: fact for fact in facts}
         self._mixed = mixed
+        #: the numbers of CPUs that nodes have, in use or not, ascending
+        self._sizes = sorted({fact[6] for fact in facts if fact[6]})
         self._in_partition: dict[str, set[str]] = {}
         for name, partitions, *_ in facts:
             for partition in partitions:
@@ -313,14 +316,25 @@ class _Site:
         if avoid:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
-        request = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others)
+        cpus = self._size(row.cpus) if row.num_nodes == 1 and len(self._sizes) > 1 else 0
+        request = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others, cpus)
         pool = self._pools.get((request, apart))
         if pool is None:
-            pool = self._found(row).difference(apart)
+            pool = self._with_cpus(self._found(row), cpus).difference(apart)
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
             pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
         return pool
+
+    def _size(self, cpus: int) -> int:
+        """Return the CPUs of the smallest nodes that have so many; 0 if all nodes have, or none."""
+        number = bisect_left(self._sizes, cpus)
+        return self._sizes[number] if 0 < number < len(self._sizes) else 0
+
+    def _with_cpus(self, names: frozenset[str], cpus: int) -> frozenset[str]:
+        """Return the nodes that have so many CPUs or an unknown number; all of them if none does."""
+        # Slurm may distribute the tasks of a job that fits on no single node, although it shows one node for it
+        return frozenset([name for name in names if not 0 < self._facts[name][6] < cpus]) or names
 
     def _found(self, row: JobRow) -> frozenset[str]:
         names: set[str] = set()
@@ -347,7 +361,7 @@ def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list
     for node in nodes:
         if node.name in supply:
             aside, others = node.set_aside, node.other_gres
-            facts.append((node.name, node.partitions, node.features, node.reservations, aside, others))
+            facts.append((node.name, node.partitions, node.features, node.reservations, aside, others, node.cpus))
         elif node.open:
             mixed.update(node.partitions)
     return facts, frozenset(mixed)

@@ -196,6 +196,7 @@ class Restartable:
         node, gpu, slot: its current place.
         until: the end of its time limit; None: it has none.
         elsewhere: the other nodes with enough free CPUs for it.
+        cpus: its CPUs; `cpus_free`: those that no job or only a loan has on its node.
     """
 
     demand: Demand
@@ -204,6 +205,8 @@ class Restartable:
     slot: Slot
     until: float | None
     elsewhere: frozenset[str] = frozenset()
+    cpus: int = 0
+    cpus_free: int = 0
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
     ]
     if not waiting:
         return []
-    free = _coming_cpus(inputs, ledger)
+    free = coming_cpus(inputs, ledger)
     short_jobs = []
     for row, placed in waiting:
         needed = row.cpus_per_node
@@ -78,12 +78,17 @@ def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[in
     return [job for _, _, job in chosen]
 
 
-def _coming_cpus(inputs: LendingInputs, ledger: Ledger) -> Counter[str]:
-    """Return how many CPUs of each node are free or about to be free."""
+def too_small(cpus: int, obtainable: Mapping[str, int]) -> frozenset[str]:
+    """Return the nodes that would lack CPUs for a job even if every loan ended."""
+    return frozenset([node for node, count in obtainable.items() if count < cpus])
+
+
+def coming_cpus(inputs: LendingInputs, ledger: Ledger, *, of_every_loan: bool = False) -> Counter[str]:
+    """Return how many CPUs of each node are free or about to be free, or could be if every loan ended."""
     free = Counter({row.name: row.cpus_free for row in inputs.nodes if row.cpus})
     for row in inputs.rows:
         loan = ledger.open.get(row.job_id)
-        ends = row.state == "COMPLETING" or (row.active and loan is not None and loan.leaving)
+        ends = row.state == "COMPLETING" or (row.active and loan is not None and (of_every_loan or loan.leaving))
         for node in row.nodes if ends else ():
             if node in free:
                 free[node] += row.cpus_per_node

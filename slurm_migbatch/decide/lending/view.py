@@ -10,6 +10,7 @@ from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
+from slurm_migbatch.decide.lending.cpus import coming_cpus, too_small
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs
@@ -48,7 +49,7 @@ def view_of(
         now=inputs.now,
         capacities=tuple(capacities),
         about_to_be_free=about_to_be_free,
-        starts=tuple(_starts(inputs, job_views)),
+        starts=tuple(_starts(inputs, job_views, ledger)),
         elastic_jobs=tuple(_elastic_jobs(inputs.now, job_views, ledger, known, places, regions, barred)),
         promises=(
             *_promises(inputs, job_views, ledger, places),
@@ -192,14 +193,23 @@ def _promised(
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
+def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[WaitingInference]:
+    """Return the jobs for which loans may end, each with the nodes where that could let it start."""
     waiting = frozenset(inputs.plan.waiting) - inputs.plan.unplaceable
     starts = []
+    cpus, obtainable = dict[int, int](), Counter[str]()
+    if waiting and ledger.open:
+        obtainable = coming_cpus(inputs, ledger, of_every_loan=True)
+        cpus = {row.job_id: row.cpus for row in inputs.rows if row.num_nodes == 1 and row.job_id in waiting}
+    pools: dict[tuple[frozenset[str], int], frozenset[str]] = {}  # few, while there may be very many jobs
     for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:
             placed = inputs.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
-            starts.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
+            key = demand.pool, cpus.get(demand.job, 0)
+            if key not in pools:
+                pools[key] = demand.pool - too_small(key[1], obtainable)
+            starts.append(WaitingInference(demand.job, demand.slices, pools[key], demand.nodes, max(1, copies)))
     return starts
 
 

@@ -215,7 +215,11 @@ def restartable(
         leases = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
         if len(leases) == 1 and not leases[0][1].guest and needed.slices == (leases[0][1].slot.profile,):
             elsewhere = frozenset(name for name in needed.pool if cpus.get(name, 0) >= row.cpus)
-            candidates.append(Restartable(needed, node.name, leases[0][0], leases[0][1].slot, row.end, elsewhere))
+            # lending takes back the CPUs of loans once a job has its slice
+            loans = sum([loan.cpus_per_node for loan in queue.holders(node.name) if is_marked(loan.comment)])
+            free, (uuid, lease) = cpus.get(node.name, 0) + loans, leases[0]
+            run = Restartable(needed, node.name, uuid, lease.slot, row.end, elsewhere, row.cpus, free)
+            candidates.append(run)
     return tuple(
         sorted(candidates, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until)))
     )

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TypeAlias
@@ -76,12 +76,14 @@ class Moving:
         leaving: demands of training jobs that are being moved and are not pending yet; a place is kept for each.
         wanting: jobs for which one more training job may be moved.
         candidates: the training jobs that may be moved, in the order in which they are tried.
+        cpus: CPUs of the jobs in `wanting`; a job without an entry needs none.
         possible: whether training jobs run that may be moved at some time.
     """
 
     leaving: tuple[Demand, ...] = ()
     wanting: frozenset[int] = frozenset()
     candidates: tuple[Restartable, ...] = ()
+    cpus: Mapping[int, int] = field(default_factory=dict)
     possible: bool = False
 
 
@@ -390,7 +392,7 @@ class _PlanRound:
         """Choose a training job to move: the demand fits in its place, and it fits elsewhere. Claim its new place."""
         if not demand.kind.single:
             return
-        profile = demand.slices[0]
+        profile, cpus = demand.slices[0], self._moving.cpus.get(demand.job, 0)
         first_number = self._queued + len(self._moving.leaving)
         for number, run in enumerate(self._moving.candidates, first_number):
             if run.node not in demand.pool or run.node not in self.fleet.nodes or not self.fleet.plannable(run.node):
@@ -403,7 +405,11 @@ class _PlanRound:
             self.fleet.change(gpu_claims, changed_state, gpu_claims.claims)
             place = self.fleet.find(run.demand.pool, run.slot.profile)
             self.fleet.roll_back(mark)
-            if place is None or (place if isinstance(place, str) else place.node) not in {run.node, *run.elsewhere}:
+            if place is None:
+                continue
+            to = place if isinstance(place, str) else place.node
+            # without CPUs for the waiting job the move would be in vain, and the next training job would be moved
+            if to not in {run.node, *run.elsewhere} or cpus > run.cpus_free + (run.cpus if to != run.node else 0):
                 continue
             if place is not gpu_claims:
                 self._claim(place, (number, 0, run.slot.profile))
