@@ -117,7 +117,8 @@ def test_process_counts_are_separate_points(capsys):
 def test_a_run_that_failed_is_resumed(capsys):
     code, out, err = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1-4", *QUICK)
     assert code == 1 and out == ""
-    assert "migbatch: error: batch 4: ValueError: batch 4 is cursed" in err
+    assert "migbatch: error: batch 4: ValueError: batch 4 is cursed; its last output:\n  Traceback (most" in err
+    assert '\n      raise ValueError("batch 4 is cursed")\n  ValueError: batch 4 is cursed\n' in err
     before = read_folder(Path("m.csv"))
     assert [row.batch for row in before] == [1, 2]
 
