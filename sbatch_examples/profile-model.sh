@@ -34,6 +34,6 @@ PYTHON
 NAME=${MODEL:-linear}
 srun --ntasks=1 migbatch profile run "$BENCH:make" --model "$NAME" --batches "${BATCHES:-1-64}" \
 	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume \
-	-o "$NAME-$SLURM_JOB_ID.csv" ${PLOT:+--plot "$PLOT"}
+	-o "${NAME//\//_}-$SLURM_JOB_ID.csv" ${PLOT:+--plot "$PLOT"}
 
 # An administrator imports the tables: migbatch profile import NAME-*.csv

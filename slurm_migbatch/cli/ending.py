@@ -95,8 +95,14 @@ def leave(code: int) -> NoReturn:
 def _failed(prog: str, text: str, code: int = EXIT_FAILED) -> int:
     from slurm_migbatch.mig.text import printable
 
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines and not line.startswith("  "):
+            lines[-1] += f" {line}"
+        else:  # a list of the message's own, of bad lines or of a program's output
+            lines.append(line)
     # it may repeat text of a file or of another user
-    print(f"{prog}: error: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
+    print(f"{prog}: error: " + "\n".join(printable(line.expandtabs()) for line in lines), file=sys.stderr)
     return code
 
 

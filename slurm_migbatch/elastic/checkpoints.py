@@ -118,9 +118,14 @@ class Checkpoints:
             handle = self.disk.create(temporary)
             try:
                 sink = _Sink(self.disk, handle, _FIRST_BYTES)
-                with io.BufferedWriter(sink, _BLOCK) as file:
-                    file.write(head)
-                    states.dump(state, form, file)
+                try:
+                    with io.BufferedWriter(sink, _BLOCK) as file:
+                        file.write(head)
+                        states.dump(state, form, file)
+                except Exception as error:
+                    if sink.failure is None or isinstance(error, OSError):
+                        raise
+                    raise sink.failure from error  # torch.save then closes its archive, and raises RuntimeError
                 size = sink.offset - _FIRST_BYTES - len(head)
                 first = b"%s %s %08d %020d\n" % (_MAGIC, sink.digest.hexdigest().encode(), len(head), size)
                 _all(self.disk, handle, first, 0)
@@ -225,10 +230,15 @@ def _all(disk: Disk, handle: int, data: bytes | memoryview, offset: int) -> None
 
 
 class _Sink(io.RawIOBase):
-    """A file-like writer that computes the checksum."""
+    """A file-like writer that computes the checksum.
+
+    Attributes:
+        failure: the disk's error, which the caller of `write` may replace by its own.
+    """
 
     def __init__(self, disk: Disk, handle: int, offset: int) -> None:
         self.offset = offset
+        self.failure: OSError | None = None
         self.digest = hashlib.sha256()
         self._disk, self._handle = disk, handle
 
@@ -237,7 +247,15 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of `data`. A large piece is hashed meanwhile, which takes about as long; neither holds the GIL."""
+        """Write all of `data`. Raises OSError."""
+        try:
+            return self._write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def _write(self, data: Any) -> int:
+        """Write and hash. A large piece is hashed meanwhile, which takes about as long; neither holds the GIL."""
         view = memoryview(data).cast("B")
         if len(view) < _BLOCK:
             self.digest.update(view)

@@ -116,7 +116,7 @@ class ServerConnection:
     def get(self, path: str) -> Any:
         """Return the answer to a GET; raises ServerError."""
         answer = self._request("GET", path, None)
-        body = answer.read(_LONGEST_BODY)
+        body = self._body(answer)
         if answer.status != 200:
             raise self._refused(answer.status, body)
         return _json(body)
@@ -125,7 +125,7 @@ class ServerConnection:
         """Send a request and return the beginning of its answer; raises ServerError."""
         answer = self._request("POST", path, json.dumps(order).encode())
         if answer.status != 200:
-            raise self._refused(answer.status, answer.read(_LONGEST_BODY))
+            raise self._refused(answer.status, self._body(answer))
         return answer
 
     def lines(self, answer: http.client.HTTPResponse) -> Any:
@@ -171,6 +171,12 @@ class ServerConnection:
                     reused = False
                     continue
                 raise self._broken(error) from None
+
+    def _body(self, answer: http.client.HTTPResponse) -> bytes:
+        try:
+            return answer.read(_LONGEST_BODY)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
 
     def _open(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._address.secure else http.client.HTTPConnection

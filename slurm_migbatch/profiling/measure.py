@@ -285,7 +285,7 @@ class _Child:
 
 def _quoted(tail: str) -> str:
     lines = tail.splitlines()[-_TAIL_LINES:]
-    return "\nIts last output:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
+    return "; its last output:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
 
 
 def _oom_line(tail: str) -> str:

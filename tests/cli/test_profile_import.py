@@ -75,6 +75,15 @@ def test_one_bad_file_prevents_the_whole_import(migbatch, table, tmp_path, url):
         assert store.measurements() == []
 
 
+def test_bad_lines_are_listed_one_below_the_other(migbatch, tmp_path):
+    bad = tmp_path / "bad.csv"
+    bad.write_text("gpu,model,batch,latency_s\na100,net,y,0.1\na100,net,x,0.1\n")
+    code, _, err = migbatch("import", bad)
+    first, *listed = err.splitlines()
+    assert (code, first) == (1, "migbatch: error: nothing was imported:")
+    assert [line.partition(" batch must")[0] for line in listed] == [f"  {bad}:{number}:" for number in (2, 3)]
+
+
 def test_source_option_sets_the_source_and_merges_points_of_two_tables(migbatch, table, tmp_path, url):
     again = tmp_path / "again.csv"
     again.write_text("gpu,model,profile,batch,latency_s,source\na100,resnet50,7g.80gb,8,0.04,there\n")

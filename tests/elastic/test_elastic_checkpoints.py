@@ -216,6 +216,32 @@ def test_full_disk_removes_old_checkpoints_and_never_the_newest(tmp_path):
             assert names(disk) == ["step-000000000003.ckpt"]
 
 
+class TorchOfBytes:
+    """Raises as torch.save does when a write fails: it then closes its archive, whose length is not as expected."""
+
+    class Tensor(bytes):
+        pass
+
+    @staticmethod
+    def save(state, file):
+        try:
+            file.write(bytes(state))
+        except OSError as error:
+            raise RuntimeError("[enforce fail at inline_container.cc:298] . unexpected pos 64 vs 0") from error
+
+
+def test_full_disk_is_noticed_when_torch_raises_another_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", TorchOfBytes)
+    with small_disk(tmp_path / "disk", "6m") as disk:
+        files = Checkpoints(disk, keep=2)
+        for step, size in ((1, 2 << 20), (2, 2 << 20), (3, 3 << 20)):
+            files.write(step, FACTS, TorchOfBytes.Tensor(size))
+        assert names(disk) == ["step-000000000002.ckpt", "step-000000000003.ckpt"]
+        with pytest.raises(OSError, match="No space left"):
+            files.write(4, FACTS, TorchOfBytes.Tensor(5 << 20))
+        assert names(disk) == ["step-000000000003.ckpt"]
+
+
 def test_training_continues_when_no_checkpoint_can_be_written(tmp_path, caplog):
     with small_disk(tmp_path / "disk", "32k") as disk:
         bulk = {"now": 1000}

@@ -117,7 +117,8 @@ def test_process_counts_are_separate_points(capsys):
 def test_a_run_that_failed_is_resumed(capsys):
     code, out, err = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1-4", *QUICK)
     assert code == 1 and out == ""
-    assert "migbatch: error: batch 4: ValueError: batch 4 is cursed" in err
+    assert "migbatch: error: batch 4: ValueError: batch 4 is cursed; its last output:\n  Traceback (most" in err
+    assert '\n      raise ValueError("batch 4 is cursed")\n  ValueError: batch 4 is cursed\n' in err
     before = read_folder(Path("m.csv"))
     assert [row.batch for row in before] == [1, 2]
 
@@ -288,3 +289,20 @@ def test_slo_option_needs_a_duration_and_points(capsys, words, message):
 def test_points_and_grid_options_are_exclusive(capsys):
     code, _, err = go(capsys, "bench.py:make", "--model", "m", "--points", 1, "--grid", *QUICK)
     assert code == 2 and "either" in err
+
+
+def test_example_measures_a_model_of_a_public_name(place):
+    """`profile-model.sh` in a directory with a space, with a name as model hubs have it: owner/model."""
+    (place / "bin").mkdir()
+    folder = place / "my models"
+    folder.mkdir()
+    shims = {"srun": 'shift; exec "$@"', "migbatch": f'exec "{sys.executable}" -m slurm_migbatch.cli "$@"'}
+    for name, line in shims.items():
+        (place / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (place / "bin" / name).chmod(0o755)
+    values = {"MODEL": "google/bert_large", "DEVICE": "cpu", "BATCHES": "1", "INPUTS": "4", "SLURM_JOB_ID": "17"}
+    environ = {"PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **values}
+    example = ROOT / "sbatch_examples/profile-model.sh"
+    done = subprocess.run(["bash", example], cwd=folder, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [row.model for row in read_folder(folder / "google_bert_large-17.csv")] == ["google/bert_large"]

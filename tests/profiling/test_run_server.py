@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +171,21 @@ def test_address_without_a_completion_server_is_an_error(server: CompletionServe
     assert (found.name, found.engine, found.form) == ("tiny", "vllm", "completions")
     with pytest.raises(ServerError):
         find(ServerAddress.parse(f"{url}/nothing"), None, "", 10.0)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+def test_answer_that_breaks_off_is_an_error(status: str) -> None:
+    def answer(listening: socket.socket) -> None:
+        with listening.accept()[0] as client:
+            client.recv(65536)
+            client.sendall(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nbus".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        with pytest.raises(ServerError, match="IncompleteRead"):
+            find(ServerAddress.parse(f"http://127.0.0.1:{listening.getsockname()[1]}"), None, "", 5.0)
+        thread.join()
 
 
 def test_prompt_has_the_token_count_of_the_server(server: CompletionServer) -> None:
