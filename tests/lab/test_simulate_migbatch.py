@@ -230,6 +230,18 @@ def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
     assert 0 < result.held <= 900 * result.slices
 
 
+def test_jobs_that_run_when_the_time_is_over_have_begun_and_made_progress(write: Callable[..., Path]) -> None:
+    jobs = line(0, "gres/gpu=1", 60, "infer") + line(1, "gres/gpu=1", 60, "infer") + line(2, "gres/gpu=1", 5)
+    base = BASE.replace("[speeds]", "start_slo_s = 60\n[speeds]")
+    found = simulated(write("[run]\nuntil_s = 1800\n", jobs, base), "--policy", "migbatch", "--policy", "slices")
+    for policy in found["policies"]:
+        figures = policy["figures"]["infer"]
+        assert figures["done"]["mean"] == 0
+        assert figures["slo"]["broken"]["mean"] == 0, "both started within seconds"
+        assert figures["delay_s"]["mean"]["mean"] < 5
+        assert figures["paused_s"]["mean"] < 10
+
+
 def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
     (ours,) = simulated(write(jobs=jobs))["policies"]
