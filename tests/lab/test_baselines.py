@@ -138,6 +138,15 @@ def test_tiresias_preempts_the_job_with_more_attained_service() -> None:
     assert runs["second"].started == 15  # jobs of the same queue do not preempt each other
 
 
+def test_makespan_ends_with_the_last_job_and_not_with_a_timer_of_tiresias() -> None:
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 2)
+    jobs = [SimulatedJob(number, "j", 0.0, 50.0, gpus=gpus) for number, gpus in enumerate((1, 1, 9))]
+    result = Simulation(cluster, jobs, Tiresias(limits=(3600, 36000)), Whole()).run()
+    assert result.end == 50, "the timers were set for 3600 s"
+    assert result.held == 2 * 7 * 50
+    assert result.waiting == pytest.approx(1.0), "the third job is larger than the cluster"
+
+
 def test_tiresias_preempts_no_more_jobs_than_needed() -> None:
     rows = jobs_of(("a", 0, 500, 1), ("b", 0, 500, 2), ("c", 0, 500, 1), ("new", 300, 10, 2))
     runs = play(Tiresias(limits=(100, 10000)), rows, 4)
