@@ -168,6 +168,20 @@ def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> No
     assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
 
 
+def test_slurm_alone_runs_a_job_of_a_slice_as_fast_as_whole_gpus_are(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    jobs = "".join(line(n, "gres/mig:3g.40gb=1") for n in range(2))
+    found = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slurm", "--policy", "easy")
+    ours, alone, easy = map(jct, found["policies"])
+    assert ours == pytest.approx(1200, rel=0.05), "neighbours slow it down"
+    assert alone == pytest.approx(1200 * 0.6, abs=10)
+    assert alone == pytest.approx(easy, abs=10)
+
+
 def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
     done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
     assert re.search(
