@@ -256,6 +256,13 @@ def test_jobs_that_run_when_the_time_is_over_have_begun_and_made_progress(write:
         assert figures["paused_s"]["mean"] < 10
 
 
+def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/gpu=1", 60, "infer") for n in range(5))
+    path = write(jobs=jobs, base=BASE.replace("[speeds]", "slo_s = 3700\n[speeds]"))
+    (row,) = [row for row in run(path, "--policy", "fifo").output.splitlines() if row.startswith("inference late")]
+    assert row.split() == ["inference", "late", "20.0%"], "four GPUs: the fifth waits"
+
+
 def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
     (ours,) = simulated(write(jobs=jobs))["policies"]

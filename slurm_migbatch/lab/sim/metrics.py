@@ -45,7 +45,7 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
     }
     for kind in ("train", "infer"):
         of_kind = [run for run in result.runs if run.job.kind == kind]
-        if of_kind and len(of_kind) < len(result.runs):
+        if of_kind:
             figures[kind] = of_jobs(of_kind, result.end)
     if result.actions:
         figures["actions"] = dict(result.actions)
