@@ -287,6 +287,25 @@ def test_impossible_policy_parameters_raise_an_error_with_the_reason() -> None:
         halves.play(halves.params(), Setup(A100, 1, 4, (), Whole()))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        ("h100-80gb", "3g.40gb 2g.20gb 1g.10gb"),
+        ("h200", "3g.71gb 2g.35gb 1g.18gb"),
+        ("a100-40gb", "3g.20gb 2g.10gb 1g.5gb"),
+        ("a30", "2g.12gb 2g.12gb"),
+        ("rtx-pro-6000", "2g.48gb 2g.48gb"),
+    ],
+)
+def test_static_partition_is_by_default_one_that_the_model_has(gpu: str, expected: str) -> None:
+    static, jobs = registry.find("static"), tuple(SimulatedJob(n, "j", 0.0, 10.0) for n in range(4))
+    result = static.play(static.params(), Setup(geometry(gpu), 1, 1, jobs, Whole(), log=True))
+    taken = [str(event.places[0].slot.profile) for event in result.events if event.what == "start"]
+    assert taken[: len(expected.split())] == expected.split()
+    plain = static.play(static.params(), Setup(whole(gpu), 1, 1, jobs, Whole()))
+    assert plain.end == 40
+
+
 def test_best_and_worst_static_partitions_have_the_expected_makespan() -> None:
     """Among the partitions, a search finds the one with the shortest makespan."""
     one, two = Profile.parse("1g.10gb"), Profile.parse("2g.20gb")
