@@ -244,6 +244,14 @@ def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
     assert 0 < result.held <= 900 * result.slices
 
 
+def test_a_time_limit_after_the_last_job_changes_nothing(write: Callable[..., Path]) -> None:
+    names = [word for name in ("migbatch", "slurm", "easy", "slices") for word in ("--policy", name)]
+    without = simulated(write(jobs=mixed(4)), *names)["policies"]
+    limited = simulated(write("[run]\nuntil_s = 864000\n", mixed(4)), *names)["policies"]
+    for one, other in zip(without, limited, strict=True):
+        assert one["figures"] == other["figures"], one["policy"]
+
+
 def test_jobs_that_run_when_the_time_is_over_have_begun_and_made_progress(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1", 60, "infer") + line(1, "gres/gpu=1", 60, "infer") + line(2, "gres/gpu=1", 5)
     base = BASE.replace("[speeds]", "start_slo_s = 60\n[speeds]")

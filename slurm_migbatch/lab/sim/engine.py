@@ -214,8 +214,9 @@ class Simulation:
                 progress(self._ended, len(arrivals))
             if len(heap) > _STALE and len(heap) > 4 * (self._running + 1024):
                 self._sweep()
+        left = position < len(arrivals) or self._queued or self._running
         # timers that a policy had set for jobs that were no longer there, and in which nothing happened, do not count
-        self._advance(max(until, self.now) if until < math.inf else self._changed)
+        self._advance(max(until, self.now) if left and until < math.inf else self._changed)
         if progress is not None:
             progress(self._ended, len(arrivals))
         return self._result(begin, arrivals[:position])

@@ -20,7 +20,7 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
 
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any. Of the cluster:
 
-    - `makespan_s`: from the first arrival to the last event;
+    - `makespan_s`: from the first arrival to the last event, or to the end of the simulated time if jobs are left then;
     - `held`: compute-slice seconds that were held, as a share of the cluster's in the makespan; `busy_of_held`: the
       share of them with progress (in the rest, jobs start, wait for a checkpoint or for their instance); `busy`: the
       product of both;

@@ -142,7 +142,8 @@ class _Play:
             if job is not None:
                 by_job[job] = played
                 played.ended = outcome.jobs.get(job)
-        end = self.setup.until if self.setup.until < math.inf else self.origin
+        left = any(job.ended is None for job in self.played)
+        end = self.setup.until if left and self.setup.until < math.inf else self.origin
         present = [job.run for job in self.played if job.run.job.arrival <= self.setup.until]
         booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
         runs = sorted(present, key=lambda run: run.job.id)
