@@ -271,6 +271,25 @@ def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[.
     assert row.split() == ["inference", "late", "20.0%"], "four GPUs: the fifth waits"
 
 
+def test_jobs_of_many_nodes_are_not_refused_for_lack_of_catalog_nodes(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    jobs = line(0, "gres/gpu=10") + line(1, "gres/gpu=6") + line(2, "gres/gpu=2")
+    base = BASE.replace("nodes = 2", "nodes = 5")
+    ours, alone = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slurm")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == alone["figures"]["all"]["done"]["mean"] == 3
+    (note,) = ours["notices"]
+    assert note.startswith(
+        "2 jobs have more nodes than the configuration has catalog nodes ([cluster] catalog_nodes: 1)"
+    )
+    assert note.endswith("here are 5 catalog nodes")
+    assert alone["notices"] == [], "without migbatch Slurm lists the GPUs"
+    enough = tmp_path / "enough.toml"
+    enough.write_text('[cluster]\ncatalog_nodes = "c[1-5]"\n')
+    (ours,) = simulated(write(jobs=jobs, base=base), "--config", enough)["policies"]
+    assert ours["notices"] == []
+
+
 def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
     (ours,) = simulated(write(jobs=jobs))["policies"]
