@@ -264,6 +264,14 @@ def test_jobs_that_run_when_the_time_is_over_have_begun_and_made_progress(write:
         assert figures["paused_s"]["mean"] < 10
 
 
+def test_page_is_written_if_no_job_has_run(write: Callable[..., Path], tmp_path: Path) -> None:
+    html = tmp_path / "r.html"
+    for policy in ("migbatch", "fifo", "slices"):
+        done = run(write(jobs=line(0, "gres/gpu=9")), "--policy", policy, "--html", html)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "1 jobs had not ended" in html.read_text()
+
+
 def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, "gres/gpu=1", 60, "infer") for n in range(5))
     path = write(jobs=jobs, base=BASE.replace("[speeds]", "slo_s = 3700\n[speeds]"))
