@@ -459,6 +459,8 @@ def test_partitions_are_those_of_the_configuration() -> None:
     assert partitions_of(Config()) == ("gpu", "")
     lends = loads('[cluster]\npartitions = ["t", "main"]\n[lending]\nenabled = true\npartitions = ["t"]\n')
     assert partitions_of(lends) == ("main", "t")
+    every = loads('[cluster]\npartitions = ["t"]\n[lending]\nenabled = true\npartitions = ["t"]\n')
+    assert partitions_of(every) == ("t", "t"), "the submit filter leaves jobs of other partitions alone"
 
 
 def test_default_policy_is_registered() -> None:
