@@ -182,6 +182,18 @@ def test_slurm_alone_runs_a_job_of_a_slice_as_fast_as_whole_gpus_are(
     assert alone == pytest.approx(easy, abs=10)
 
 
+def test_job_whose_drawn_model_does_not_fit_on_its_slice_ends_no_comparison(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    jobs = line(0, "gres/mig:1g.10gb=1") + line(1, "gres/mig:3g.40gb=2") + line(2, "gres/gpu=1")
+    ours, slices = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slices")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == slices["figures"]["all"]["done"]["mean"] == 2
+    assert "1 jobs did not fit on the slices that they got" in ours["notices"][0]
+
+
 def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
     done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
     assert re.search(
