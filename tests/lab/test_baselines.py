@@ -138,6 +138,15 @@ def test_tiresias_preempts_the_job_with_more_attained_service() -> None:
     assert runs["second"].started == 15  # jobs of the same queue do not preempt each other
 
 
+def test_makespan_ends_with_the_last_job_and_not_with_a_timer_of_tiresias() -> None:
+    cluster = SimulatedCluster.of(whole("a100-80gb"), 2)
+    jobs = [SimulatedJob(number, "j", 0.0, 50.0, gpus=gpus) for number, gpus in enumerate((1, 1, 9))]
+    result = Simulation(cluster, jobs, Tiresias(limits=(3600, 36000)), Whole()).run()
+    assert result.end == 50, "the timers were set for 3600 s"
+    assert result.held == 2 * 7 * 50
+    assert result.waiting == pytest.approx(1.0), "the third job is larger than the cluster"
+
+
 def test_tiresias_preempts_no_more_jobs_than_needed() -> None:
     rows = jobs_of(("a", 0, 500, 1), ("b", 0, 500, 2), ("c", 0, 500, 1), ("new", 300, 10, 2))
     runs = play(Tiresias(limits=(100, 10000)), rows, 4)
@@ -276,6 +285,25 @@ def test_impossible_policy_parameters_raise_an_error_with_the_reason() -> None:
         static.play(static.params(layout=("4g.40gb", "4g.40gb")), Setup(A100, 1, 1, (), Whole()))
     with pytest.raises(PlaceError, match="1 nodes cannot be divided"):
         halves.play(halves.params(), Setup(A100, 1, 4, (), Whole()))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        ("h100-80gb", "3g.40gb 2g.20gb 1g.10gb"),
+        ("h200", "3g.71gb 2g.35gb 1g.18gb"),
+        ("a100-40gb", "3g.20gb 2g.10gb 1g.5gb"),
+        ("a30", "2g.12gb 2g.12gb"),
+        ("rtx-pro-6000", "2g.48gb 2g.48gb"),
+    ],
+)
+def test_static_partition_is_by_default_one_that_the_model_has(gpu: str, expected: str) -> None:
+    static, jobs = registry.find("static"), tuple(SimulatedJob(n, "j", 0.0, 10.0) for n in range(4))
+    result = static.play(static.params(), Setup(geometry(gpu), 1, 1, jobs, Whole(), log=True))
+    taken = [str(event.places[0].slot.profile) for event in result.events if event.what == "start"]
+    assert taken[: len(expected.split())] == expected.split()
+    plain = static.play(static.params(), Setup(whole(gpu), 1, 1, jobs, Whole()))
+    assert plain.end == 40
 
 
 def test_best_and_worst_static_partitions_have_the_expected_makespan() -> None:

@@ -117,6 +117,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (('"philly.csv"', '"philly.csv"\nbegin_s = 9\nend_s = 3'), ":8: workload.begin_s must be before end_s"),
         (('"easy"', '"easy"\n[speeds]\npairs = "x"'), ":11: speeds.pairs: "),
         (("nodes = 2", "neighbours = 0.1"), ":3: cluster.neighbours must be below neighbours_worst"),
+        (("nodes = 2", "neighbours_worst = 0.0"), ":2: cluster.neighbours must be below neighbours_worst"),
         (('"easy"', '"easy'), ":9: is not valid TOML"),
     ],
 )

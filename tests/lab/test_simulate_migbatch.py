@@ -168,6 +168,32 @@ def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> No
     assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
 
 
+def test_slurm_alone_runs_a_job_of_a_slice_as_fast_as_whole_gpus_are(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    jobs = "".join(line(n, "gres/mig:3g.40gb=1") for n in range(2))
+    found = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slurm", "--policy", "easy")
+    ours, alone, easy = map(jct, found["policies"])
+    assert ours == pytest.approx(1200, rel=0.05), "neighbours slow it down"
+    assert alone == pytest.approx(1200 * 0.6, abs=10)
+    assert alone == pytest.approx(easy, abs=10)
+
+
+def test_job_whose_drawn_model_does_not_fit_on_its_slice_ends_no_comparison(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    jobs = line(0, "gres/mig:1g.10gb=1") + line(1, "gres/mig:3g.40gb=2") + line(2, "gres/gpu=1")
+    ours, slices = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slices")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == slices["figures"]["all"]["done"]["mean"] == 2
+    assert "1 jobs did not fit on the slices that they got" in ours["notices"][0]
+
+
 def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
     done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
     assert re.search(
@@ -228,6 +254,60 @@ def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
     assert result.end == 900
     assert 0 < sum(job_run.ended is not None for job_run in result.runs) < 16
     assert 0 < result.held <= 900 * result.slices
+
+
+def test_a_time_limit_after_the_last_job_changes_nothing(write: Callable[..., Path]) -> None:
+    names = [word for name in ("migbatch", "slurm", "easy", "slices") for word in ("--policy", name)]
+    without = simulated(write(jobs=mixed(4)), *names)["policies"]
+    limited = simulated(write("[run]\nuntil_s = 864000\n", mixed(4)), *names)["policies"]
+    for one, other in zip(without, limited, strict=True):
+        assert one["figures"] == other["figures"], one["policy"]
+
+
+def test_jobs_that_run_when_the_time_is_over_have_begun_and_made_progress(write: Callable[..., Path]) -> None:
+    jobs = line(0, "gres/gpu=1", 60, "infer") + line(1, "gres/gpu=1", 60, "infer") + line(2, "gres/gpu=1", 5)
+    base = BASE.replace("[speeds]", "start_slo_s = 60\n[speeds]")
+    found = simulated(write("[run]\nuntil_s = 1800\n", jobs, base), "--policy", "migbatch", "--policy", "slices")
+    for policy in found["policies"]:
+        figures = policy["figures"]["infer"]
+        assert figures["done"]["mean"] == 0
+        assert figures["slo"]["broken"]["mean"] == 0, "both started within seconds"
+        assert figures["delay_s"]["mean"]["mean"] < 5
+        assert figures["paused_s"]["mean"] < 10
+
+
+def test_page_is_written_if_no_job_has_run(write: Callable[..., Path], tmp_path: Path) -> None:
+    html = tmp_path / "r.html"
+    for policy in ("migbatch", "fifo", "slices"):
+        done = run(write(jobs=line(0, "gres/gpu=9")), "--policy", policy, "--html", html)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "1 jobs had not ended" in html.read_text()
+
+
+def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/gpu=1", 60, "infer") for n in range(5))
+    path = write(jobs=jobs, base=BASE.replace("[speeds]", "slo_s = 3700\n[speeds]"))
+    (row,) = [row for row in run(path, "--policy", "fifo").output.splitlines() if row.startswith("inference late")]
+    assert row.split() == ["inference", "late", "20.0%"], "four GPUs: the fifth waits"
+
+
+def test_jobs_of_many_nodes_are_not_refused_for_lack_of_catalog_nodes(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    jobs = line(0, "gres/gpu=10") + line(1, "gres/gpu=6") + line(2, "gres/gpu=2")
+    base = BASE.replace("nodes = 2", "nodes = 5")
+    ours, alone = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slurm")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == alone["figures"]["all"]["done"]["mean"] == 3
+    (note,) = ours["notices"]
+    assert note.startswith(
+        "2 jobs have more nodes than the configuration has catalog nodes ([cluster] catalog_nodes: 1)"
+    )
+    assert note.endswith("here are 5 catalog nodes")
+    assert alone["notices"] == [], "without migbatch Slurm lists the GPUs"
+    enough = tmp_path / "enough.toml"
+    enough.write_text('[cluster]\ncatalog_nodes = "c[1-5]"\n')
+    (ours,) = simulated(write(jobs=jobs, base=base), "--config", enough)["policies"]
+    assert ours["notices"] == []
 
 
 def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
@@ -391,6 +471,8 @@ def test_partitions_are_those_of_the_configuration() -> None:
     assert partitions_of(Config()) == ("gpu", "")
     lends = loads('[cluster]\npartitions = ["t", "main"]\n[lending]\nenabled = true\npartitions = ["t"]\n')
     assert partitions_of(lends) == ("main", "t")
+    every = loads('[cluster]\npartitions = ["t"]\n[lending]\nenabled = true\npartitions = ["t"]\n')
+    assert partitions_of(every) == ("t", "t"), "the submit filter leaves jobs of other partitions alone"
 
 
 def test_default_policy_is_registered() -> None:

@@ -179,6 +179,7 @@ def test_plots_are_valid_svg_with_finite_coordinates() -> None:
     assert len(_groups(svg, "line-")) == 2
     assert {"use", "compute slices held", "hours"} <= _texts(svg)
     assert plots.cdf({}, "nothing") == ""
+    assert plots.cdf({"completion": [], "wait": [0.0, 0.0]}, "nothing") == ""
 
 
 def test_timeline_has_a_tooltip_for_each_span() -> None:

@@ -80,6 +80,7 @@ class Simulation:
         self._fragmentation = self._waiting = 0.0
         self._created = self._destroyed = self._queued = self._running = self._steps = 0
         self._ended = 0
+        self._changed = 0.0  # time of the last arrival, start, move, preemption or completion
 
     # -- actions -----------------------------------------------------------------------------------------------
 
@@ -156,6 +157,7 @@ class Simulation:
         """
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it is not running")
+        self._changed = self.now
         run.settle(self.now)
         places = run.places
         until = self.now + self._saving(run)
@@ -192,7 +194,7 @@ class Simulation:
         arrivals, heap = self._arrivals, self._heap
         position, at_once = 0, 0
         begin = arrivals[0].job.arrival if arrivals else (heap[0][0] if heap else 0.0)
-        self.now = begin
+        self.now = self._changed = begin
         self.policy.begin(self)
         while True:
             moment = self._next_moment(position)
@@ -212,8 +214,9 @@ class Simulation:
                 progress(self._ended, len(arrivals))
             if len(heap) > _STALE and len(heap) > 4 * (self._running + 1024):
                 self._sweep()
-        if until < math.inf:
-            self._advance(max(until, self.now))
+        left = position < len(arrivals) or self._queued or self._running
+        # timers that a policy had set for jobs that were no longer there, and in which nothing happened, do not count
+        self._advance(max(until, self.now) if left and until < math.inf else self._changed)
         if progress is not None:
             progress(self._ended, len(arrivals))
         return self._result(begin, arrivals[:position])
@@ -247,6 +250,7 @@ class Simulation:
         arrivals = self._arrivals
         while position < len(arrivals) and arrivals[position].job.arrival <= moment:
             run = arrivals[position]
+            self._changed = moment
             position += 1
             self._queued += 1
             if self._log is not None:
@@ -262,6 +266,7 @@ class Simulation:
         self.now = moment
 
     def _complete(self, run: SimulatedRun) -> None:
+        self._changed = self.now
         run.settle(self.now)
         run.left = 0.0
         places = run.places
@@ -309,6 +314,7 @@ class Simulation:
         pause: float,
     ) -> None:
         """Give the run all `places`, of which it holds `unchanged` already, and predict its end."""
+        self._changed = self.now
         if not places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} is given no places")
         if len(places) > 1 and len(set(places)) != len(places):

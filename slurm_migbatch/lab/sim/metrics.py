@@ -20,7 +20,7 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
 
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any. Of the cluster:
 
-    - `makespan_s`: from the first arrival to the last event;
+    - `makespan_s`: from the first arrival to the last event, or to the end of the simulated time if jobs are left then;
     - `held`: compute-slice seconds that were held, as a share of the cluster's in the makespan; `busy_of_held`: the
       share of them with progress (in the rest, jobs start, wait for a checkpoint or for their instance); `busy`: the
       product of both;
@@ -45,7 +45,7 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
     }
     for kind in ("train", "infer"):
         of_kind = [run for run in result.runs if run.job.kind == kind]
-        if of_kind and len(of_kind) < len(result.runs):
+        if of_kind:
             figures[kind] = of_jobs(of_kind, result.end)
     if result.actions:
         figures["actions"] = dict(result.actions)

@@ -40,7 +40,7 @@ def cdf(series: Mapping[str, Sequence[float]], title: str) -> str:
     """Draw the cumulative share of values (seconds), one line for each name.
 
     The axis of the values is logarithmic and has no 0: values of 0 or less are not drawn, the line begins above their
-    share, and the legend states it.
+    share, and the legend states it. Without any value above 0 the text is empty.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, values in series.items():
@@ -52,6 +52,9 @@ def cdf(series: Mapping[str, Sequence[float]], title: str) -> str:
         chosen = sorted({*range(first, len(ordered), step), len(ordered) - 1} - set(range(first)))
         label = f"{name} ({first / len(ordered):.0%} are 0)" if first else name
         lines[label] = [(ordered[i], (i + 1) / len(ordered)) for i in chosen]
+
+    if not any(lines.values()):
+        return ""
 
     def finish(axes: Axes) -> None:
         axes.set_ylim(0.0, 1.0)

@@ -246,7 +246,7 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
         yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")
     if workload.models == "draw" and speeds.kind not in ("table", "predictor"):
         yield Problem(at("workload", "models"), "models can only be drawn from a table or from the predictor")
-    if scenario.cluster.neighbours >= scenario.cluster.neighbours_worst > 0:
+    if 0 < scenario.cluster.neighbours >= scenario.cluster.neighbours_worst:
         yield Problem(at("cluster", "neighbours"), "cluster.neighbours must be below neighbours_worst")
     for section, name, path in (
         ("workload", "path", workload.path),

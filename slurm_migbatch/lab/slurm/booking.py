@@ -88,6 +88,9 @@ class Booking:
                 self._stop(event["job"], event["restart"])
         self._advance(end)
         for job, restart in list(self._holding):
+            course = self._played[job].course
+            if restart in course.resumes:  # its script has begun
+                course.settle(min(self._now - self._moment(0.0), course.end_at()))
             self._stop(job, restart, over=True)
         self._finish()
         elapsed, gpus = self._now - begin, len(self._cluster.gpus)

@@ -78,12 +78,17 @@ class SiteNode:
 
 @dataclass(frozen=True)
 class SimulatedSite:
-    """A cluster, and all its durations."""
+    """A cluster, and all its durations.
+
+    Attributes:
+        catalog_nodes: number of catalog nodes; a job for more nodes is refused if no nodes offer its profile.
+    """
 
     nodes: tuple[SiteNode, ...]
     partitions: tuple[SimulatedPartition, ...] = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
     slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(listing_s=0.02, update_s=0.004))
     times: NodeDelays = field(default_factory=NodeDelays)
+    catalog_nodes: int = 2
 
     @classmethod
     def of(cls, gpu: Geometry, nodes: int, per_node: int) -> SimulatedSite:
@@ -181,8 +186,8 @@ class SlurmSimulation:
                 node.name, node.counts, partitions=node.partitions, features=node.features, cpus=node.cpus
             )
             self.nodes.add(node.name, *node.gpus)
-        for number in (1, 2):
-            names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
+        names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
+        for number in range(1, site.catalog_nodes + 1):
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
         #: changes a submission before Slurm gets it; raises SlurmError if it is refused
         self.submit_filter: Callable[[Submission], Submission] = lambda submission: submission

@@ -70,10 +70,13 @@ class Manner:
 
 
 def partitions_of(config: Config) -> tuple[str, str]:
-    """Return the partition of ordinary jobs and that of elastic training (empty: no lending)."""
+    """Return the partition of ordinary jobs and that of elastic training (empty: no lending).
+
+    They are the same if all of the configuration's partitions lend.
+    """
     lending = config.lending.partitions if config.lending.enabled else ()
-    serving = next((name for name in config.cluster.partitions if name not in lending), SERVING)
-    return serving, next(iter(lending), "")
+    names = config.cluster.partitions or (SERVING,)
+    return next((name for name in names if name not in lending), names[0]), next(iter(lending), "")
 
 
 # -- a job's work -----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def on_nearest(trace: Trace, geometry: Geometry) -> Trace:
     """
     counts = Counter(job.profile for job in trace.jobs if job.profile is not None)
     models = _by_use(counts)
-    found = {profile: _sufficient(geometry, profile, models) for profile in sorted(counts) if profile not in geometry}
+    found = {profile: nearest(geometry, profile, models) for profile in sorted(counts) if profile not in geometry}
     instead = {profile: chosen for profile, chosen in found.items() if chosen is not None}
     jobs = tuple(
         job if job.profile not in instead else replace(job, profile=instead[job.profile]) for job in trace.jobs
@@ -49,7 +49,11 @@ def _by_use(counts: Counter[Profile]) -> list[Geometry]:
     return sorted(map(gpus.geometry, gpus.models()), key=used, reverse=True)
 
 
-def _sufficient(geometry: Geometry, profile: Profile, models: Iterable[Geometry]) -> Profile | None:
+def nearest(geometry: Geometry, profile: Profile, models: Iterable[Geometry]) -> Profile | None:
+    """Return the smallest profile with as large a share of the GPU as `profile` has on the first model that has it.
+
+    None if no model has it.
+    """
     model = next((model for model in models if profile_on(model, profile) in model), None)
     if model is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_migbatch.config.keys import between, key, one_of, profiles
+from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.lab.sim.cluster import PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.halves import Halves
@@ -13,6 +14,8 @@ from slurm_migbatch.lab.sim.policies.sliced import Slices, Static
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.registry import NoParams, simulated
+from slurm_migbatch.lab.traces.mignames import nearest
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import choose
 from slurm_migbatch.mig.profile import Profile
@@ -47,7 +50,10 @@ class StaticParams:
     """Partitions that never change."""
 
     layout: tuple[str, ...] = key(
-        ("3g.40gb", "2g.20gb", "1g.10gb"), "Profiles that each GPU is divided into.", profiles
+        (),
+        "Profiles that each GPU is divided into; empty: 3g.40gb, 2g.20gb and 1g.10gb, on models without these the "
+        "nearest ones, as many as fit.",
+        profiles,
     )
 
 
@@ -77,12 +83,23 @@ SLICES = simulated(
 
 def _static(params: StaticParams, cluster: SimulatedCluster) -> Policy:
     geometry, layout = cluster.gpus[0].geometry, EMPTY
-    for name in sorted(params.layout, key=Profile.parse, reverse=True):
-        slot = choose(geometry, layout, Profile.parse(name))
-        if slot is None:
+    names = [Profile.parse(name) for name in params.layout] or _usual(geometry)
+    for profile in sorted(names, reverse=True):
+        slot = choose(geometry, layout, profile)
+        if slot is not None:
+            layout = layout.add(slot)
+        elif params.layout:
             raise PlaceError(f"{geometry.name} cannot be divided into {', '.join(params.layout)}")
-        layout = layout.add(slot)
     return Static(Layout(layout.slots))
+
+
+def _usual(geometry: Geometry) -> list[Profile]:
+    """Return three profiles of different sizes, or the nearest ones that the GPU has."""
+    names = [Profile.parse(name) for name in ("3g.40gb", "2g.20gb", "1g.10gb")]
+    if all(profile in geometry for profile in names):
+        return names
+    reference = [gpus.geometry("a100-80gb")]
+    return [found for profile in names if (found := nearest(geometry, profile, reference)) is not None]
 
 
 def _halves(params: HalvesParams, cluster: SimulatedCluster) -> Policy:

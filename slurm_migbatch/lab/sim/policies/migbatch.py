@@ -3,10 +3,10 @@
 Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
 are migbatchd's own code. The simulation assumes: durations of Slurm's actions and of Prolog and Epilog
 (`slurm.nodes.NodeDelays`), partitions (one for everybody, and one with a lower tier for elastic training), priority by
-age, and time limits that guide backfill but end no job (OverTimeLimit=UNLIMITED), because a trace does not contain
-limits for slices. Two loops of migbatchd are omitted: the predictor does not learn during the simulation, and free
-space is offered by `[supply] preference` or as one slice of each size, not by the history of requests
-(`daemon.offer_tuner`).
+age, as many catalog nodes as the job with the most nodes has nodes, and time limits that guide backfill but end no job
+(OverTimeLimit=UNLIMITED), because a trace does not contain limits for slices. Two loops of migbatchd are omitted: the
+predictor does not learn during the simulation, and free space is offered by `[supply] preference` or as one slice of
+each size, not by the history of requests (`daemon.offer_tuner`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.slurm.nodelist import expand
 
 _TIERS: Final = (10, 1)
 """PriorityTier of ordinary jobs and of elastic training."""
@@ -115,6 +116,9 @@ class _Play:
             submission_of(job, job.arrival - self.origin, users[job.user], course, self.manner)
             for job, course in zip(self.jobs, courses, strict=True)
         ]
+        widths = [int(submission.fields["num_nodes"]) for submission in workload]
+        #: number of nodes of each job of several that the cluster can hold
+        self.wide = [width for width in widths if 1 < width <= setup.nodes]
         self.simulation = SlurmSimulation(self._site(), workload)
         self.simulation.processes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
@@ -142,7 +146,8 @@ class _Play:
             if job is not None:
                 by_job[job] = played
                 played.ended = outcome.jobs.get(job)
-        end = self.setup.until if self.setup.until < math.inf else self.origin
+        left = any(job.ended is None for job in self.played)
+        end = self.setup.until if left and self.setup.until < math.inf else self.origin
         present = [job.run for job in self.played if job.run.job.arrival <= self.setup.until]
         booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
         runs = sorted(present, key=lambda run: run.job.id)
@@ -178,7 +183,7 @@ class _Play:
         if manner.elastic:
             partitions.append(SimulatedPartition(manner.lending, _TIERS[1], preempted=True))
         slurm = SlurmSettings(listing_s=0.02, update_s=0.004, over_limit_s=math.inf)
-        return SimulatedSite(tuple(nodes), tuple(partitions), slurm)
+        return SimulatedSite(tuple(nodes), tuple(partitions), slurm, catalog_nodes=max(self.wide, default=1))
 
     def _places(self) -> dict[str, int]:
         uuids = (uuid for gpus in self.simulation.nodes.gpus.values() for uuid in gpus)
@@ -200,6 +205,18 @@ class _Play:
         )
 
     # -- notes for the user ------------------------------------------------------------------------------------------
+
+    def beyond_catalog(self) -> list[str]:
+        """Return a note if jobs have more nodes than the configuration has catalog nodes."""
+        listed = len(expand(self.config.cluster.catalog_nodes))
+        count = sum(width > listed for width in self.wide)
+        if not count:
+            return []
+        return [
+            f"{count} jobs have more nodes than the configuration has catalog nodes ([cluster] catalog_nodes: "
+            f"{listed}): a real Slurm refuses them while no nodes offer their profile; here are {max(self.wide)} "
+            "catalog nodes"
+        ]
 
     def _notices(self, refusals: Mapping[int, str], misfits: tuple[int, ...]) -> list[str]:
         notices = []
@@ -256,7 +273,9 @@ def _configured(params: MigbatchParams, setup: Setup) -> SimulationResult:
     config = _config(params)
     if len(setup.geometry.profiles) < 2:
         raise PlaceError("policy migbatch divides GPUs into slices: set cluster.mig = true, or choose another policy")
-    return play(params, config, setup)
+    simulation = _Play(params, config, setup)
+    result = simulation.run()
+    return replace(result, notices=(*result.notices, *simulation.beyond_catalog()))
 
 
 MIGBATCH: Final = NamedPolicy(

@@ -36,8 +36,13 @@ class Slices(Policy):
         """Determine the policy's GPUs."""
         self.part = sim.cluster.part()
 
-    def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Add the job to the queue."""
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
+        """Add the job to the queue; a job that cannot run on the slices that it requests waits forever."""
+        profile, geometry = run.job.profile, sim.cluster.gpus[0].geometry
+        if profile is not None and profile in geometry:
+            place = Place(0, geometry.info(profile).slots[0])
+            if sim.speeds.speed(run.job, [place] * run.job.gpus) <= 0:
+                return
         key = run.job.arrival if self.order == "fifo" else run.job.claimed
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
