@@ -40,6 +40,9 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     if row is None:
         name = name_of(job)
         raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` shows its result")
+    if row.unread:
+        cause = f" ({row.reason})" if rights.in_full(row.uid, row.account) else ""  # it may quote the job's user
+        raise Unanswerable(f"Slurm's row of job {name_of(job)} cannot be parsed{cause}, so it is left alone")
     if not row.pending:
         raise Unanswerable(
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"

@@ -16,10 +16,11 @@ from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
 from slurm_migbatch.query.questions import WhyQuestion
+from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import answer, describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.store.db import open_store
@@ -270,6 +271,21 @@ def test_why_shows_the_throttle_of_an_elastic_array():
     assert tasks_at_once(replace(row, comment=""), [done]) == tasks_at_once(row, None) == ""
     assert dict(describe(row, [row], None, None, "", at_once="5: so"))["At once"] == "5: so"
     assert "At once" not in dict(describe(row, [row], None, None, ""))
+
+
+def test_why_does_not_call_a_job_started_whose_row_cannot_be_read(record):
+    class OddSite(QuerySite):
+        def slurm(self):
+            row = JobRow(5, state=UNREAD, reason="its state 'ODD' is unknown")
+            return type("Played", (), {"jobs": lambda _: [row], "nodes": lambda _: []})()
+
+    with pytest.raises(Unanswerable) as refused:
+        answer(WhyQuestion("5"), Rights(0, everything=True), OddSite(load(record)))
+    sentence = str(refused.value)
+    assert sentence == "Slurm's row of job 5 cannot be parsed (its state 'ODD' is unknown), so it is left alone"
+    with pytest.raises(Unanswerable) as refused:
+        answer(WhyQuestion("5"), Rights(1000, private=frozenset()), OddSite(load(record)))
+    assert str(refused.value) == "Slurm's row of job 5 cannot be parsed, so it is left alone"
 
 
 def test_why_finds_array_tasks_and_het_job_components():
