@@ -20,10 +20,10 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, last_seen, select_runs
 from slurm_migbatch.store.recent import instance_events
-from slurm_migbatch.workload.loans import LOAN
+from slurm_migbatch.workload.loans import GUEST, LOAN
 
-#: GRES types that are not profiles: the filler, and the type of elastic training jobs that wait
-_NO_SLICES: Final = frozenset({"none", LOAN})
+#: GRES types that are not profiles: the filler, and those of training jobs that wait or share a slice
+_NO_SLICES: Final = frozenset({"none", LOAN, GUEST})
 #: characters of a layout bar for one memory slice
 CELL = 6
 #: seconds of silence after which a node that Slurm does not list counts as removed

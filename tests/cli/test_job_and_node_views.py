@@ -14,7 +14,7 @@ from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
 from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
-from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
+from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
@@ -172,6 +172,12 @@ def test_nodes_command_works_without_slurm(record):
     assert data["nodes"][0]["gpus"][0]["held"][0] == {"profile": "3g.40gb", "start": 0, "size": 4, "job": 8}
     with pytest.raises(Exception, match="no MIG node named n7"):
         migbatch(record, "nodes", "-n", "n[1,7]")
+
+
+def test_types_that_are_not_slices_are_not_counted_as_free():
+    """Slurm counts `guest` beside the profiles where two training jobs share a slice."""
+    counts = {"1g.10gb": 2, "3g.40gb": 1, "guest": 1, "loan": 1, "none": 2}
+    assert free_counts(NodeRow("n1", frozenset({"MIXED"}), counts, {"3g.40gb": 1})) == {"1g.10gb": 2}
 
 
 def test_gpu_bar_shows_occupied_slots():
