@@ -14,7 +14,7 @@ from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
 from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
-from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts
+from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts, view
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
@@ -178,6 +178,17 @@ def test_types_that_are_not_slices_are_not_counted_as_free():
     """Slurm counts `guest` beside the profiles where two training jobs share a slice."""
     counts = {"1g.10gb": 2, "3g.40gb": 1, "guest": 1, "loan": 1, "none": 2}
     assert free_counts(NodeRow("n1", frozenset({"MIXED"}), counts, {"3g.40gb": 1})) == {"1g.10gb": 2}
+
+
+@pytest.mark.parametrize(
+    ("states", "offered"),
+    [({"MIXED"}, {"1g.10gb": 3}), ({"MIXED", "DRAIN"}, {}), ({"DOWN"}, {}), ({"IDLE", "POWERED_DOWN"}, {"1g.10gb": 3})],
+)
+def test_nodes_command_shows_what_slurm_can_allocate_now(record, states, offered):
+    row = NodeRow("n1", frozenset(states), {"1g.10gb": 3, "none": 4})
+    with open_store(load(record).store.url, readonly=True) as store:
+        (node,) = view(store, [row], (), ())
+    assert node.offered == offered
 
 
 def test_gpu_bar_shows_occupied_slots():
