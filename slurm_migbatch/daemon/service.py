@@ -82,6 +82,7 @@ class Service:
         self.config = config
         self._client = client
         self._activity = activity or AlwaysActive()
+        self._began = time.monotonic()
         self.metrics = Metrics()
         self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
@@ -351,9 +352,16 @@ class Service:
         )
 
     def _silence(self) -> Mapping[str, float]:
-        rows = self.poller.latest.nodes if self.poller.latest else ()
-        silences = {row.name: self.node_plans.silence(row.name) for row in rows if not row.silenced}
-        return {node: seconds for node, seconds in silences.items() if math.isfinite(seconds)}
+        """Return the silence of each node; of a node with slices that never called this service, since its start."""
+        silences: dict[str, float] = {}
+        known, running_s = self.rounds.view.geometries(), time.monotonic() - self._began
+        for row in self.poller.latest.nodes if self.poller.latest else ():
+            silence = self.node_plans.silence(row.name)
+            if math.isinf(silence) and row.name in known and any(row.gres.values()):
+                silence = running_s
+            if math.isfinite(silence) and not row.silenced:
+                silences[row.name] = silence
+        return silences
 
     def _wal_bytes(self) -> float | Mapping[str, float]:
         file = sqlite_file(self.config.store.url)

@@ -97,6 +97,23 @@ def test_node_that_slurm_has_powered_down_or_removed_is_not_silent(busy, slurm, 
     eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
 
 
+def test_node_that_was_silent_before_a_restart_is_silent_after_it(config, slurm, store, signer):
+    """A reload of migbatchd would end the alert MigbatchNodeSilent for good."""
+    store.gpus = {name: [gpu(0)] for name in ("n1", "n2", "n3")}
+    slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",))
+    slurm.node_rows["n2"] = NodeRow("n2", frozenset({"IDLE"}), {}, {}, ("gpu",))  # has no slices any more
+    slurm.node_rows["n3"] = NodeRow("n3", frozenset({"IDLE", "POWERED_DOWN"}), {"1g.10gb": 7}, {}, ("gpu",))
+    slurm.node_rows["no-mig-slice-free"] = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {"1g.10gb": 7})
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+
+        def silences():
+            samples = parsed(scrape(running.port)[1])["migbatch_node_silence_seconds"].samples
+            return {sample.labels["node"]: sample.value for sample in samples}
+
+        assert eventually(silences).keys() == {"n1"}
+        eventually(lambda: silences()["n1"] > 0.5)
+
+
 def test_slices_are_exposed_by_profile_and_state(running, node):
     held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
     start = {"seq": 3, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}
