@@ -229,6 +229,7 @@ class _RoundMetrics:
             "migbatch_lending_actions_total", "Actions on training jobs, by kind.", "kind", "outcome"
         )
         self._age = Age()
+        self._age.renewed(time.monotonic())  # before the first round the age is that of the service
         metrics.gauge(
             "migbatch_supply_age_seconds",
             "Seconds since the Slurm query of the last round without an error, and the maximum so far.",

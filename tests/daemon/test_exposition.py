@@ -114,6 +114,13 @@ def test_node_that_was_silent_before_a_restart_is_silent_after_it(config, slurm,
         eventually(lambda: silences()["n1"] > 0.5)
 
 
+def test_supply_ages_from_the_start_while_slurm_does_not_answer(config, slurm, store, signer):
+    """Without a value a reload of migbatchd would end the alert MigbatchSupplyIsOld."""
+    slurm.away = True
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        assert 'migbatch_supply_age_seconds{what="now"}' in scrape(running.port)[1]
+
+
 def test_slices_are_exposed_by_profile_and_state(running, node):
     held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
     start = {"seq": 3, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}
