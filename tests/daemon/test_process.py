@@ -64,6 +64,20 @@ def test_reload_applies_a_valid_configuration_and_ignores_an_invalid_one(daemon)
     assert daemon.port != old
 
 
+def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon):
+    process = daemon.start()
+    daemon.serving()
+    daemon.write(node_api={"listen": "192.0.2.1"})
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "cannot listen on 192.0.2.1" in daemon.log)
+    eventually(lambda: daemon.health() is not None or process.poll() is not None)
+    assert process.poll() is None
+    assert "the new configuration is not applied: cannot listen on 192.0.2.1" in daemon.log
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in daemon.log
+
+
 def test_migbatchd_keeps_running_without_slurm(daemon):
     daemon.start()
     daemon.serving()
