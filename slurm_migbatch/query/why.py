@@ -65,9 +65,16 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """Return the row of a job, of an array task, or of a component of a heterogeneous job; pending ones first."""
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job.
+
+    Of several, pending ones come first, and of these the ones that wait for slices.
+    """
     rows = [row for row in queue if _is(row, job)]
-    return min(rows, key=lambda row: not row.pending, default=None)
+    return min(
+        rows,
+        key=lambda row: (not row.pending, not (slices(row.gres) or waits_for_loan(row.gres))),
+        default=None,
+    )
 
 
 def _is(row: JobRow, job: JobId) -> bool:

@@ -320,6 +320,16 @@ def test_why_finds_array_tasks_and_het_job_components():
     assert find(queue, JobId(99)) is None
 
 
+def test_why_finds_the_component_with_slices_of_a_heterogeneous_job():
+    first, part = JobRow(40, user="ann", het_job=40), queue_row(41, het_job=40)
+    assert find([first, part], JobId(40)) is part
+    assert find([first, part], JobId(40, None, 0)) is first
+    loan = JobRow(51, user="ann", het_job=50, gres="gres/mig:loan:1")
+    assert find([JobRow(50, user="ann", het_job=50), loan], JobId(50)) is loan
+    started = replace(part, state="RUNNING")
+    assert find([started, first], JobId(40)) is first
+
+
 def test_doctor_checks_slurms_configuration():
     good = {
         "grestypes": "gpu,mig",
