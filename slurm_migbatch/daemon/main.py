@@ -124,7 +124,7 @@ def _reloaded(path: str, old: Config) -> Config:
         config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
     if config.store.url != old.store.url:
         log.warning("[store] url takes effect after a restart of migbatchd")
-        config = replace(config, store=old.store)
+        config = replace(config, store=replace(config.store, url=old.store.url))
     logs.setup(config.daemon.log_level)
     log.info("configuration reloaded", extra={"path": path})
     return config

@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+from slurm_migbatch.config import loads
+from slurm_migbatch.daemon import main
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
 from tests.support.gpu_kinds import SITE
@@ -62,6 +64,15 @@ def test_reload_applies_a_valid_configuration_and_ignores_an_invalid_one(daemon)
     assert ":2: unknown key 'prot'" in daemon.log
     daemon.serving()
     assert daemon.port != old
+
+
+def test_reload_with_another_database_applies_the_other_keys_of_its_section(tmp_path, monkeypatch):
+    monkeypatch.setattr(main.logs, "setup", lambda level: None)
+    path = tmp_path / "migbatch.toml"
+    path.write_text("[store]\nurl = 'sqlite:////new.db'\nkeep = '60d'\n")
+    old = loads("[store]\nurl = 'sqlite:////old.db'\n")
+    store = main._reloaded(str(path), old).store
+    assert (store.url, store.keep) == ("sqlite:////old.db", "60d")
 
 
 def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon):
