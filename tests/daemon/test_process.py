@@ -3,11 +3,14 @@
 import json
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import main
+from slurm_migbatch.daemon.compose import compose, keeper_of
+from slurm_migbatch.slurm.client import SlurmError
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
 from tests.support.gpu_kinds import SITE
@@ -73,6 +76,25 @@ def test_reload_with_another_database_applies_the_other_keys_of_its_section(tmp_
     old = loads("[store]\nurl = 'sqlite:////old.db'\n")
     store = main._reloaded(str(path), old).store
     assert (store.url, store.keep) == ("sqlite:////old.db", "60d")
+
+
+def test_reload_changes_the_commands_that_find_the_primary_slurmctld(site, tmp_path):
+    """After an upgrade of Slurm to another directory a standby could not take over until its own restart."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at ctl1 is UP'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o600)
+    api = replace(site.node_api, auth="token", token_file=str(tmp_path / "token"))
+    before, after = (
+        replace(site, node_api=api, cluster=replace(site.cluster, slurm_bin=f"{tmp_path}{folder}"))
+        for folder in ("/removed", "")
+    )
+    keeper = keeper_of(before)
+    compose(before, keeper)
+    with pytest.raises(SlurmError):
+        keeper.slurm.ping()
+    compose(after, keeper)
+    assert keeper.slurm.ping() == {"ctl1": True}
 
 
 def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon):
