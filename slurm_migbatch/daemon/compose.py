@@ -34,8 +34,7 @@ def keeper_of(config: Config) -> TermKeeper:
     url = config.store.url
     _check_store(url)
     shared = not url.startswith("sqlite")
-    # scontrol, whatever lists the queue
-    return TermKeeper(HistoryClient(*config.cluster.commands), (lambda: open_store(url)) if shared else None)
+    return TermKeeper(_commands(config.cluster), (lambda: open_store(url)) if shared else None)
 
 
 def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
@@ -47,6 +46,7 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
     """
     database_marks = _marks(config)
     client, signer, term = client_of(config.cluster), signer_of(config), keeper.number
+    keeper.slurm = _commands(config.cluster)
     if not keeper.active:
         return Standby(config, keeper, client.settings, database_marks)
     client.before_change = keeper.check
@@ -59,6 +59,11 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
         marks=database_marks,
         scraping=Scraping.of(config),
     )
+
+
+def _commands(cluster: ClusterConfig) -> HistoryClient:
+    """Create the keeper's client: scontrol, whatever lists the queue."""
+    return HistoryClient(*cluster.commands)
 
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:

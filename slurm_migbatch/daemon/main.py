@@ -29,24 +29,36 @@ log = logging.getLogger(__name__)
 async def serve(config: Config, path: str) -> None:
     """Run one service after the other, or the standby, according to the term.
 
-    A reload ends a service cleanly and starts the next with the new configuration. Submissions are answered meanwhile:
-    the process of the old service continues until that of the next one is ready.
+    A reload ends a service cleanly and starts the next with the new configuration; with the old one again if addresses
+    or sockets of the new one cannot be used. Submissions are answered meanwhile: the process of the old service
+    continues until that of the next one is ready.
     """
     keeper = keeper_of(config)
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
     running = compose(config, keeper)
+    replaced: Config | None = None  # by a reload, if anything
     watching = asyncio.create_task(run_forever("the term", keeper.run))
     try:
         while True:
             control.leave = running.submit.leave if isinstance(running, Service) else lambda: None
-            await running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+            try:
+                await running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+            except OSError as error:
+                if replaced is None:
+                    raise
+                log.error("the new configuration is not applied: %s", error.strerror or error)
+                logs.setup(replaced.daemon.log_level)
+                before, config, replaced = running, replaced, None
+                running = compose(config, keeper)
+                await _hand_over(before, running)
+                continue
             control.turn.clear()
             if control.ending:
                 break
             if not keeper.active:
                 await asyncio.to_thread(keeper.resign)
-            before = running
+            before, replaced = running, config if control.reloading else None
             config, running = _next(config, path if control.reloading else "", keeper)
             control.reloading = False
             await _hand_over(before, running)
@@ -112,7 +124,7 @@ def _reloaded(path: str, old: Config) -> Config:
         config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
     if config.store.url != old.store.url:
         log.warning("[store] url takes effect after a restart of migbatchd")
-        config = replace(config, store=old.store)
+        config = replace(config, store=replace(config.store, url=old.store.url))
     logs.setup(config.daemon.log_level)
     log.info("configuration reloaded", extra={"path": path})
     return config

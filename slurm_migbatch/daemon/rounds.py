@@ -229,10 +229,12 @@ class _RoundMetrics:
             "migbatch_lending_actions_total", "Actions on training jobs, by kind.", "kind", "outcome"
         )
         self._age = Age()
+        began = time.monotonic()
         metrics.gauge(
             "migbatch_supply_age_seconds",
             "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
-            self._age.values,
+            # before the first round the age is that of the service
+            lambda: self._age.values() or {"now": time.monotonic() - began},
             "what",
         )
         metrics.gauge("migbatch_supply_offered", "Offered free slices, by profile.", self._offered, "profile")

@@ -83,8 +83,8 @@ class Service:
         self.config = config
         self._client = client
         self._activity = activity or AlwaysActive()
-        self.metrics = Metrics()
         self._began = time.monotonic()
+        self.metrics = Metrics()
         self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
@@ -353,6 +353,7 @@ class Service:
         )
 
     def _silence(self) -> Mapping[str, float]:
+        """Return the silence of each node; of a node with slices that never called this service, since its start."""
         rows = self.poller.latest.nodes if self.poller.latest else ()
         catalog, so_far = expand(self.config.cluster.catalog_nodes), time.monotonic() - self._began
         with_slices = {row.name for row in rows if row.gres and row.name not in catalog}

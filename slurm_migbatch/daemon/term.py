@@ -65,6 +65,7 @@ class TermKeeper:
         why: why it is not active, as a sentence for callers.
         number: the term that this process has; 0 for none.
         on_change: called in the event loop after `active` has changed.
+        slurm: the client by which Slurm is queried; a reload may replace it.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TermKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set up. `open_store` opens a database that several hosts can use; None for SQLite."""
-        self._slurm, self._open, self._clock = slurm, open_store, clock
+        self.slurm, self._open, self._clock = slurm, open_store, clock
         self.host = host or socket.gethostname()
         self.active = open_store is None
         self.why = "the primary slurmctld is not known yet"
@@ -156,7 +157,7 @@ class TermKeeper:
         if self._names and (len(self._names) > 1 or self._clock() < self._names_due):
             return True
         try:
-            self._names = tuple(controllers(self._slurm.settings())) or (self.host,)
+            self._names = tuple(controllers(self.slurm.settings())) or (self.host,)
         except SlurmError as error:
             log.debug("cannot determine the number of slurmctld: %s", error)
         self._names_due = self._clock() + ALONE_S / 2
@@ -176,7 +177,7 @@ class TermKeeper:
         if self._clock() < self._ping_due:
             return None
         try:
-            answering = self._slurm.ping(PING_S if self.number else None)
+            answering = self.slurm.ping(PING_S if self.number else None)
         except SlurmError as error:
             log.debug("cannot determine the primary slurmctld: %s", error)
             self._ping_due = self._clock() + PATIENCE_S if self.number else 0.0
@@ -195,7 +196,7 @@ class TermKeeper:
     def _answers(self) -> bool:
         """Return whether a slurmctld answers requests: a backup refuses them."""
         try:
-            self._slurm.settings()
+            self.slurm.settings()
         except SlurmError as error:
             self.why = f"slurmctld does not answer: {error}"
             return False

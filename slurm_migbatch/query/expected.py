@@ -59,8 +59,8 @@ def expect(
         return None
     blockers = {job.job_id: job for jobs in to_end for job in jobs}
     ordered = sorted(blockers.values(), key=_end)
-    ends = [job.end for job in ordered]
-    return Expected(tuple(ordered), None if None in ends else max((end for end in ends if end), default=now))
+    unlimited, end = _last(ordered)
+    return Expected(tuple(ordered), None if unlimited else max(now, end))
 
 
 def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
@@ -99,7 +99,8 @@ def _last(jobs: Sequence[JobRow]) -> tuple[bool, float]:
 
 
 def _end(job: JobRow) -> tuple[bool, float]:
-    return job.end is None, job.end or 0.0
+    """Return whether the end of a job is unknown, and the end; a requeued job that is still ending has none."""
+    return job.end is None and job.state != "COMPLETING", job.end or 0.0
 
 
 def describe(expected: Expected, now: float) -> str:

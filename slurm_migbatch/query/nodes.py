@@ -20,10 +20,10 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, last_seen, select_runs
 from slurm_migbatch.store.recent import instance_events
-from slurm_migbatch.workload.loans import LOAN
+from slurm_migbatch.workload.loans import GUEST, LOAN
 
-#: GRES types that are not profiles: the filler, and the type of elastic training jobs that wait
-_NO_SLICES: Final = frozenset({"none", LOAN})
+#: GRES types that are not profiles: the filler, and those of training jobs that wait or share a slice
+_NO_SLICES: Final = frozenset({"none", LOAN, GUEST})
 #: characters of a layout bar for one memory slice
 CELL = 6
 #: seconds of silence after which a node that Slurm does not list counts as removed
@@ -65,7 +65,10 @@ class GpuView:
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node. `offered` and `used` are Slurm's counts by GRES type; `state` is Slurm's, None if silent."""
+    """One node. `offered` and `used` are Slurm's counts by GRES type; `state` is Slurm's, None if silent.
+
+    Nothing is offered while Slurm starts no jobs on the node.
+    """
 
     name: str
     gpus: tuple[GpuView, ...]
@@ -144,7 +147,7 @@ def view(
                 name,
                 tuple(_gpu(gpu, [s for uuid, s in held if uuid == gpu.get("uuid")]) for gpu in gpus),
                 None if rows is None else "unknown" if row is None else "+".join(sorted(row.states)).lower(),
-                {} if row is None else free_counts(row),
+                free_counts(row) if row is not None and row.open else {},
                 {} if row is None else {k: n for k, n in row.used.items() if n},
                 seen.get(name),
                 tuple(problems),

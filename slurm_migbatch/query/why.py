@@ -40,6 +40,9 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     if row is None:
         name = name_of(job)
         raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` shows its result")
+    if row.unread:
+        cause = f" ({row.reason})" if rights.in_full(row.uid, row.account) else ""  # it may quote the job's user
+        raise Unanswerable(f"Slurm's row of job {name_of(job)} cannot be parsed{cause}, so it is left alone")
     if not row.pending:
         raise Unanswerable(
             f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
@@ -62,9 +65,16 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """Return the row of a job, of an array task, or of a component of a heterogeneous job; pending ones first."""
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job.
+
+    Of several, pending ones come first, and of these the ones that wait for slices.
+    """
     rows = [row for row in queue if _is(row, job)]
-    return min(rows, key=lambda row: not row.pending, default=None)
+    return min(
+        rows,
+        key=lambda row: (not row.pending, not (slices(row.gres) or waits_for_loan(row.gres))),
+        default=None,
+    )
 
 
 def _is(row: JobRow, job: JobId) -> bool:

@@ -14,12 +14,13 @@ from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
 from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
-from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
+from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts, view
 from slurm_migbatch.query.questions import WhyQuestion
+from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import answer, describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.store.db import open_store
@@ -173,6 +174,23 @@ def test_nodes_command_works_without_slurm(record):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
 
+def test_types_that_are_not_slices_are_not_counted_as_free():
+    """Slurm counts `guest` beside the profiles where two training jobs share a slice."""
+    counts = {"1g.10gb": 2, "3g.40gb": 1, "guest": 1, "loan": 1, "none": 2}
+    assert free_counts(NodeRow("n1", frozenset({"MIXED"}), counts, {"3g.40gb": 1})) == {"1g.10gb": 2}
+
+
+@pytest.mark.parametrize(
+    ("states", "offered"),
+    [({"MIXED"}, {"1g.10gb": 3}), ({"MIXED", "DRAIN"}, {}), ({"DOWN"}, {}), ({"IDLE", "POWERED_DOWN"}, {"1g.10gb": 3})],
+)
+def test_nodes_command_shows_what_slurm_can_allocate_now(record, states, offered):
+    row = NodeRow("n1", frozenset(states), {"1g.10gb": 3, "none": 4})
+    with open_store(load(record).store.url, readonly=True) as store:
+        (node,) = view(store, [row], (), ())
+    assert node.offered == offered
+
+
 def test_gpu_bar_shows_occupied_slots():
     assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
     assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
@@ -272,6 +290,21 @@ def test_why_shows_the_throttle_of_an_elastic_array():
     assert "At once" not in dict(describe(row, [row], None, None, ""))
 
 
+def test_why_does_not_call_a_job_started_whose_row_cannot_be_read(record):
+    class OddSite(QuerySite):
+        def slurm(self):
+            row = JobRow(5, state=UNREAD, reason="its state 'ODD' is unknown")
+            return type("Played", (), {"jobs": lambda _: [row], "nodes": lambda _: []})()
+
+    with pytest.raises(Unanswerable) as refused:
+        answer(WhyQuestion("5"), Rights(0, everything=True), OddSite(load(record)))
+    sentence = str(refused.value)
+    assert sentence == "Slurm's row of job 5 cannot be parsed (its state 'ODD' is unknown), so it is left alone"
+    with pytest.raises(Unanswerable) as refused:
+        answer(WhyQuestion("5"), Rights(1000, private=frozenset()), OddSite(load(record)))
+    assert str(refused.value) == "Slurm's row of job 5 cannot be parsed, so it is left alone"
+
+
 def test_why_finds_array_tasks_and_het_job_components():
     waiting = queue_row(30, array_job=30, array_task="4-9", tasks=6)
     task = queue_row(31, array_job=30, array_task="3", state="RUNNING")
@@ -285,6 +318,16 @@ def test_why_finds_array_tasks_and_het_job_components():
     assert find([last], JobId(30, "9")) is last
     assert find(queue, JobId(40, None, 1)) is part
     assert find(queue, JobId(99)) is None
+
+
+def test_why_finds_the_component_with_slices_of_a_heterogeneous_job():
+    first, part = JobRow(40, user="ann", het_job=40), queue_row(41, het_job=40)
+    assert find([first, part], JobId(40)) is part
+    assert find([first, part], JobId(40, None, 0)) is first
+    loan = JobRow(51, user="ann", het_job=50, gres="gres/mig:loan:1")
+    assert find([JobRow(50, user="ann", het_job=50), loan], JobId(50)) is loan
+    started = replace(part, state="RUNNING")
+    assert find([started, first], JobId(40)) is first
 
 
 def test_doctor_checks_slurms_configuration():

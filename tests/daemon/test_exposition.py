@@ -9,7 +9,6 @@ from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.nodelist import expand
 from tests.support.daemon_fakes import gpu, inventory, state
 from tests.support.daemon_running import Running
 from tests.support.exposition import FAMILIES, LABELS, parsed, scrape
@@ -98,14 +97,28 @@ def test_node_that_slurm_has_powered_down_or_removed_is_not_silent(busy, slurm, 
     eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
 
 
-def test_node_that_has_not_reported_since_the_start_is_silent(busy, slurm):
-    """Its agent is down since before migbatchd was restarted or reloaded, and the alert must not end by that."""
-    (catalog,) = expand(busy.service.config.cluster.catalog_nodes)
-    for name, gres in (("n2", {"1g.10gb": 7}), (catalog, {"1g.10gb": 7}), ("c1", {})):
-        slurm.node_rows[name] = NodeRow(name, frozenset({"DOWN"}), gres, {}, ("gpu",))
-    eventually(lambda: 'migbatch_node_silence_seconds{node="n2"}' in scrape(busy.port)[1])
-    text = scrape(busy.port)[1]
-    assert f'silence_seconds{{node="{catalog}"}}' not in text and 'silence_seconds{node="c1"}' not in text
+def test_node_that_was_silent_before_a_restart_is_silent_after_it(config, slurm, store, signer):
+    """A reload of migbatchd would end the alert MigbatchNodeSilent for good."""
+    store.gpus = {name: [gpu(0)] for name in ("n1", "n2", "n3")}
+    slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",))
+    slurm.node_rows["n2"] = NodeRow("n2", frozenset({"IDLE"}), {}, {}, ("gpu",))  # has no slices any more
+    slurm.node_rows["n3"] = NodeRow("n3", frozenset({"IDLE", "POWERED_DOWN"}), {"1g.10gb": 7}, {}, ("gpu",))
+    slurm.node_rows["no-mig-slice-free"] = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {"1g.10gb": 7})
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+
+        def silences():
+            samples = parsed(scrape(running.port)[1])["migbatch_node_silence_seconds"].samples
+            return {sample.labels["node"]: sample.value for sample in samples}
+
+        assert eventually(silences).keys() == {"n1"}
+        eventually(lambda: silences()["n1"] > 0.5)
+
+
+def test_supply_ages_from_the_start_while_slurm_does_not_answer(config, slurm, store, signer):
+    """Without a value a reload of migbatchd would end the alert MigbatchSupplyIsOld."""
+    slurm.away = True
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        assert 'migbatch_supply_age_seconds{what="now"}' in scrape(running.port)[1]
 
 
 def test_slices_are_exposed_by_profile_and_state(running, node):

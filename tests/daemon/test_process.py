@@ -3,9 +3,14 @@
 import json
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
+from slurm_migbatch.config import loads
+from slurm_migbatch.daemon import main
+from slurm_migbatch.daemon.compose import compose, keeper_of
+from slurm_migbatch.slurm.client import SlurmError
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
 from tests.support.gpu_kinds import SITE
@@ -62,6 +67,48 @@ def test_reload_applies_a_valid_configuration_and_ignores_an_invalid_one(daemon)
     assert ":2: unknown key 'prot'" in daemon.log
     daemon.serving()
     assert daemon.port != old
+
+
+def test_reload_with_another_database_applies_the_other_keys_of_its_section(tmp_path, monkeypatch):
+    monkeypatch.setattr(main.logs, "setup", lambda level: None)
+    path = tmp_path / "migbatch.toml"
+    path.write_text("[store]\nurl = 'sqlite:////new.db'\nkeep = '60d'\n")
+    old = loads("[store]\nurl = 'sqlite:////old.db'\n")
+    store = main._reloaded(str(path), old).store
+    assert (store.url, store.keep) == ("sqlite:////old.db", "60d")
+
+
+def test_reload_changes_the_commands_that_find_the_primary_slurmctld(site, tmp_path):
+    """After an upgrade of Slurm to another directory a standby could not take over until its own restart."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at ctl1 is UP'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o600)
+    api = replace(site.node_api, auth="token", token_file=str(tmp_path / "token"))
+    before, after = (
+        replace(site, node_api=api, cluster=replace(site.cluster, slurm_bin=f"{tmp_path}{folder}"))
+        for folder in ("/removed", "")
+    )
+    keeper = keeper_of(before)
+    compose(before, keeper)
+    with pytest.raises(SlurmError):
+        keeper.slurm.ping()
+    compose(after, keeper)
+    assert keeper.slurm.ping() == {"ctl1": True}
+
+
+def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon):
+    process = daemon.start()
+    daemon.serving()
+    daemon.write(node_api={"listen": "192.0.2.1"})
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "cannot listen on 192.0.2.1" in daemon.log)
+    eventually(lambda: daemon.health() is not None or process.poll() is not None)
+    assert process.poll() is None
+    assert "the new configuration is not applied: cannot listen on 192.0.2.1" in daemon.log
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in daemon.log
 
 
 def test_migbatchd_keeps_running_without_slurm(daemon):

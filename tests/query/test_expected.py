@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -70,6 +72,13 @@ def expectation(row: JobRow, *running: JobRow, nodes=NODES) -> str:
 def test_expected_start_and_the_jobs_waited_for_are_stated(row: JobRow, running: list[JobRow], words: str) -> None:
     text = expectation(row, *running)
     assert words in text if words else text == ""
+
+
+def test_requeued_job_that_is_still_ending_needs_no_time_limit() -> None:
+    """Slurm shows the end of its next run until then, so its own is unknown."""
+    ending = replace(runs(1, "1g.10gb:1", "n1", 60), state="COMPLETING", restarts=1).with_ending_run_count(NOW)
+    text = expectation(waits("7g.80gb:1"), ending, runs(2, "1g.10gb:1", "n2", 90))
+    assert text.startswith("in 0 min at the latest") and text.endswith("after the end of job 1 (1g.10gb:1 on n1)")
 
 
 def test_closed_nodes_are_ignored_and_held_jobs_have_no_expected_start() -> None:
