@@ -127,6 +127,8 @@ def _not_offered(config: pytest.Config) -> dict[str, str]:
     missing = {
         marker: f"the Slurm of {root or 'this machine'} {reason}" for marker, reason in reasons.items() if reason
     }
+    if not os.access("/sys/fs/cgroup/devices", os.W_OK):
+        missing["device_cgroup"] = "this machine has no hierarchy of cgroups v1 that constrains devices"
     kind = config.getoption("--database")
     return missing if kind == "sqlite" else {**missing, "sqlite": f"the record is in {kind}"}
 

@@ -127,7 +127,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         hooked = replace(hooked, primary_on=on, primary_off=off)
     yaml = read(conf.beside("topology.yaml")) if found.version >= TOPOLOGY_YAML else None
     tree = beside(conf, "topology.conf") if yaml is None else None
-    planned = plan_slurm(hooked, conf, beside(conf, "gres.conf"), lending, tree)
+    planned = plan_slurm(hooked, conf, beside(conf, "gres.conf"), lending, tree, beside(conf, "cgroup.conf"))
     if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
         planned.notes.append(note)
     return planned
@@ -161,7 +161,13 @@ def reported_site(config: Config) -> Site:
             "first, and start migbatch-node there"
         )
     lending = config.lending.partitions if config.lending.enabled else ()
-    return describe(gpus, version, config.cluster.catalog_nodes, lending)
+    described = describe(gpus, version, config.cluster.catalog_nodes, lending)
+    return replace(described, gpu_devices={name: gpu_devices(inventory[name]) for name in gpus})
+
+
+def gpu_devices(gpus: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the device files of a node's GPUs in MIG mode."""
+    return tuple([f"/dev/nvidia{gpu['minor']}" for gpu in gpus if gpu.get("minor") is not None and geometry_of(gpu)])
 
 
 def cut_by_mig(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.doctor.programs import unreadable
-from slurm_migbatch.install import scripts
-from slurm_migbatch.install.catalogline import has_slices
+from slurm_migbatch.install import devices, scripts
+from slurm_migbatch.install.catalogline import gres_entries, has_slices
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
@@ -86,19 +86,18 @@ def check_cgroup(
     Args:
         whole, sliced: devices of the GPUs without slices of migbatch, and of those with them.
     """
-    plugins = {plugin.removeprefix("task/") for plugin in conf.value("TaskPlugin").lower().split(",")}
-    if "cgroup" in plugins and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1"):
-        listed = sorted(set(_devices(gres_conf, node)).intersection(sliced))
-        if not listed:
+    if devices.constrains(conf, cgroup):
+        denied = sorted(set(devices.listed(gres_conf, node, _gres_of(conf, node))).intersection(sliced))
+        if not denied:
             yield Finding(OK, "cgroup.conf", "ConstrainDevices=yes")
             return
         yield Finding(
             FAIL,
             "cgroup.conf",
-            f"with ConstrainDevices=yes a job can open {', '.join(listed)}, a device of gres.conf, only if Slurm has "
+            f"with ConstrainDevices=yes a job can open {', '.join(denied)}, a device of gres.conf, only if Slurm has "
             "allocated the whole GPU to it: jobs with slices of that GPU cannot use them",
-            "in gres.conf list by File= only GPUs that migbatch does not manage, and count only these as gpu in the "
-            "node's Gres= (leave gpu out if there are none), or set ConstrainDevices=no; restart slurmctld and slurmd",
+            "run `migbatch install --role controller --edit` on the controller: it says, or changes, what the node may "
+            "count as gpu in its Gres=; then restart slurmctld and slurmd",
         )
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
@@ -111,17 +110,15 @@ def check_cgroup(
         yield Finding(WARN, "cgroup.conf", text, f"for a second barrier {advice}")
 
 
-def _devices(gres_conf: Conf, node: str) -> Iterator[str]:
-    """Yield the device files that gres.conf lists for a node, whatever the GRES: Slurm denies jobs all of these that it
-    has not allocated to them (gres_g_get_devices).
-    """
-    for line in gres_conf.lines:
-        nodes = line.get("nodename")
-        if nodes is not None and node not in _expanded(nodes.value):
-            continue
-        for key in ("file", "multiplefiles"):
-            if (files := line.get(key)) is not None:
-                yield from _expanded(files.value)
+def _gres_of(conf: Conf, node: str) -> set[str]:
+    """Return the names of the GRES that slurm.conf counts on a node."""
+    return {
+        entry.name
+        for _, values in conf.records("nodename")
+        if node in _expanded(values["nodename"])
+        for _, entry in gres_entries(values)
+        if entry.count
+    }
 
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from slurm_migbatch.install.catalogline import (
     listed_features,
     others_of,
 )
+from slurm_migbatch.install.devices import constrains, has_cgroups, not_counted
 from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
 from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
@@ -58,13 +59,18 @@ class SlurmPlan:
 
 
 def plan(
-    site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = (), topology_conf: Conf | None = None
+    site: Site,
+    conf: Conf,
+    gres_conf: Conf,
+    lending: Collection[str] = (),
+    topology_conf: Conf | None = None,
+    cgroup_conf: Conf | None = None,
 ) -> SlurmPlan:
     """Return the needs of a site's files.
 
     Args:
         site: built from the nodes' reports, see `reported`.
-        gres_conf: empty if there is none; `topology_conf`: None if Slurm reads none.
+        gres_conf: empty if there is none; `topology_conf`, `cgroup_conf`: None if Slurm reads none.
         lending: partitions whose training jobs are lent idle slices.
     """
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
@@ -76,8 +82,16 @@ def plan(
     result.problems += _unreported(rows, counts)
     result.problems += _clashes(rows, counts)
     result.problems += _static_slices(rows, counts)
+    without_gpus = frozenset[str]()
+    if cgroup_conf is not None and constrains(conf, cgroup_conf):
+        without_gpus = not_counted(rows, gres_conf, site.gpu_devices, result.problems)
+    elif cgroup_conf is not None and not cgroup_conf.texts and has_cgroups(conf) and _count_gpus(rows, counts):
+        result.notes.append(
+            f"{cgroup_conf.main} does not exist here: if nodes have one with ConstrainDevices=yes, copy it here and "
+            "run this command again, or Slurm will deny jobs the GPUs of their slices"
+        )
     for line, values, names in rows:
-        result.edits += _node_edit(conf, line, values, names, counts)
+        result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
     settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
     catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
@@ -108,7 +122,8 @@ def plan(
             "that AutoDetect has found so far"
         )
     if not result.problems:
-        result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counts, result)))
+        counting = {name: node_counts for name, node_counts in counts.items() if name not in without_gpus}
+        result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counting, result)))
     return result
 
 
@@ -231,17 +246,23 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[NodeNameLine]:
 
 
 def _node_edit(
-    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Counts
+    conf: Conf,
+    line: Line,
+    values: Mapping[str, str],
+    names: tuple[str, ...],
+    counts: Counts,
+    without_gpus: Collection[str],
 ) -> Iterator[LineEdit]:
     """Yield the change of a line of nodes: mig next to its own GRES, and each node's own feature.
 
-    It becomes several lines if its nodes differ.
+    It becomes several lines if its nodes differ. Nodes `without_gpus` no longer count GPUs.
     """
     key = next((key for key in FEATURES if key in values), "")
     present = values.get("gres", ""), values.get(key, "")
     names_by_values: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        wanted = _gres(present[0], counts.get(name)), _features(present[1], name if name in counts else "")
+        dropped = frozenset({"mig", "gpu"}) if name in without_gpus else frozenset({"mig"})
+        wanted = _gres(present[0], counts.get(name), dropped), _features(present[1], name if name in counts else "")
         names_by_values.setdefault(wanted, []).append(name)
     if list(names_by_values) == [present]:
         return
@@ -259,11 +280,12 @@ def _node_edit(
     yield LineEdit(line.path, line.number, line.start, line.end, text[line.start : line.end], "\n".join(lines))
 
 
-def _gres(present: str, counts: Mapping[str, int] | None) -> str:
-    """Return the GRES of a node: its GRES other than mig, then its slices."""
+def _gres(present: str, counts: Mapping[str, int] | None, dropped: Collection[str]) -> str:
+    """Return the GRES of a node: its GRES except those `dropped`, then its slices."""
     if counts is None:
         return present
-    kept = [entry for entry in gres.split(present) if entry and gres.prefix_of(entry)[1].partition(":")[0] != "mig"]
+    entries = (entry for entry in gres.split(present) if entry)
+    kept = [entry for entry in entries if gres.prefix_of(entry)[1].partition(":")[0] not in dropped]
     return NodeLine("", counts, others=",".join(kept)).gres
 
 
@@ -308,6 +330,16 @@ def _static_slices(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str
                     f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
                     "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
                 )
+
+
+def _count_gpus(rows: Sequence[NodeNameLine], counts: Counts) -> bool:
+    """Return whether a MIG node counts GPUs."""
+    return any(
+        entry.name == "gpu"
+        for _, values, names in rows
+        if not counts.keys().isdisjoint(names)
+        for _, entry in gres_entries(values)
+    )
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from slurm_migbatch.workload.loans import GUEST, LOAN
@@ -112,6 +112,7 @@ class Site:
         primary_on, primary_off: programs that slurmctld runs when it becomes the primary of several, or no longer is;
             empty for none.
         devices: lines of gres.conf for GPUs that Slurm has detected by itself so far.
+        gpu_devices: device files of the GPUs with slices, by node.
         own: keys, as in `Setting`, that the site's own lines hold, so that they are not rendered.
     """
 
@@ -131,6 +132,7 @@ class Site:
     primary_on: str = ""
     primary_off: str = ""
     devices: Sequence[str] = ()
+    gpu_devices: Mapping[str, Collection[str]] = field(default_factory=dict)
     own: Collection[str] = ()
 
     @property

@@ -20,7 +20,14 @@ from . import restd
 from .errors import TestbedError
 from .spec import Spec
 
+_CONSTRAINED: Final = {
+    "TaskPlugin": "task/cgroup",
+    "ProctrackType": "proctrack/cgroup",  # otherwise Slurm makes no cgroups for jobs
+    "GresTypes": "gpu,nic",
+}
 CATALOG: Final = "no-mig-slice-free"
+DEVICES: Final = {"gpu": "/dev/full", "nic": "/dev/random"}
+"""The devices of a constrained site (`Spec.constrained`), which exist everywhere and which jobs do not need."""
 
 
 def write(
@@ -50,10 +57,14 @@ def write(
         "directory": directory,
         "munge_socket": munge_socket,
         "spec": spec,
-        "options": {**(restd.options(directory) if spec.rest else {}), **spec.options},
+        "options": {
+            **(restd.options(directory) if spec.rest else {}),
+            **(_CONSTRAINED if spec.constrained else {}),
+            **spec.options,
+        },
+        "gres": ",".join(f"{name}:1" for name in DEVICES) if spec.constrained else "",
     }
     texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=values))
-    texts[str(etc / "cgroup.conf")] = site.render("cgroup.conf.j2", version=version)
     for path, text in texts.items():
         atomicfile.write(path, text.encode())
     for name, source in (("job_submit.lua", spec.job_submit), ("cli_filter.lua", spec.cli_filter)):
@@ -62,17 +73,21 @@ def write(
 
 
 def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str) -> dict[str, str]:
-    """Return slurm.conf, gres.conf and the files they include, by path, as `migbatch install` changes a stock
-    slurm.conf.
+    """Return slurm.conf, gres.conf, the files they include, and cgroup.conf, by path, as `migbatch install` changes a
+    stock slurm.conf.
     """
-    main, gres, switches = (str(etc / name) for name in ("slurm.conf", "gres.conf", "topology.conf"))
-    conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: ""}.get)
+    names = ("slurm.conf", "gres.conf", "topology.conf", "cgroup.conf")
+    main, gres, switches, cgroup = (str(etc / name) for name in names)
+    devices = "".join(f"NodeName={','.join(spec.node_names)} Name={g} File={file}\n" for g, file in DEVICES.items())
+    cgroups = site.render("cgroup.conf.j2", version=version, constrained=spec.constrained)
+    conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: devices if spec.constrained else ""}.get)
     topology = load(switches, {switches: spec.topology}.get) if spec.topology else None
-    plan = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending, topology)
+    cgroup_conf = load(cgroup, {cgroup: cgroups}.get)
+    plan = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending, topology, cgroup_conf)
     if plan.problems:
         raise TestbedError("; ".join(plan.problems))
     rendered = {str(etc / name): text for name, text in slurmedit.rendered(plan).items()}
-    texts = {**conf.texts, **gres_conf.texts, **(topology.texts if topology else {})}
+    texts = {**conf.texts, **gres_conf.texts, **cgroup_conf.texts, **(topology.texts if topology else {})}
     return {**apply(texts, plan.edits), **rendered}
 
 
@@ -94,6 +109,7 @@ def described(spec: Spec, geometry: Geometry, version: tuple[int, int]) -> site.
         described_site = replace(described_site, nodes=nodes)
     return replace(
         described_site,
+        gpu_devices=dict.fromkeys(spec.node_names, (DEVICES["gpu"],)),
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,
         task_prolog=spec.hooks.task_prolog,

@@ -44,6 +44,8 @@ class Spec:
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: further features of nodes, beside each node's own name (node -> names joined by commas).
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
+        constrained: whether Slurm's cgroups deny jobs the devices of GRES that they do not have; the site counts one
+            GPU and one network card on each node, and `conf.DEVICES` stand for them.
         slurm_user: SlurmUser, the user of slurmctld and slurmdbd.
         daemon_user: the user of migbatchd: root, as `migbatch install` chooses, or SlurmUser.
         backup: whether there is a second controller, each under its own host name (`mbctl1`, `mbctl2`; processes
@@ -73,6 +75,7 @@ class Spec:
     features: Mapping[str, str] = field(default_factory=dict)
     name: str = "migbatch"
     topology: str = ""
+    constrained: bool = False
     slurm_user: str = "slurm"
     daemon_user: str = "root"
     backup: bool = False

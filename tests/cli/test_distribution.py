@@ -36,10 +36,10 @@ cluster = {
     "bed": {
         "name": "c", "host": "h", "hosts": ["h(127.0.0.1)"], "run": "/r", "log": "/l",
         "port": 1, "ports": {"n1": 3}, "dbd_port": 2, "directory": "/d", "munge_socket": "/m",
-        "options": {},
+        "options": {}, "gres": "",
         "spec": {"node_names": ["n1"], "cpus": 4, "partition_nodes": {}, "features": {}, "slurm_user": "slurm"},
     },
-    "version": (24, 11),
+    "version": (24, 11), "constrained": False,
 }
 unit = {"program": "/opt/migbatch", "config": "/etc/migbatch.toml", "user": "root", "etc": "/etc/migbatch"}
 dbd = {"dbd": {"host": "h", "port": 2, "user": "slurm", "munge_socket": "/m", "log": "/l", "pid_file": "/p"}}

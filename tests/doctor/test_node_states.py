@@ -237,13 +237,18 @@ def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
 )
 def test_devices_that_slurm_denies_to_jobs_with_slices_are_reported(slurm: Path, line: str, listed: str) -> None:
     """Slurm denies a job every device of gres.conf that is not allocated to it, and slices are only counted."""
-    (slurm / "slurm.conf").write_text("TaskPlugin=task/cgroup,task/affinity\n")
     (slurm / "gres.conf").write_text(f"NodeName=n1 AutoDetect=off\n{line}\n")
-    files = conf(slurm), conf(slurm, "cgroup.conf"), conf(slurm, "gres.conf")
-    sliced = ("/dev/nvidia0", "/dev/nvidia1")
-    found = list(slurmfiles.check_cgroup(*files, "n1", whole=("/dev/nvidia2", "/dev/nvidia3"), sliced=sliced))
+
+    def check(gres: str) -> list[Finding]:
+        (slurm / "slurm.conf").write_text(f"TaskPlugin=task/cgroup,task/affinity\nNodeName=n[1-2] Gres={gres}\n")
+        files = conf(slurm), conf(slurm, "cgroup.conf"), conf(slurm, "gres.conf")
+        whole, sliced = ("/dev/nvidia2", "/dev/nvidia3"), ("/dev/nvidia0", "/dev/nvidia1")
+        return list(slurmfiles.check_cgroup(*files, "n1", whole=whole, sliced=sliced))
+
+    found = check("gpu:h100:4,mig:1g.10gb:7")
     assert [finding.level for finding in found] == [FAIL if listed else OK]
     assert not listed or f"a job can open {listed}, a device of gres.conf" in only_problem(found)
+    assert [finding.level for finding in check("mig:1g.10gb:7")] == [OK], "Slurm ignores what the node does not count"
 
 
 def test_cloud_nodes_that_slurm_hides_are_reported(slurm: Path) -> None:

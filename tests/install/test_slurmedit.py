@@ -11,6 +11,8 @@ from slurm_migbatch.install.slurmconf import apply, load
 from slurm_migbatch.install.slurmedit import plan
 from tests.support.slurm_files import GRES, MAIN, NODES, SITE, H, M
 
+DEVICES = ("/dev/nvidia0", "/dev/nvidia1")
+
 
 def planned(slurm, gres="", wanted=SITE, lending=()):
     conf = load(MAIN, {MAIN: slurm}.get)
@@ -249,6 +251,72 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
     assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in with_comma
     listed = "AutoDetect=nvml\nNodeName=h[1-2],m1 Name=gpu File=/dev/nvidia0\n"
     assert not any("Name=gpu" in line for line in edited(theirs, listed)[2][1].splitlines())
+
+
+CGROUP = "/etc/slurm/cgroup.conf"
+SLICED = replace(SITE, gpu_devices={"h1": DEVICES, "h2": DEVICES, "m1": ("/dev/nvidia0",)})
+
+
+def constrained(slurm, gres, cgroup="ConstrainDevices=yes\n"):
+    """What a site with cgroups needs; GPUs 0 and 1 of h1 and h2, and GPU 0 of m1, are in MIG mode."""
+    conf = load(MAIN, {MAIN: f"TaskPlugin=task/affinity,task/cgroup\n{slurm}"}.get)
+    return plan(SLICED, conf, load(GRES, {GRES: gres}.get), cgroup_conf=load(CGROUP, {CGROUP: cgroup}.get))
+
+
+@pytest.mark.parametrize(
+    "gres",
+    [
+        "NodeName=h[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-1]\nNodeName=m1 Name=gpu File=/dev/nvidia0\n",
+        "AutoDetect=nvml\n",
+        "",
+    ],
+)
+def test_slurm_does_not_count_gpus_with_slices_where_cgroups_would_deny_them_to_jobs(gres):
+    """Slurm refuses a node that counts GPUs without listing their devices, and denies jobs those that it lists."""
+    theirs = "NodeName=h[1-2] Gres=gpu:h100:2,fpga:1\nNodeName=m1 Gres=gpu:1\nNodeName=g1 Gres=gpu:4\n"
+    done = constrained(theirs, gres)
+    assert not done.problems
+    slurm = apply({MAIN: f"TaskPlugin=task/affinity,task/cgroup\n{theirs}", GRES: gres}, done.edits)[MAIN]
+    assert f"NodeName=h1 Gres=fpga:1,{H} Features=mig_node_h1\n" in slurm
+    assert f"NodeName=m1 Gres={M} Features=mig_node_m1\nNodeName=g1 Gres=gpu:4\n" in slurm
+    assert "Name=gpu" not in site.render("gres.conf.j2", site=done.site)
+    for cgroup in ("ConstrainDevices=no\n", "ConstrainRAMSpace=yes\n"):
+        kept = apply({MAIN: f"TaskPlugin=task/affinity,task/cgroup\n{theirs}"}, constrained(theirs, gres, cgroup).edits)
+        assert f"NodeName=h1 Gres=gpu:h100:2,fpga:1,{H} Features=mig_node_h1\n" in kept[MAIN]
+
+
+def test_gpus_without_slices_remain_counted_where_cgroups_constrain_devices():
+    theirs = "NodeName=h[1-2] Gres=gpu:2\nNodeName=m1\n"
+    done = constrained(theirs, "NodeName=h[1-2] Name=gpu File=/dev/nvidia[2-3]\n")
+    assert not done.problems and all("gpu:2" in edit.new for edit in done.edits if "h1" in edit.new)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "gres", "message"),
+    [
+        (
+            "NodeName=h[1-2] Gres=gpu:4\nNodeName=m1\n",
+            "Name=gpu File=/dev/nvidia[0-3]\n",
+            "slurm.conf:2: with ConstrainDevices=yes in cgroup.conf Slurm denies a job every GPU that it has not "
+            "allocated to it, also that of its slices: count as gpu of h1, and list by File= in /etc/slurm/gres.conf, "
+            "only other GPUs than /dev/nvidia[0-1]",
+        ),
+        ("NodeName=h[1-2] Gres=gpu:4\nNodeName=m1\n", "AutoDetect=nvml\n", "only other GPUs than /dev/nvidia[0-1]"),
+        (
+            "NodeName=h[1-2] Gres=gpu:2,shard:8\nNodeName=m1\n",
+            "",
+            "slurm.conf:2: h1 has slices on all of its GPUs; remove shard and mps from its Gres",
+        ),
+    ],
+)
+def test_gpus_that_cgroups_would_deny_to_jobs_with_slices_are_named(slurm, gres, message):
+    assert message in constrained(slurm, gres).problems[0]
+
+
+def test_nodes_with_cgroup_files_of_their_own_are_mentioned():
+    conf = load(MAIN, {MAIN: "TaskPlugin=cgroup\nNodeName=h[1-2] Gres=gpu:2\nNodeName=m1\n"}.get)
+    (note,) = plan(SLICED, conf, load(GRES, {GRES: ""}.get), cgroup_conf=load(CGROUP, {}.get)).notes
+    assert note.startswith("/etc/slurm/cgroup.conf does not exist here: if nodes have one with ConstrainDevices=yes")
 
 
 def test_gres_conf_of_the_nodes_own_is_not_to_be_replaced():

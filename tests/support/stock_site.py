@@ -261,7 +261,8 @@ class StockSite(Cluster):
                 text = text.replace(old, new)
             target.write_text(text)
             target.chmod(0o755 if path.suffix == ".sh" else 0o644)
-        cgroup = render("cgroup.conf.j2", version=self.root.version())  # as far as this machine allows
+        # as far as this machine allows
+        cgroup = render("cgroup.conf.j2", version=self.root.version(), constrained=False)
         (self.directory / "slurm/cgroup.conf").write_text(cgroup)
         for user in self.users:
             self.home(user.name).mkdir(parents=True)

@@ -1,0 +1,39 @@
+"""Jobs can open the GPU of their slice on a site where Slurm's cgroups deny jobs all devices that they do not have."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.testbed import conf
+from slurm_migbatch.testbed.cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.device_cgroup]
+GPU, NIC = conf.DEVICES["gpu"], conf.DEVICES["nic"]
+OPEN = "for file in {}; do (: < $file) && echo opened $file; done 2>&1; true"
+
+
+@pytest.fixture(scope="module")
+def bed(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(nodes=1, gpus=1, migbatch="all", constrained=True, slurm_root=slurm_root) as running:
+        yield running
+    for hierarchy in ("devices", "freezer"):  # slurmd leaves its own
+        for directory, _, _ in os.walk(f"/sys/fs/cgroup/{hierarchy}/slurm_n1", topdown=False):
+            Path(directory).rmdir()
+
+
+@pytest.mark.parametrize("request_", ["--gres=mig:1g.10gb", "--gpus=1", "--gres=mig:2g.20gb,nic:1"])
+def test_job_opens_the_gpu_of_its_slice_and_no_device_of_other_gres(bed: Cluster, request_: str) -> None:
+    job = bed.submit(request_, wrap=OPEN.format(f"{GPU} {NIC}"))
+    bed.wait_job(job, "COMPLETED")
+    opened = re.findall(r"opened (\S+)", bed.output(job))
+    assert opened == ([GPU, NIC] if "nic" in request_ else [GPU]), bed.output(job)
+
+
+def test_nodes_no_longer_count_gpus_that_have_slices(bed: Cluster) -> None:
+    (gres,) = re.findall(r"^NodeName=n1 .* Gres=(\S+)", bed.conf_text(), re.MULTILINE)
+    assert gres.startswith("nic:1,mig:")
