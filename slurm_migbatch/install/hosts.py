@@ -14,6 +14,7 @@ from slurm_migbatch.install.files import Wanted, read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import install as node_install
 from slurm_migbatch.node.conf import NAME
+from slurm_migbatch.node.install import InstallError
 
 UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
@@ -80,7 +81,7 @@ def node(
         release: of Slurm; empty if unknown.
 
     Raises:
-        InstallError: others than root could change what root is to run.
+        InstallError: others than root could change what root is to run, or the release matters and is unknown.
     """
     python = python or str(places.prefix / "bin/python3")
     plan = HostPlan(python=python)
@@ -97,9 +98,18 @@ def node(
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
     for key, hook in HOOKS:
+        path = str(places.hooks / hook)
+        if not _is_sites_alone(conf, key, path):
+            continue
+        if key in scripts.SEVERAL and not release:
+            # from 24.11 on the controller adds a line of slurm.conf: a call in the script would run the hook twice
+            raise InstallError(
+                f"{key}={conf.value(key)}: how ours is added depends on Slurm's release, and `scontrol --version` "
+                "does not tell it: add the directory of scontrol to PATH"
+            )
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
             continue  # a line of slurm.conf, which the controller writes
-        _add_to_site_hook(plan, conf, key, str(places.hooks / hook), edit)
+        _add_to_site_hook(plan, conf, key, path, edit)
     _cli_filter(plan, conf)
     plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
     return plan
@@ -156,11 +166,15 @@ def slurm_release() -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
-def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
-    """Add migbatch's hook to the site's hook of a key, unless there is none or slurm.conf names migbatch's too."""
+def _is_sites_alone(conf: Conf, key: str, hook: str) -> bool:
+    """Return whether slurm.conf names hooks of the site for a key, and none of migbatch's."""
     values = conf.values(key)
-    if not values or hook in values or stub_path(conf, hook) in values:
-        return
+    return bool(values) and hook not in values and stub_path(conf, hook) not in values
+
+
+def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
+    """Add migbatch's hook to the site's hook of a key."""
+    values = conf.values(key)
     site_hook = conf.beside(values[-1])
     if scripts.is_pattern(site_hook):
         stub_file = scripts.name_in(site_hook)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -51,9 +52,11 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _has_task(row: RunRow, task: str) -> bool:
+    listed, cut, _ = (row.run["array_task"] or "").partition(",...")
     try:
-        return has_task(row.run["array_task"] or "", task)
-    except ValueError:  # the record cuts a long list
+        # the record cuts a long list; later tasks without a run of their own are behind the cut
+        return has_task(listed, task) or (bool(cut) and int(task) > int(re.split("[-,]", listed)[-1]))
+    except ValueError:
         return False
 
 

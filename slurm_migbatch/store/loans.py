@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan, portions
+from slurm_migbatch.store.models import Action, Lease, Loan, Run, portions
 from slurm_migbatch.store.queries import among
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
@@ -93,9 +93,12 @@ def uses(connection: Connection, since: float) -> list[Use]:
     The input of the forecast.
     """
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
+    # a node that died with a run never reports the release
+    held = Lease.until.is_(None) & (Run.ended.is_(None) | (Run.ended >= since))
     statement = (
-        select(Lease.profile, Lease.since, Lease.until)
-        .where(Lease.since.is_not(None), (Lease.until.is_(None)) | (Lease.until >= since), ~lent)
+        select(Lease.profile, Lease.since, func.coalesce(Lease.until, Run.ended))
+        .join(Run, Run.id == Lease.run_id)
+        .where(Lease.since.is_not(None), held | (Lease.until >= since), ~lent)
         .order_by(Lease.since)
     )
     return [Use(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED, strip
 from slurm_migbatch.store import clean, measured
-from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
-from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Run, portions
+from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, lose_leases, run_of
+from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
 
 #: the fields of a row that runs use; a change of priority alone, for example, changes no run
 _USED = (
@@ -23,6 +23,8 @@ _USED = (
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
 _TEXTS = ("user", "account", "partition", "name", "qos", "wckey")
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
+#: seconds after which a node that reports nothing counts as gone
+_GONE_S = 86400.0
 
 
 def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
@@ -162,3 +164,18 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
                 run.state = "RUNNING"
                 finish_if_free(session, run.id, now, None)
                 run.state_from = "poll"
+    _end_on_gone_nodes(session, now)
+
+
+def _end_on_gone_nodes(session: Session, now: float) -> None:
+    """End leases of jobs that have left Slurm on nodes that are gone: nothing will report their release."""
+    for machine in session.scalars(select(Node).where(Node.seen < now - _GONE_S)).all():
+        held = (Lease.node == machine.node, Lease.until.is_(None))
+        live = select(Job.job_id).where(Job.live)
+        leases = session.scalars(select(Lease).where(*held, Lease.job_id.not_in(live))).all()
+        for id in lose_leases(leases, machine.seen):
+            run = session.get_one(Run, id)
+            if run.ended is None:
+                finish_if_free(session, id, machine.seen, None)
+                run.state_from = "poll"
+            machine.told = None  # if it comes back it may hold them still

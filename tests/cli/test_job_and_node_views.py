@@ -153,6 +153,16 @@ def test_show_finds_tasks_that_have_not_started(record):
             migbatch(record, "show", missing)
 
 
+def test_show_finds_a_task_behind_the_end_of_a_list_that_was_cut(record):
+    with open_store(f"sqlite:///{record.parent}/db") as store:
+        array = {"job_id": 30, "array_job": 30, "user": "ann", "state": "PENDING", "submit": time.time()}
+        store.upsert_jobs([{**array, "array_task": ",".join(map(str, range(1001, 1999, 2))) + "%4"}])
+    for task in ("1003", "1997"):
+        assert pairs(migbatch(record, "show", f"30_{task}"))["Job"].strip().endswith(",...]")
+    with pytest.raises(Exception, match="job 30_1002 is not in the record"):
+        migbatch(record, "show", "30_1002")
+
+
 def test_control_characters_in_job_names_are_not_printed(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])

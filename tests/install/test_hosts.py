@@ -37,8 +37,20 @@ def test_script_without_directory_is_found_beside_slurm_conf(tmp_path, monkeypat
     (tmp_path / "site.sh").write_text("#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
     conf = load(str(tmp_path / "slurm.conf"), read)
-    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True, release=(22, 5))
     assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
+
+
+def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
+    """From 24.11 on slurm.conf names ours too: every job would run it twice. scontrol is often not in sudo's PATH."""
+    (tmp_path / "site.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "slurm.conf").write_text(f"SlurmctldHost=ctl\nProlog={tmp_path}/site.sh\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    with pytest.raises(InstallError, match="add the directory of scontrol to PATH"):
+        hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    (tmp_path / "slurm.conf").write_text(f"Prolog={tmp_path}/site.sh\nProlog={tmp_path}/migbatch-prolog\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    assert hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True).wanted
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
@@ -69,6 +81,6 @@ def test_configless_script_is_not_edited_on_the_node(tmp_path, monkeypatch):
     (tmp_path / "site.sh").write_text("#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
     conf = load(str(tmp_path / "slurm.conf"), read)
-    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True, release=(22, 5))
     assert not [target.path for target in plan.wanted if target.kind == "site"]
     assert plan.problems == ["Prolog=site.sh comes from slurmctld: make it run /etc/migbatch/hooks/prolog there"]

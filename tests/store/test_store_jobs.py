@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.queries import RunFilter, identity
+from slurm_migbatch.store.receipt import NodeReceipt
 from tests.support.store_events import Node, job, run_of, slice_entry, states
 
 DECISION: dict[str, Any] = {
@@ -96,6 +98,28 @@ def test_jobs_that_leave_the_queue_unseen_are_ended(store: Store) -> None:
     assert states(store) == [(1, 0, "RUNNING"), (2, 0, "RUNNING"), (3, 0, "COMPLETED"), (4, 0, "PENDING")]
     store.upsert_jobs([job(2, "FAILED", start=60.0, end=198.0, exit_code="1:0")])
     assert states(store) == [(1, 0, "RUNNING"), (2, 0, "FAILED"), (3, 0, "COMPLETED"), (4, 0, "PENDING")]
+
+
+def test_run_on_a_node_that_is_gone_ends_once_slurm_has_forgotten_its_job(store: Store) -> None:
+    """The node died while migbatchd was down: neither Slurm nor the node says how the job ended."""
+    gone, other = Node(store), Node(store, "n2", "bb")
+    gone.send(gone.event("state", 10, gpus=[], runs=[]), gone.start(61, 7), gone.start(61, 8, slice_entry(1)))
+    other.send(other.start(61, 8))
+    store.upsert_jobs([job(7, "RUNNING", start=60.0), job(8, "RUNNING", start=60.0)], live={7, 8})
+    seen, database = time.time(), store.read(identity)
+    assert store.ingest("n1", "aa", "boot-1", [], claim=NodeReceipt(database, 3)).complete
+    store.upsert_jobs([], live={8}, now=seen + 600)
+    assert states(store) == [(7, 0, "RUNNING"), (8, 0, "RUNNING")], "it may report yet"
+    store.upsert_jobs([], live={8}, now=seen + 90_000)
+    assert states(store) == [(7, 0, "UNKNOWN"), (8, 0, "RUNNING")]
+    run = run_of(store, 7)
+    assert run.run["ended"] == run.slices[0]["until"] == pytest.approx(seen, abs=60)
+    assert [lease.job for lease in store.leases()] == [8, 8], "Slurm still lists it"
+    # it was only unreachable
+    receipt = store.ingest("n1", "aa", "boot-1", [gone.stop(900, 7, exit_code=0)], claim=NodeReceipt(database, 3))
+    assert not receipt.complete, "it is asked for what it holds"
+    run = run_of(store, 7)
+    assert (run.run["state"], run.run["ended"], run.slices[0]["until"]) == ("COMPLETED", 900, 900)
 
 
 def test_job_cancelled_before_its_start_has_no_start_time(store: Store) -> None:

@@ -94,3 +94,11 @@ def test_past_uses_exclude_loans(store: Store) -> None:
     assert [use.since for use in store.read(uses, 131.0)] == [120.0]
     assert store.read(freed, 0.0) == {"GPU-a": 130.0}
     assert store.read(freed, 131.0) == {}
+
+
+def test_past_use_on_a_dead_node_ends_with_its_run(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 1, slice_entry(0)))
+    store.upsert_jobs([job(1, "NODE_FAIL", start=100.0, end=130.0)])
+    assert [tuple(use) for use in store.read(uses, 0.0)] == [("1g.10gb", 100.0, 130.0)]
+    assert store.read(uses, 131.0) == []
