@@ -83,9 +83,15 @@ def call_lua(text: str, own_file: str) -> str:
         load, call = f'local found, migbatch = pcall(dofile, "{quoted}")', f"if found then {call} end"
     lines = f"{load} -- by `migbatch install`\n{call}\n"
     last_return = _LAST_RETURN.search(text)
-    if last_return:
+    if last_return and not _closes_block(last_return[0]):
         return text[: last_return.start()] + lines + text[last_return.start() :]
     return text + ("" if not text or text.endswith("\n") else "\n") + lines
+
+
+def _closes_block(line: str) -> bool:
+    """Return whether a line of Lua ends a block that begins above it: `return x end`."""
+    words = re.findall(r"\b(?:function|do|if|repeat|end|until)\b", line.partition("--")[0])
+    return sum(-1 if word in ("end", "until") else 1 for word in words) < 0
 
 
 def is_shell(text: str) -> bool:

@@ -8,6 +8,7 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -185,8 +186,8 @@ def _holds(line: Line, setting: Setting) -> bool:
 def _merged(setting: Setting, present: str) -> str:
     """Return a value that meets the needs of the site and of migbatch; the current one if it does."""
     if setting.kind == "words":
-        present_words = {_comparable(setting.key, item) for item in present.split(",")}
-        missing = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in present_words]
+        present_words = {_comparable(setting.key, item) for item in gres.split(present)}
+        missing = [item for item in gres.split(setting.value) if _comparable(setting.key, item) not in present_words]
         return ",".join([*([present] if present else []), *missing])
     if setting.kind == "default":
         return present
@@ -205,6 +206,15 @@ def _comparable(key: str, item: str) -> str:
 
 def _place(line: Line) -> str:
     return f"{line.path}:{line.number}"
+
+
+def _hosts(line: Line, text: str, done: SlurmPlan) -> tuple[str, ...]:
+    """Return the hosts of a list; none, and a problem of `done`, if it is malformed."""
+    try:
+        return tuple(expand(text))
+    except NodeListError as error:
+        done.problems.append(f"{_place(line)}: {error}")
+        return ()
 
 
 def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
@@ -229,12 +239,10 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[NodeNameLine]:
     own_file = conf.beside(INCLUDED)
     listed = set(expand(catalog))
     for line, values in conf.records("nodename"):
-        try:
-            names = expand(values["nodename"])
-        except NodeListError as error:
-            done.problems.append(f"{_place(line)}: {error}")
-            continue
         if line.path == own_file:
+            continue
+        names = _hosts(line, values["nodename"], done)
+        if not names:
             continue
         if listed & set(names):
             done.problems.append(
@@ -349,7 +357,9 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
         token = line.get(key)
         if token is None:
             continue
-        values = expand(token.value)
+        values: Sequence[str] = ()
+        with suppress(NodeListError):  # an address, for example, with a colon
+            values = expand(token.value)
         if len(values) == len(names):
             chosen = [values[names.index(member)] for member in members]
             folded = fold(chosen)
@@ -364,14 +374,10 @@ def _partition_edits(
     conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, catalog: str, lending: Collection[str], done: SlurmPlan
 ) -> Iterator[LineEdit]:
     """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
-    sets = dict(_node_sets(conf, rows))
+    sets = dict(_node_sets(conf, rows, done))
     for line, values in conf.records("partitionname"):
         listed = values.get("nodes", "")
-        try:
-            items = expand(listed)
-        except NodeListError as error:
-            done.problems.append(f"{_place(line)}: {error}")
-            continue
+        items = _hosts(line, listed, done)
         all_nodes = any(item.upper() == "ALL" for item in items)
         members = {name for item in items for name in sets.get(item, (item,))}
         if not (all_nodes or members & set(counts)):
@@ -391,16 +397,15 @@ def _partition_edits(
             yield edit(conf, line, change, additions)
 
 
-def _node_sets(conf: Conf, rows: Sequence[NodeNameLine]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _node_sets(conf: Conf, rows: Sequence[NodeNameLine], done: SlurmPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the nodes of each NodeSet."""
-    for _, values in conf.records("nodeset"):
+    for line, values in conf.records("nodeset"):
         members: list[str] = []
         feature = values.get("feature", "")
         for _, node, names in rows:
             if feature and feature in listed_features(node):
                 members += names
-        if values.get("nodes"):
-            members += expand(values["nodes"])
+        members += _hosts(line, values.get("nodes", ""), done)
         yield values["nodeset"], tuple(members)
 
 
@@ -422,7 +427,7 @@ def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
         nodes = line.get("nodename")
         if detect is None or detect.value.lower() == "off" or nodes is None:
             continue
-        if affected := sorted(set(expand(nodes.value)) & set(counts)):
+        if affected := sorted(set(_hosts(line, nodes.value, done)) & set(counts)):
             text = (
                 f"AutoDetect={detect.value} detects the slices of {fold(affected)} and drains the node when they change"
             )
@@ -441,7 +446,7 @@ def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: Slu
         if name is not None and name.value == "gpu":
             if nodes is None:
                 return
-            described |= set(expand(nodes.value))
+            described |= set(_hosts(line, nodes.value, done))
         elif detect is not None and detect.value.lower() != "off":
             detects = True
     if not detects:

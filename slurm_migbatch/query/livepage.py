@@ -8,7 +8,7 @@ otherwise a web site could let its own name resolve to the loopback address and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from starlette.applications import Starlette
@@ -82,12 +82,17 @@ class LivePage:
     def _question(self, request: Request) -> PageQuestion:
         parameters = request.query_params
         return PageQuestion(
-            accounts=tuple(parameters.getlist("account")),
-            partitions=tuple(parameters.getlist("partition")),
+            accounts=_words(parameters.getlist("account")),
+            partitions=_words(parameters.getlist("partition")),
             nodes=parameters.get("nodes", ""),
             start=parameters.get("start", f"now-{self._days}days"),
             end=parameters.get("end", "now"),
         )
+
+
+def _words(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in values that may be lists, as the options of the command are."""
+    return tuple([name for value in values for name in value.split(",") if name])
 
 
 def _text(status: int, sentence: str) -> Response:

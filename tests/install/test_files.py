@@ -197,6 +197,8 @@ def test_unreadable_record_is_an_error(record):
         ("x()\nreturn 0\n--[==[\nreturn 1\nend\n]==]\n", "x()\n{}return 0\n--[==[\nreturn 1\nend\n]==]\n"),
         (f"if a then\n  return 1\n{'-' * 99}\nend\n", f"if a then\n  return 1\n{'-' * 99}\nend\n{{}}"),
         ("if a then\n  return 1\nend\n", "if a then\n  return 1\nend\n{}"),
+        ("if a then\n  return 1 end\n", "if a then\n  return 1 end\n{}"),
+        ("x()\nreturn (function() return 1 end)()\n", "x()\n{}return (function() return 1 end)()\n"),
     ],
 )
 def test_our_lua_module_is_loaded_at_the_end_of_the_site_script(theirs, then):

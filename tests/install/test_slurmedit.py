@@ -240,6 +240,9 @@ def test_accounting_tres_and_suspend_exclusion_are_extended():
     lines = edited(theirs)[0].splitlines()
     assert lines[1].startswith("AccountingStorageTRES=gres/gpu,gres/mig,gres/mig:7g.80gb,")
     assert lines[3] == "SuspendExcNodes=c1,migcatalog"
+    several = replace(SITE, catalog=replace(SITE.catalog, names="none[1,3]"))
+    brackets = theirs.replace("SuspendExcNodes=c1", "SuspendExcNodes=c[1,3]")
+    assert "SuspendExcNodes=c[1,3],none[1,3]" in edited(brackets, wanted=several)[0].splitlines()
 
 
 def test_autodetected_gpus_get_device_files_in_gres_conf():
@@ -335,6 +338,8 @@ def test_gres_conf_of_the_nodes_own_is_not_to_be_replaced():
         (f"SelectType=select/linear\n{NODES}", "", "slurm.conf:1: SelectType=select/linear"),
         (f"PrologFlags=RunInJob\n{NODES}", "", "RunInJob"),
         (NODES, "NodeName=h1 AutoDetect=nvml\n", "gres.conf:1: AutoDetect=nvml detects the slices of h1"),
+        (f"{NODES}NodeSet=s Nodes=h[1-\n", "", "slurm.conf:4: 'h[1-' lacks a closing bracket"),
+        (NODES, "NodeName=h[1- Name=gpu File=/dev/nvidia0\n", "gres.conf:1: 'h[1-' lacks a closing bracket"),
         (NODES, "NodeName=h1 Name=mig Type=a Count=1\n", "gres.conf:1: lines with Name=mig belong to migbatch"),
         ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:b:1\n", "AutoDetect=nvml\n", "slurm.conf:1: AutoDetect is disabled"),
         (

@@ -87,6 +87,9 @@ def test_local_request_without_a_token_is_answered_as_user_nobody(config):
     ((uid, question),) = service.asked
     assert uid == 65534
     assert question == {"ask": "page", "accounts": ["chemistry"], "start": "2026-10-01", "end": "2026-11-01"}
+    service.get("/?account=chemistry,physics&account=cs&partition=gpu,")
+    assert service.asked[-1][1]["accounts"] == ["chemistry", "physics", "cs"]
+    assert service.asked[-1][1]["partitions"] == ["gpu"]
 
 
 @pytest.mark.parametrize("given", [f"Bearer {TOKEN}", basic(TOKEN)], ids=["bearer", "password"])
