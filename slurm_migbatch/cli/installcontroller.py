@@ -116,7 +116,8 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         NothingReported: no node has reported GPUs yet.
         Failure: Slurm cannot be queried.
     """
-    found = reported_site(config)
+    found, own = reported_site(config), conf.setting("CliFilterPlugins", without=conf.beside(INCLUDED))
+    unwanted = own if cli_filter is False and own and "lua" in scripts.plugins(own[1].value) else None
     if cli_filter is None:
         cli_filter = "lua" in scripts.plugins(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
@@ -128,6 +129,12 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     yaml = read(conf.beside("topology.yaml")) if found.version >= TOPOLOGY_YAML else None
     tree = beside(conf, "topology.conf") if yaml is None else None
     planned = plan_slurm(hooked, conf, beside(conf, "gres.conf"), lending, tree, beside(conf, "cgroup.conf"))
+    if unwanted:
+        line, token = unwanted
+        text = (
+            f"{line.path}:{line.number}: CliFilterPlugins={token.value} remains; remove lua if only migbatch needs it"
+        )
+        planned.notes.append(text)
     if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
         planned.notes.append(note)
     return planned

@@ -55,6 +55,13 @@ def test_slurm_conf_is_written_after_the_files_that_it_names(place):
     assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
 
 
+def test_cli_filter_of_the_site_that_remains_is_named_where_none_is_wanted(place):
+    slurm = f"{NODES}CliFilterPlugins=syslog,lua\n"
+    expected = "slurm.conf:4: CliFilterPlugins=syslog,lua remains; remove lua if only migbatch needs it"
+    assert any(note.endswith(expected) for note in planned(place, slurm, cli_filter=False)[0].notes)
+    assert not any("CliFilterPlugins" in note for note in planned(place, slurm)[0].notes)
+
+
 def test_script_of_the_site_that_was_not_loaded_so_far_is_named(place):
     (place / "slurm/job_submit.lua").write_text("return 0\n")
     (place / "slurm/cli_filter.lua").write_text("return 0\n")
