@@ -29,7 +29,16 @@ def check_partitions(
     if greedy:
         text = f"{', '.join(greedy)}: a job without --mem gets all memory of its node, so no second job fits there"
         yield Finding(WARN, "partitions", text, "set DefMemPerCPU= for them in slurm.conf, and scontrol reconfigure")
-    if served and not exclusive and not greedy:
+    unused = [name for name in sorted(served) if _defaults_per_gpu(partitions, name, conf)]
+    if unused:
+        settings = dict.fromkeys(_defaults_per_gpu(partitions, name, conf) for name in unused)
+        text = (
+            f"{', '.join(unused)}: {' and '.join(settings)} apply to gres/gpu only: a job with slices gets one CPU per "
+        )
+        text += "task, and memory by DefMemPerCPU or DefMemPerNode, if it does not request more"
+        advice = "set DefMemPerCPU= for them, and tell users to request --cpus-per-task with slices"
+        yield Finding(WARN, "partitions", text, advice)
+    if served and not exclusive and not greedy and not unused:
         yield Finding(OK, "partitions", "jobs can share MIG nodes")
 
 
@@ -46,6 +55,12 @@ def _exclusive_by(words: Mapping[str, str]) -> str:
     """Return the setting of a partition that gives each job whole nodes, as 26.05 and older releases show it."""
     settings = {"OverSubscribe": "EXCLUSIVE", "Exclusive": "NODE"}
     return next((f"{key}={value}" for key, value in settings.items() if words.get(key) == value), "")
+
+
+def _defaults_per_gpu(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> str:
+    """Return the CPUs and memory that jobs get for each GPU without requesting them (DefCpuPerGPU, DefMemPerGPU)."""
+    own = partitions.get(name, {}).get("JobDefaults", "")
+    return next((value for value in (own, conf.get("jobdefaults", "")) if value not in ("", "(null)")), "")
 
 
 def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:
