@@ -16,7 +16,7 @@ from slurm_migbatch.lab.bars import exponent
 from slurm_migbatch.lab.bench import scale, simulator
 from slurm_migbatch.lab.cli.simulate import simulate
 from slurm_migbatch.lab.sim import scenario
-from slurm_migbatch.lab.sim.play import ScenarioData, play
+from slurm_migbatch.lab.sim.play import UNIX_TIMES, ScenarioData, play
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(
     f"2017-10-09 06:{n:02d}:00,{300 + 40 * n},{1 + n % 3},1,vc{n % 2}\n" for n in range(20)
@@ -162,6 +162,22 @@ def test_pairs_table_sets_the_slowdown_of_jobs_that_share_a_gpu(write: Callable[
     first, second = play(loaded, ScenarioData(loaded), 0).runs
     assert second.ended == 10 + 20 * 2
     assert first.ended == pytest.approx(50 + 100 - 10 - 40 / 1.25)
+
+
+def test_unix_times_are_counted_from_the_first_job(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Attained service of 60 GPUs grows by more than Tiresias can tell apart in one step of such a clock."""
+    text = BASE.replace("philly.csv", "mixed.csv").replace("philly", "mixed").replace("easy", "tiresias")
+    results = []
+    for origin in (0, 1_700_000_000):
+        lines = [f"j{n},{origin + n * 700.123456},x,{(60, 3)[n % 2]},8,{5000.7 + n},-1" for n in range(6)]
+        (tmp_path / "mixed.csv").write_text(
+            "\n".join(["name,time,application,num_replicas,batch_size,duration,num_task", *lines]) + "\n"
+        )
+        loaded = scenario.load(write(text.replace("nodes = 2\ngpus = 2", "nodes = 8\ngpus = 8")))
+        data = ScenarioData(loaded)
+        assert (UNIX_TIMES in data.trace.notices) == (origin > 0)
+        results.append([run.ended for run in play(loaded, data, 0).runs])
+    assert results[1] == pytest.approx(results[0], abs=0.01)
 
 
 def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: Path) -> None:

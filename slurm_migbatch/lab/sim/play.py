@@ -36,6 +36,11 @@ NO_MODELS: Final = (
 """What is told if a table of speeds is given and the trace has no models."""
 
 
+UNIX_TIMES: Final = "the trace has Unix times: all times are counted from its first job"
+_UNIX_S: Final = 1e8
+"""No trace is three years long."""
+
+
 class ScenarioData:
     """Files of a scenario, read once and used for every seed."""
 
@@ -165,7 +170,7 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
 
 
 def _trace(scenario: Scenario) -> Trace:
-    part, trace = scenario.workload, _read(scenario)
+    part, trace = scenario.workload, _from_first_job(_read(scenario))
     if part.begin_s or part.end_s < 1e12:
         trace = trace.window(part.begin_s, part.end_s)
     trace = trace.first(part.limit)
@@ -177,6 +182,14 @@ def _trace(scenario: Scenario) -> Trace:
         why = f": {'; '.join(trace.notices)}" if trace.notices else ""
         raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {scenario.near(part.path)}{why}")])
     return trace
+
+
+def _from_first_job(trace: Trace) -> Trace:
+    """Return a trace of Unix times with times since the first job: policies add seconds too small for such numbers."""
+    first = min((job.arrival for job in trace.jobs), default=0.0)
+    if first < _UNIX_S:
+        return trace
+    return replace(trace.window(first), notices=(*trace.notices, UNIX_TIMES))
 
 
 def _read(scenario: Scenario) -> Trace:

@@ -70,7 +70,7 @@ class WorkloadPart:
     profiles: str = key(
         "", "Directory of measured profiles (traces/bert/...): required for pollux, optional for mixed."
     )
-    begin_s: float = key(0.0, "Where to begin in the trace.", _of_seconds())
+    begin_s: float = key(0.0, "Where to begin in the trace; if it has Unix times, after its first job.", _of_seconds())
     end_s: float = key(1e12, "Where to end.", _of_seconds())
     limit: int = key(10**9, "Maximum number of jobs.", between(1, 10**9))
     load: float = key(1.0, "Factor by which arrivals are faster.", between(1e-3, 1e3))
