@@ -100,14 +100,14 @@ def check_cgroup(
             "count as gpu in its Gres=; then restart slurmctld and slurmd",
         )
         return
-    advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
     if whole:
         shown = ", ".join(sorted(whole))
         text = f"devices are not constrained: every job can open {shown}, which Slurm allocates as whole GPUs"
-        yield Finding(FAIL, "cgroup.conf", text, advice)
+        advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf, and list only these"
+        yield Finding(FAIL, "cgroup.conf", text, f"{advice} by File= in gres.conf")
     else:
-        text = "devices are not constrained; slices are still protected by the ownership of their devices"
-        yield Finding(WARN, "cgroup.conf", text, f"for a second barrier {advice}")
+        text = "Slurm constrains no devices; slices are protected by the owners of theirs"
+        yield Finding(OK, "cgroup.conf", text)
 
 
 def _gres_of(conf: Conf, node: str) -> set[str]:
