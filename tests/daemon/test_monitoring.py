@@ -62,6 +62,11 @@ def test_rules_or_dashboard_use_the_metrics_required_for_operation():
     assert {"misfit", "zombie", "fault"} <= set(re.findall(r"[a-z]+", " ".join(expressions())))
 
 
+def test_a_rule_fires_where_no_series_is_left():
+    """Without migbatchd every other expression is empty."""
+    assert [expr for expr in EXPR.findall(rules()) if expr.startswith("absent(")] == ["absent(migbatch_healthy)"]
+
+
 def test_rules_have_the_fields_that_prometheus_requires():
     blocks = rules().split("- alert: ")[1:]
     names = [block.split("\n")[0] for block in blocks]
