@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_migbatch.config import loads
-from slurm_migbatch.daemon import main
+from slurm_migbatch.daemon import log, main
 from slurm_migbatch.daemon.compose import compose, keeper_of
 from slurm_migbatch.slurm.client import SlurmError
 from tests.support.daemon_fakes import gpu, inventory
@@ -70,7 +70,7 @@ def test_reload_applies_a_valid_configuration_and_ignores_an_invalid_one(daemon)
 
 
 def test_reload_with_another_database_applies_the_other_keys_of_its_section(tmp_path, monkeypatch):
-    monkeypatch.setattr(main.logs, "setup", lambda level: None)
+    monkeypatch.setattr(log, "setup", lambda level: None)
     path = tmp_path / "migbatch.toml"
     path.write_text("[store]\nurl = 'sqlite:////new.db'\nkeep = '60d'\n")
     old = loads("[store]\nurl = 'sqlite:////old.db'\n")
