@@ -338,6 +338,9 @@ def test_slices_of_another_gpu_model_are_replayed_on_the_nearest_ones(write: Cal
     assert [str(job.profile) for job in by_model.jobs[:4]] == ["1g.18gb", "1g.18gb", "1g.35gb", "3g.71gb"], (
         "most slices are those of an A100 with 40 GB, where 1g.10gb has a quarter of the memory"
     )
+    small = line(1, "gres/mig:1g.5gb=1")
+    (only,) = ScenarioData(scenario.load(write(jobs=small, base=large))).trace.jobs
+    assert str(only.profile) == "1g.18gb", "1g.5gb is also what some tools call the A30's 1g.6gb, a quarter of its GPU"
 
 
 @pytest.mark.parametrize(

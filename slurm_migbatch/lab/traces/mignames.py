@@ -43,8 +43,9 @@ def on_nearest(trace: Trace, geometry: Geometry) -> Trace:
 def _by_use(counts: Counter[Profile]) -> list[Geometry]:
     """Return all models, those first that have the profiles of most jobs: the same profile is another share of each."""
 
-    def used(model: Geometry) -> int:
-        return sum(count for profile, count in counts.items() if profile_on(model, profile) in model)
+    def used(model: Geometry) -> tuple[int, int]:
+        meant = sum(count for profile, count in counts.items() if profile_on(model, profile) in model)
+        return meant, sum(count for profile, count in counts.items() if profile in model)
 
     return sorted(map(gpus.geometry, gpus.models()), key=used, reverse=True)
 
