@@ -61,7 +61,7 @@ def not_counted(
                 problems.append(
                     f"{place}: with ConstrainDevices=yes in cgroup.conf Slurm denies a job every GPU that it has not "
                     f"allocated to it, also that of its slices: count as gpu of {name}, and list by File= in "
-                    f"{gres_conf.main}, only other GPUs than {fold(own)}"
+                    f"{gres_conf.main}, only other GPUs than {fold(own)}; or put these into MIG mode too"
                 )
             elif _NEED_GPUS & {entry.name for entry in entries}:
                 problems.append(f"{place}: {name} has slices on all of its GPUs; remove shard and mps from its Gres")
