@@ -64,7 +64,9 @@ def write(
         },
         "gres": ",".join(f"{name}:1" for name in DEVICES) if spec.constrained else "",
     }
-    texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=values))
+    cgroups = site.render("cgroup.conf.j2", version=version, constrained=spec.constrained)
+    texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=values), cgroups)
+    texts[str(etc / "cgroup.conf")] = cgroups
     for path, text in texts.items():
         atomicfile.write(path, text.encode())
     for name, source in (("job_submit.lua", spec.job_submit), ("cli_filter.lua", spec.cli_filter)):
@@ -72,14 +74,15 @@ def write(
             shutil.copyfile(source, etc / name)
 
 
-def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str) -> dict[str, str]:
-    """Return slurm.conf, gres.conf, the files they include, and cgroup.conf, by path, as `migbatch install` changes a
-    stock slurm.conf.
+def installed(
+    spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Path, stock: str, cgroups: str = ""
+) -> dict[str, str]:
+    """Return slurm.conf, gres.conf and the files they include, by path, as `migbatch install` changes a stock
+    slurm.conf; `cgroups`: the site's cgroup.conf.
     """
     names = ("slurm.conf", "gres.conf", "topology.conf", "cgroup.conf")
     main, gres, switches, cgroup = (str(etc / name) for name in names)
     devices = "".join(f"NodeName={','.join(spec.node_names)} Name={g} File={file}\n" for g, file in DEVICES.items())
-    cgroups = site.render("cgroup.conf.j2", version=version, constrained=spec.constrained)
     conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: devices if spec.constrained else ""}.get)
     topology = load(switches, {switches: spec.topology}.get) if spec.topology else None
     cgroup_conf = load(cgroup, {cgroup: cgroups}.get)
@@ -87,7 +90,7 @@ def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Pat
     if plan.problems:
         raise TestbedError("; ".join(plan.problems))
     rendered = {str(etc / name): text for name, text in slurmedit.rendered(plan).items()}
-    texts = {**conf.texts, **gres_conf.texts, **cgroup_conf.texts, **(topology.texts if topology else {})}
+    texts = {**conf.texts, **gres_conf.texts, **(topology.texts if topology else {})}
     return {**apply(texts, plan.edits), **rendered}
 
 
