@@ -14,12 +14,19 @@ from slurm_migbatch.testbed.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.device_cgroup]
 GPU, NIC = conf.DEVICES["gpu"], conf.DEVICES["nic"]
+SITE = {
+    "TaskPlugin": "task/cgroup,task/affinity",
+    "PrologFlags": "Contain",
+    "SelectTypeParameters": "CR_CPU_Memory",
+    "DefMemPerCPU": "100",
+}
 OPEN = "for file in {}; do (: < $file) && echo opened $file; done 2>&1; true"
 
 
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
-    with Cluster(nodes=1, gpus=1, migbatch="all", constrained=True, slurm_root=slurm_root) as running:
+    spec = {"nodes": 1, "gpus": 1, "constrained": True, "options": SITE}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", **spec) as running:
         yield running
     for hierarchy in ("devices", "freezer"):  # slurmd leaves its own
         for directory, _, _ in os.walk(f"/sys/fs/cgroup/{hierarchy}/slurm_n1", topdown=False):
@@ -32,6 +39,12 @@ def test_job_opens_the_gpu_of_its_slice_and_no_device_of_other_gres(bed: Cluster
     bed.wait_job(job, "COMPLETED")
     opened = re.findall(r"opened (\S+)", bed.output(job))
     assert opened == ([GPU, NIC] if "nic" in request_ else [GPU]), bed.output(job)
+
+
+def test_steps_open_the_gpu_and_no_other_device_too(bed: Cluster) -> None:
+    job = bed.submit("--gpus=1", wrap=f"srun --gpus=1 sh -c '{OPEN.format(f'{GPU} {NIC}')}'")
+    bed.wait_job(job, "COMPLETED")
+    assert re.findall(r"opened (\S+)", bed.output(job)) == [GPU], bed.output(job)
 
 
 def test_nodes_no_longer_count_gpus_that_have_slices(bed: Cluster) -> None:
