@@ -168,12 +168,17 @@ def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> No
     assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
 
 
+def with_drawn_models(folder: Path) -> str:
+    """Write a table of speeds on the site's GPUs, and return a scenario that draws its jobs' models from it."""
+    (folder / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    return base.replace("[speeds]", 'models = "draw"\n[speeds]')
+
+
 def test_slurm_alone_runs_a_job_of_a_slice_as_fast_as_whole_gpus_are(
     write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
-    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
-    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    base = with_drawn_models(tmp_path)
     jobs = "".join(line(n, "gres/mig:3g.40gb=1") for n in range(2))
     found = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slurm", "--policy", "easy")
     ours, alone, easy = map(jct, found["policies"])
@@ -185,9 +190,7 @@ def test_slurm_alone_runs_a_job_of_a_slice_as_fast_as_whole_gpus_are(
 def test_job_whose_drawn_model_does_not_fit_on_its_slice_ends_no_comparison(
     write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "table.csv").write_text(TABLE.replace("a100-40gb", "a100-80gb").replace("3g.20gb", "3g.40gb"))
-    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
-    base = base.replace("[speeds]", 'models = "draw"\n[speeds]')
+    base = with_drawn_models(tmp_path)
     jobs = line(0, "gres/mig:1g.10gb=1") + line(1, "gres/mig:3g.40gb=2") + line(2, "gres/gpu=1")
     ours, slices = simulated(write(jobs=jobs, base=base), "--policy", "migbatch", "--policy", "slices")["policies"]
     assert ours["figures"]["all"]["done"]["mean"] == slices["figures"]["all"]["done"]["mean"] == 2

@@ -34,8 +34,6 @@ NO_MODELS: Final = (
     'the compute slices; workload.models = "draw" draws a model for each job'
 )
 """What is told if a table of speeds is given and the trace has no models."""
-
-
 UNIX_TIMES: Final = "the trace has Unix times: all times are counted from its first job"
 _UNIX_S: Final = 1e8
 """No trace is three years long."""

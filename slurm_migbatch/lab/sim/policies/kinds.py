@@ -96,8 +96,6 @@ def _static(params: StaticParams, cluster: SimulatedCluster) -> Policy:
 def _usual(geometry: Geometry) -> list[Profile]:
     """Return three profiles of different sizes, or the nearest ones that the GPU has."""
     names = [Profile.parse(name) for name in ("3g.40gb", "2g.20gb", "1g.10gb")]
-    if all(profile in geometry for profile in names):
-        return names
     reference = [gpus.geometry("a100-80gb")]
     return [found for profile in names if (found := nearest(geometry, profile, reference)) is not None]
 
