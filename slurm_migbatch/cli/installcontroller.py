@@ -116,25 +116,23 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         NothingReported: no node has reported GPUs yet.
         Failure: Slurm cannot be queried.
     """
-    found, own = reported_site(config), conf.setting("CliFilterPlugins", without=conf.beside(INCLUDED))
-    unwanted = own if cli_filter is False and own and "lua" in scripts.plugins(own[1].value) else None
-    if cli_filter is None:
-        cli_filter = "lua" in scripts.plugins(conf.value("CliFilterPlugins"))
+    found = reported_site(config)
+    wanted = "lua" in scripts.plugins(conf.value("CliFilterPlugins")) if cli_filter is None else cli_filter
     lending = config.lending.partitions if config.lending.enabled else ()
     prolog, epilog, task_prolog = (stub_path(conf, name) for _, name in HOOKS)
-    hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
+    hooked = replace(found, cli_filter=wanted, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
     if len(slurmctld_hosts(conf)) > 1:
         on, off = (str(Path(conf.main).with_name(name)) for name in scripts.PRIMARY)
         hooked = replace(hooked, primary_on=on, primary_off=off)
     yaml = read(conf.beside("topology.yaml")) if found.version >= TOPOLOGY_YAML else None
     tree = beside(conf, "topology.conf") if yaml is None else None
     planned = plan_slurm(hooked, conf, beside(conf, "gres.conf"), lending, tree, beside(conf, "cgroup.conf"))
-    if unwanted:
-        line, token = unwanted
-        text = (
-            f"{line.path}:{line.number}: CliFilterPlugins={token.value} remains; remove lua if only migbatch needs it"
+    own = conf.setting("CliFilterPlugins", without=conf.beside(INCLUDED))
+    if cli_filter is False and own and "lua" in scripts.plugins(own[1].value):
+        line, token = own
+        planned.notes.append(
+            f"{line.place}: CliFilterPlugins={token.value} remains; remove lua if only migbatch needs it"
         )
-        planned.notes.append(text)
     if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
         planned.notes.append(note)
     return planned
@@ -255,7 +253,7 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
 def _missing(conf: Conf) -> Iterator[str]:
     for path, line in conf.missing:
         if Path(path).name not in (INCLUDED, INCLUDED_GRES):
-            yield f"{line.path}:{line.number}: {path} is included but does not exist"
+            yield f"{line.place}: {path} is included but does not exist"
 
 
 def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:

@@ -29,13 +29,11 @@ def check_partitions(
     if greedy:
         text = f"{', '.join(greedy)}: a job without --mem gets all memory of its node, so no second job fits there"
         yield Finding(WARN, "partitions", text, "set DefMemPerCPU= for them in slurm.conf, and scontrol reconfigure")
-    unused = [name for name in sorted(served) if _defaults_per_gpu(partitions, name, conf)]
+    unused = {name: value for name in sorted(served) if (value := _defaults_per_gpu(partitions, name, conf))}
     if unused:
-        settings = dict.fromkeys(_defaults_per_gpu(partitions, name, conf) for name in unused)
-        text = (
-            f"{', '.join(unused)}: {' and '.join(settings)} apply to gres/gpu only: a job with slices gets one CPU per "
-        )
-        text += "task, and memory by DefMemPerCPU or DefMemPerNode, if it does not request more"
+        defaults = " and ".join(dict.fromkeys(unused.values()))
+        text = f"{', '.join(unused)}: {defaults} apply to gres/gpu only: a job with slices gets one CPU per task, and "
+        text += "memory by DefMemPerCPU or DefMemPerNode, if it does not request more"
         advice = "set DefMemPerCPU= for them, and tell users to request --cpus-per-task with slices"
         yield Finding(WARN, "partitions", text, advice)
     if served and not exclusive and not greedy and not unused:

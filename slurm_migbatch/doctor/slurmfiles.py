@@ -8,12 +8,12 @@ from typing import Final
 
 from slurm_migbatch.doctor.programs import unreadable
 from slurm_migbatch.install import devices, scripts
-from slurm_migbatch.install.catalogline import gres_entries, has_slices
+from slurm_migbatch.install.catalogline import gres_entries, has_gres
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
-from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.slurm.nodelist import fold
 
 _DETECTS: Final = frozenset({"nvml", "full"})
 
@@ -32,7 +32,7 @@ def check_autodetect(gres_conf: Conf, nodes: Collection[str]) -> Iterator[Findin
     for line in gres_conf.lines:
         names, detect = line.get("nodename"), line.get("autodetect")
         if names and detect:
-            node_lines.update(dict.fromkeys(_expanded(names.value), line))
+            node_lines.update(dict.fromkeys(devices.expanded(names.value), line))
     detecting: dict[tuple[str, int, str], list[str]] = {}
     for node in sorted(nodes):
         setting = node_lines.get(node, default_line)
@@ -51,13 +51,6 @@ def check_autodetect(gres_conf: Conf, nodes: Collection[str]) -> Iterator[Findin
         yield Finding(OK, "gres.conf", "AutoDetect is off for MIG nodes")
 
 
-def _expanded(names: str) -> tuple[str, ...]:
-    try:
-        return expand(names)
-    except NodeListError:
-        return ()
-
-
 def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]:
     """Check that Slurm shows powered-down cloud nodes that have slices; by default it hides them from all commands.
 
@@ -69,8 +62,8 @@ def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]
     hidden = [
         name
         for _, values in conf.records("nodename")
-        if values.get("state", "").upper() == "CLOUD" and has_slices(values)
-        for name in _expanded(values["nodename"])
+        if values.get("state", "").upper() == "CLOUD" and has_gres(values, "mig")
+        for name in devices.expanded(values["nodename"])
     ]
     if hidden:
         text = f"{fold(hidden)}: Slurm hides State=CLOUD nodes that are powered down, so no slices are offered there"
@@ -115,7 +108,7 @@ def _gres_of(conf: Conf, node: str) -> set[str]:
     return {
         entry.name
         for _, values in conf.records("nodename")
-        if node in _expanded(values["nodename"])
+        if node in devices.expanded(values["nodename"])
         for _, entry in gres_entries(values)
         if entry.count
     }

@@ -147,9 +147,9 @@ def listed_features(values: Mapping[str, str]) -> list[str]:
     return next((values[key] for key in FEATURES if key in values), "").split(",")
 
 
-def has_slices(values: Mapping[str, str]) -> bool:
-    """Return whether a line gives its nodes slices."""
-    return any(entry.name == "mig" for _, entry in gres_entries(values))
+def has_gres(values: Mapping[str, str], name: str) -> bool:
+    """Return whether a line gives its nodes this GRES."""
+    return any(entry.name == name for _, entry in gres_entries(values))
 
 
 def gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:

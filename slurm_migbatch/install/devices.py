@@ -1,8 +1,8 @@
 """Decide which MIG nodes may count GPUs: Slurm's cgroups deny a job the devices of GRES that it does not have.
 
-With `ConstrainDevices=yes` these are the devices that gres.conf lists for the GRES of the node in slurm.conf
-(`gres_g_get_devices`; tested on 22.05, 24.11 and 26.05). Slices are only counted, so the GPU of a slice must not be one
-of them; and Slurm refuses nodes that count GPUs without listing them.
+With `ConstrainDevices=yes` these are the devices that gres.conf lists for the GRES of the node in slurm.conf, if Slurm
+has a plugin for it, as for gpu (`gres_g_get_devices`; tested on 22.05, 24.11 and 26.05). Slices are only counted, so
+the GPU of a slice must not be one of them; and Slurm refuses nodes that count GPUs without listing them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def listed(gres_conf: Conf, node: str, names: Collection[str]) -> Iterator[str]:
     """Yield the device files that gres.conf lists for these GRES of a node."""
     for line in gres_conf.lines:
         name, nodes = line.get("name"), line.get("nodename")
-        if name is None or name.value not in names or (nodes is not None and node not in _expanded(nodes.value)):
+        if name is None or name.value not in names or (nodes is not None and node not in expanded(nodes.value)):
             continue
         for key in ("file", "multiplefiles"):
             if (files := line.get(key)) is not None:
-                yield from _expanded(files.value)
+                yield from expanded(files.value)
 
 
 def not_counted(
@@ -51,7 +51,6 @@ def not_counted(
     for line, values, names in rows:
         entries = [entry for _, entry in gres_entries(values)]
         count = sum(entry.count for entry in entries if entry.name == "gpu")
-        place = f"{line.path}:{line.number}"
         for name in names if count else ():
             own = set(sliced.get(name, ()))
             files = set(listed(gres_conf, name, {"gpu"}))
@@ -59,19 +58,22 @@ def not_counted(
                 continue
             if files - own or (not files and count > len(own)):
                 problems.append(
-                    f"{place}: with ConstrainDevices=yes in cgroup.conf Slurm denies a job every GPU that it has not "
-                    f"allocated to it, also that of its slices: count as gpu of {name}, and list by File= in "
+                    f"{line.place}: with ConstrainDevices=yes in cgroup.conf Slurm denies a job every GPU that it has "
+                    f"not allocated to it, also that of its slices: count as gpu of {name}, and list by File= in "
                     f"{gres_conf.main}, only other GPUs than {fold(own)}; or put these into MIG mode too"
                 )
             elif _NEED_GPUS & {entry.name for entry in entries}:
-                problems.append(f"{place}: {name} has slices on all of its GPUs; remove shard and mps from its Gres")
+                problems.append(
+                    f"{line.place}: {name} has slices on all of its GPUs; remove shard and mps from its Gres"
+                )
             else:
                 nodes.add(name)
     return frozenset(nodes)
 
 
-def _expanded(hosts: str) -> tuple[str, ...]:
+def expanded(hosts: str) -> tuple[str, ...]:
+    """Return the hosts or files of a list; none if it is malformed."""
     try:
-        return tuple(expand(hosts))
+        return expand(hosts)
     except NodeListError:
         return ()

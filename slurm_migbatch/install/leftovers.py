@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.install import scripts
-from slurm_migbatch.install.catalogline import has_slices
+from slurm_migbatch.install.catalogline import has_gres
 from slurm_migbatch.install.files import FileChange, read
 from slurm_migbatch.install.slurmconf import INCLUDED, Conf, Line, load
 from slurm_migbatch.install.topology import SWITCH
@@ -37,7 +37,7 @@ def leftovers(main: str, changes: Sequence[FileChange]) -> Iterator[str]:
     for part in (conf, load(conf.beside("gres.conf"), left), load(conf.beside("topology.conf"), left)):
         for line in part.lines:
             if needed := list(dict.fromkeys(_needed(part, line, removed, names))):
-                yield _sentence(f"{line.path}:{line.number}", ", ".join(needed))
+                yield _sentence(line.place, ", ".join(needed))
     if own_file in removed:
         yield from _lua(conf, removed, left)
 
@@ -62,7 +62,7 @@ def _needed(conf: Conf, line: Line, removed: Collection[str], names: Sequence[st
     for token in line.tokens:
         if token.value.startswith("/") and token.value in removed:
             yield token.value
-        if names and has_slices({token.key: token.value}):
+        if names and has_gres({token.key: token.value}, "mig"):
             yield "mig"
         with suppress(NodeListError):
             listed = set(items(token.value)) if names else ()

@@ -56,6 +56,11 @@ class Line:
         return next((token for token in reversed(self.tokens) if token.key == key), None)
 
     @property
+    def place(self) -> str:
+        """`/etc/slurm/slurm.conf:41`."""
+        return f"{self.path}:{self.number}"
+
+    @property
     def record(self) -> str:
         """The key that makes it a record ("nodename"); empty for a line of settings."""
         return next((token.key for token in self.tokens if token.key in RECORDS), "")

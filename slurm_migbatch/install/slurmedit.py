@@ -19,7 +19,7 @@ from slurm_migbatch.install.catalogline import (
     catalog_settings,
     gres_entries,
     gres_words,
-    has_slices,
+    has_gres,
     listed_features,
     others_of,
 )
@@ -116,7 +116,7 @@ def plan(
         result.notes += topology_plan.notes
         result.problems += topology_plan.problems
     _own_gres(gres_conf, counts, result)
-    if not gres_conf.texts and any(entry.name == "gpu" for _, values, _ in rows for _, entry in gres_entries(values)):
+    if not gres_conf.texts and any(has_gres(values, "gpu") for _, values, _ in rows):
         result.notes.append(
             f"{gres_conf.main} does not exist here, though nodes have GPUs: if they have files of their own, do not "
             f"replace these, but add `Include {INCLUDED_GRES}` to them, and on MIG nodes a File= line for each GPU "
@@ -147,12 +147,12 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                     yield setting.key
                 continue
             done.notes.append(
-                f"{_place(line)}: {setting.key}={token.value} belongs to the site and is kept; `migbatch install "
+                f"{line.place}: {setting.key}={token.value} belongs to the site and is kept; `migbatch install "
                 "--role node` adds ours on each node"
             )
         elif setting.kind == "program" and token.value != setting.value:
             done.notes.append(
-                f"{_place(line)}: {setting.key}={token.value} belongs to the site and is kept; make it run "
+                f"{line.place}: {setting.key}={token.value} belongs to the site and is kept; make it run "
                 f"{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
@@ -204,16 +204,12 @@ def _comparable(key: str, item: str) -> str:
     return plain.removeprefix("cli_filter/").removeprefix("job_submit/") if key.endswith("Plugins") else plain
 
 
-def _place(line: Line) -> str:
-    return f"{line.path}:{line.number}"
-
-
 def _hosts(line: Line, text: str, done: SlurmPlan) -> tuple[str, ...]:
     """Return the hosts of a list; none, and a problem of `done`, if it is malformed."""
     try:
         return tuple(expand(text))
     except NodeListError as error:
-        done.problems.append(f"{_place(line)}: {error}")
+        done.problems.append(f"{line.place}: {error}")
         return ()
 
 
@@ -228,7 +224,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
     setting = conf.setting("SelectType")
     if setting and not setting[1].value.lower().endswith("cons_tres"):
         line, token = setting
-        done.problems.append(f"{_place(line)}: SelectType={token.value} does not support GRES; use select/cons_tres")
+        done.problems.append(f"{line.place}: SelectType={token.value} does not support GRES; use select/cons_tres")
 
 
 # --- nodes
@@ -246,7 +242,7 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[NodeNameLine]:
             continue
         if listed & set(names):
             done.problems.append(
-                f"{_place(line)}: {fold(listed & set(names))} is the name of migbatch's catalog node; remove this "
+                f"{line.place}: {fold(listed & set(names))} is the name of migbatch's catalog node; remove this "
                 "line, or set another in [cluster] catalog_nodes of migbatch.toml"
             )
             continue
@@ -311,9 +307,9 @@ def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """
     for line, values, names in rows:
         members = [name for name in names if name not in counts]
-        if members and has_slices(values):
+        if members and has_gres(values, "mig"):
             yield (
-                f"{_place(line)}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
+                f"{line.place}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
                 "(migbatch doctor there), or remove mig and the feature of the node from this line"
             )
 
@@ -325,7 +321,7 @@ def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
         for feature in listed_features(values):
             if feature in own and names != (own[feature],):
                 text = f"{feature} is reserved by migbatch for node {own[feature]}; rename this feature"
-                yield f"{_place(line)}: {text}"
+                yield f"{line.place}: {text}"
 
 
 def _static_slices(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
@@ -335,19 +331,14 @@ def _static_slices(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str
         for text, entry in gres_entries(values) if members else ():
             if entry.name == "gpu" and gres.profile_in(entry.type or "") is not None:
                 yield (
-                    f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
+                    f"{line.place}: {text} counts slices of {fold(members)}, which migbatch creates for each "
                     "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
                 )
 
 
 def _count_gpus(rows: Sequence[NodeNameLine], counts: Counts) -> bool:
     """Return whether a MIG node counts GPUs."""
-    return any(
-        entry.name == "gpu"
-        for _, values, names in rows
-        if not counts.keys().isdisjoint(names)
-        for _, entry in gres_entries(values)
-    )
+    return any(has_gres(values, "gpu") for _, values, names in rows if not counts.keys().isdisjoint(names))
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
@@ -358,7 +349,7 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
         if token is None:
             continue
         values: Sequence[str] = ()
-        with suppress(NodeListError):  # an address, for example, with a colon
+        with suppress(NodeListError):  # an address may be no list: [fe80::1]
             values = expand(token.value)
         if len(values) == len(names):
             chosen = [values[names.index(member)] for member in members]
@@ -421,7 +412,7 @@ def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
         name = line.get("name")
         if name is not None and name.value == "mig":
             done.problems.append(
-                f"{_place(line)}: lines with Name=mig belong to migbatch, in {INCLUDED_GRES}; remove this one"
+                f"{line.place}: lines with Name=mig belong to migbatch, in {INCLUDED_GRES}; remove this one"
             )
         detect = line.get("autodetect")
         nodes = line.get("nodename")
@@ -431,7 +422,7 @@ def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
             text = (
                 f"AutoDetect={detect.value} detects the slices of {fold(affected)} and drains the node when they change"
             )
-            done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
+            done.problems.append(f"{line.place}: {text}; set it to off there, with a File= line for each GPU")
 
 
 def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: SlurmPlan) -> Iterator[str]:
@@ -458,7 +449,7 @@ def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: Slu
             continue
         if len(gpus) > 1:
             done.problems.append(
-                f"{_place(line)}: AutoDetect is disabled on MIG nodes; add a line for each type of GPU of "
+                f"{line.place}: AutoDetect is disabled on MIG nodes; add a line for each type of GPU of "
                 f"{fold(members)} to {conf.main}: NodeName={fold(members)} Name=gpu Type=... File=/dev/nvidia..."
             )
             continue

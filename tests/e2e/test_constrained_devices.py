@@ -33,12 +33,12 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
             Path(directory).rmdir()
 
 
-@pytest.mark.parametrize("request_", ["--gres=mig:1g.10gb", "--gpus=1", "--gres=mig:2g.20gb,nic:1"])
-def test_job_opens_the_gpu_of_its_slice_and_no_device_of_other_gres(bed: Cluster, request_: str) -> None:
-    job = bed.submit(request_, wrap=OPEN.format(f"{GPU} {NIC}"))
+@pytest.mark.parametrize("option", ["--gres=mig:1g.10gb", "--gpus=1", "--gres=mig:2g.20gb,nic:1"])
+def test_job_opens_the_gpu_of_its_slice_and_no_device_of_other_gres(bed: Cluster, option: str) -> None:
+    job = bed.submit(option, wrap=OPEN.format(f"{GPU} {NIC}"))
     bed.wait_job(job, "COMPLETED")
     opened = re.findall(r"opened (\S+)", bed.output(job))
-    assert opened == ([GPU, NIC] if "nic" in request_ else [GPU]), bed.output(job)
+    assert opened == ([GPU, NIC] if "nic" in option else [GPU]), bed.output(job)
 
 
 def test_steps_open_the_gpu_and_no_other_device_too(bed: Cluster) -> None:
