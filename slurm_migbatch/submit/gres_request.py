@@ -174,7 +174,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
-    elif (tasks := _tasks_per_node(request)) is not None:
+    elif (tasks := request.num_tasks if takes_one_node(asking, request) else _tasks_per_node(request)) is not None:
         count_per_node = count * tasks
     if count_per_node is None:
         raise Refusal("per_node", asking.option)
@@ -215,11 +215,11 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
     With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With at least
-    one for each task (`-n 4 --gpus=4`, `-N 1-4 --gpus=4`) one node is enough, and Slurm takes no more where it has
-    them; how it would spread them over several is not known here.
+    one for each task (`-n 4 --gpus=4`, `-N 1-4 --gpus=4`, `-n 4 --gpus-per-task=1`) one node is enough, and Slurm takes
+    no more where it has them; how it would spread them over several is not known here.
     """
     if (
-        asking.field != "tres_per_job"
+        asking.field not in ("tres_per_job", "tres_per_task")
         or len(asking.parts) != 1
         or nodes_of(request) is not None
         or (request.min_nodes or 1) != 1
@@ -229,9 +229,11 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
         return False
     number = asking.parts[0].number or "1"
     total = int(number) if number.isdecimal() and len(number) <= 4 else 0
+    tasks = request.num_tasks or 1
+    if asking.field == "tres_per_task":
+        return tasks > 1 and not request.ntasks_per_node and 1 <= total * tasks <= MAX_COUNT
     if total <= 1:
         return total == 1
-    tasks = request.num_tasks or 1
     return tasks <= total and tasks <= (request.ntasks_per_node or tasks)
 
 

@@ -60,7 +60,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "nodes_later": "the node list of a job with slices is set when it is submitted: cancel and resubmit it, or ask "
         "for nodes by features: scontrol update JobId=... Features=%s",
         "room_none": "no node available to the job can ever hold %s at once: request fewer or smaller slices, or "
-        "spread them over more nodes or jobs (migbatch nodes lists the GPUs)",
+        "spread them over more nodes (-N) or jobs (migbatch nodes lists the GPUs)",
         "room_few": "only %s of the nodes available to the job can ever hold %s, and it asks for %s: request fewer "
         "nodes, or fewer or smaller slices on each",
         "kinds": "a job can have at most 8 different profiles: request fewer",

@@ -195,6 +195,8 @@ changes = st.builds(
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres:gpu:2", comment="migbatch: mem=200gib max=3g.40gb"))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres/gpu:3g.39gb:04", num_tasks=3, min_nodes=1))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres/gpu:16", num_tasks=16))
+@example(asked=JobRequest(USER, partition="gpu", tres_per_task="gres/gpu=4", num_tasks=16))
+@example(asked=JobRequest(USER, partition="gpu", tres_per_task="gres/gpu:1", num_tasks=65))
 def test_shim_and_service_answer_a_submission_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     agree(asked, shim, chooser)
 

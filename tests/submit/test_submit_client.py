@@ -34,6 +34,7 @@ print(compiled)
 print(table.concat(lines, "|"))
 print(options["tres-per-task"])
 print(options.gpus or options["gpus-per-node"] or options["gpus-per-task"])
+print(options.nodes)
 """
 
 
@@ -44,9 +45,10 @@ def ask(
     removed: bool = False,
     job: str | None = None,
     within: Mapping[str, str] = MappingProxyType({}),
+    nodes: bool = False,
 ) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task."""
+    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes."""
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -62,7 +64,7 @@ def ask(
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()[: None if within else -1]
+    return done.stdout.splitlines()[: None if nodes else -1 if within else -2]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,16 @@ def test_options_that_apply_to_whole_gpus_are_refused(tmp_path: Path, option: st
 def test_gpus_per_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gres"),
+    [("gpus-per-task=1", "mig:7g.80gb:4"), ("gpus=4", "mig:7g.80gb:4"), ("tres-per-task=gres/mig:auto", "mig:4")],
+)
+def test_slices_of_all_tasks_are_requested_of_one_node(tmp_path: Path, asked: str, gres: str) -> None:
+    """srun requests them per node from slurmctld, which would take any number of nodes."""
+    answer = ask(tmp_path, "type=srun", asked, "nodes=1-0", "ntasks=4", nodes=True)
+    assert (answer[0], answer[1], answer[-1]) == ("0", gres, "1")
 
 
 def test_gpus_per_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:

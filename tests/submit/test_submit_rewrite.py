@@ -153,6 +153,25 @@ def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> No
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
+        ({"tres_per_task": "gres:gpu:1", "num_tasks": 4}, "mig:7g.80gb:4"),
+        ({"tres_per_task": "gres/gpu=2", "num_tasks": 4, "min_nodes": 1}, "mig:7g.80gb:8"),
+        ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 3}, "mig:1g.10gb:3"),
+        ({"tres_per_task": "gres/mig:1g.10gb", "num_tasks": 64, "min_nodes": 1, "max_nodes": 4}, "mig:1g.10gb:64"),
+    ],
+)
+def test_slices_per_task_limit_a_job_without_a_number_of_nodes_to_one(
+    ask, fields: dict[str, object], expected: str
+) -> None:
+    answer = ask(None, **fields)
+    assert granted(answer) == expected and answer.changes["max_nodes"] == "1"
+    assert "all of them on one node" in answer.message
+    for more in ({"ntasks_per_node": 2}, {"min_nodes": 1, "max_nodes": 1}):
+        assert "max_nodes" not in ask(None, **{**fields, **more}).changes
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
         ({"tres_per_task": "gres/gpu:1", "num_tasks": 4}, "2"),
         ({"tres_per_task": "gres/gpu:1", "num_tasks": 4, "ntasks_per_node": 4}, "2"),
         ({"tres_per_task": "gres/gpu:1", "num_tasks": 2}, "1"),
@@ -182,7 +201,10 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
         {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
-        {"tres_per_task": "gres:gpu:1", "num_tasks": 8},
+        {"tres_per_task": "gres:gpu:1", "num_tasks": 65},
+        {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "min_nodes": 2},
+        {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "req_nodes": "n1,n2"},
+        {"tres_per_task": "gres:gpu:1", "min_nodes": 1, "max_nodes": 4},
         {"tres_per_socket": "gres:gpu:1"},
     ],
 )
@@ -202,7 +224,7 @@ def test_request_without_a_definite_count_per_node_is_refused(ask, fields: dict[
     ],
 )
 def test_a_refusal_names_the_option_of_the_request(ask, text: str, option: str) -> None:
-    assert ask(None, tres_per_task=text, num_tasks=8).sentence.startswith(f"{option} does not")
+    assert ask(None, tres_per_task=text, num_tasks=8, min_nodes=2).sentence.startswith(f"{option} does not")
     twice = ask("gres/mig:auto", tres_per_task=text, num_tasks=1)
     assert twice.code == "two_ways" and f"(--gres and {option})" in twice.sentence
 

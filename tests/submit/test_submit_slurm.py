@@ -248,6 +248,12 @@ def test_nodes_of_a_job_with_a_slice_for_each_task_have_as_many_tasks_as_slices(
             assert bed.wait_job(job) == "COMPLETED" and sorted(bed.output(job).split()) == ["0", "0", "1", "1"]
             done = run_as_alice(bed, "srun", "--immediate=180", *words, "printenv", "SLURM_NODEID")
             assert sorted(done.stdout.split()) == ["0", "0", "1", "1"], done.stderr
+        words = "-n4", "--gpus-per-task=1g.10gb:1"  # without -N: one node
+        job = bed.submit(*words, wrap="srun printenv SLURM_NODEID")
+        assert job_of(bed, job)[1] == "[mig:1g.10gb:4]"
+        assert bed.wait_job(job) == "COMPLETED" and bed.output(job).split() == ["0"] * 4
+        done = run_as_alice(bed, "srun", "--immediate=180", *words, "printenv", "SLURM_NODEID")
+        assert done.stdout.split() == ["0"] * 4, done.stderr
 
 
 def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:
