@@ -97,7 +97,7 @@ def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
 
 
 def _gpu(value: str | None) -> str | None:
-    return None if value is None else f"gpu:{value}"
+    return None if value is None else f"gpu:{value.replace(',', ',gpu:')}"
 
 
 def _answer(request: JobRequest, catalog: SiteCatalog, config: Config) -> Answer:
@@ -139,7 +139,8 @@ def _asked(request: JobRequest) -> dict[str, str]:
     names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
     options = {name: _text(text) for name in names if (text := getattr(request, name))}
     return {
-        names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:") for name, text in options.items()
+        names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:").replace(",gpu:", ",")
+        for name, text in options.items()
     }
 
 

@@ -60,6 +60,12 @@ def test_request_for_whole_gpus_is_explained_as_json(shown) -> None:
     assert found["decision"]["reason"] == "whole_gpu"
 
 
+def test_whole_gpus_of_several_types_are_explained(shown) -> None:
+    found = json.loads(shown("--gpus=h100:1,a100:2", "--nodes=1", "--json", partition="mixed").output)
+    assert found["asked"] == {"--gpus": "h100:1,a100:2"}
+    assert found["changes"]["tres_per_node"] == "mig:7g.80gb:1,mig:7g.40gb:2"
+
+
 def test_job_without_slices_is_unchanged(shown) -> None:
     result = shown("--comment", "hello")
     assert result.return_value == 0 and "unchanged" in result.output

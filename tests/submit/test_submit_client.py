@@ -117,6 +117,13 @@ def test_slices_of_all_tasks_are_requested_of_one_node(tmp_path: Path, asked: st
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, "1")
 
 
+@pytest.mark.parametrize("option", ["gpus", "gpus-per-node", "gpus-per-task"])
+def test_gpus_of_several_types_all_become_slices(tmp_path: Path, option: str) -> None:
+    asked = "type=salloc", f"{option}=h100:1,a100:2", "partition=mixed", "nodes=1", "ntasks=1"
+    code, gres, *_ = ask(tmp_path, *asked)
+    assert (code, gres) == ("0", "mig:7g.80gb:1,mig:7g.40gb:2")
+
+
 def test_gpus_per_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
