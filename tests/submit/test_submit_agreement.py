@@ -249,10 +249,32 @@ def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: C
             if service.decision.reason == "batch_chosen":
                 chosen += 1
                 assert f"batches of {service.advice['batch']} (MIGBATCH_BATCH)" in local.message
-                assert shim.environment == {"MIGBATCH_BATCH": str(service.advice["batch"]), "MIGBATCH_COPIES": "1"}
+                batch = str(service.advice["batch"])
+                written = f"MIGBATCH_BATCH={batch} MIGBATCH_COPIES=1"
+                assert shim.environment == {
+                    "MIGBATCH_BATCH": batch, "MIGBATCH_COPIES": "1", "MIGBATCH_ADVISED": written
+                }  # fmt: skip
             else:
                 assert shim.environment == {}
     assert chosen > 10
+
+
+def test_job_submitted_from_a_job_gets_its_own_batch(shim: Shim) -> None:
+    """sbatch passes on the environment of the job that runs it, with the batch for that job's slice."""
+
+    def environment(hints: str, **inherited: str) -> dict[str, str]:
+        asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment=f"migbatch: {hints}", batch=1)
+        assert isinstance(shim(asked, **{name.lower(): value for name, value in inherited.items()}), Accept)
+        return shim.environment
+
+    parent, alone = environment("model=bert-large slo=1s"), environment("model=vgg19 slo=20ms")
+    assert parent["MIGBATCH_BATCH"] != alone["MIGBATCH_BATCH"]
+    assert environment("model=vgg19 slo=20ms", **parent) == alone
+    without = environment("mem=8gb", **parent)
+    assert set(without) == set(parent) and not any(without.values())
+    assert environment("model=vgg19 slo=20ms", **without) == alone
+    mine = environment("model=vgg19 slo=20ms", **{**parent, "MIGBATCH_BATCH": "7"})
+    assert mine == {**alone, "MIGBATCH_BATCH": "7", "MIGBATCH_ADVISED": "MIGBATCH_COPIES=1"}
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
