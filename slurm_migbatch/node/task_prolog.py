@@ -25,6 +25,11 @@ MAX_BYTES = 65536
 MPS = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_NAME = "migbatch-mps-"
 
+PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
+"""sbatch leaves these of options that the submit filter has converted. srun in the script would request gres/gpu, which
+the job does not have.
+"""
+
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
@@ -106,6 +111,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
+    lines += "".join(f"unset {name}\n" for name in PER_GPU if name.encode() in environ)
     return notice + lines + mps(settings, environ, uid, slices)
 
 

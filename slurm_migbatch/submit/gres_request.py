@@ -26,6 +26,9 @@ _NAME = re.compile(r"[^:=]*")
 _MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
 _TYPE_FORM = re.compile(r"[A-Za-z0-9_.+-]+")
 _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
+_PER_GPU = re.compile(r"gres[:/]gpu[:=]([1-9][0-9]{0,6})")
+_MOST_CPUS: Final = 65533
+"""Slurm's largest --cpus-per-task."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,33 @@ def nodes_of(request: JobRequest) -> int | None:
     return None
 
 
+def per_gpu(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:
+    """Return the fields to set for --cpus-per-gpu and --mem-per-gpu of a new batch job, `slices` on each node.
+
+    Slurm applies these options to gres/gpu only, so the job requests CPUs for each task and memory (MiB) for each node.
+    Raises Refusal if the request does not determine the tasks on each node.
+    """
+    changes: dict[str, str] = {}
+    if cpus := _number_per_gpu(request.cpus_per_tres):
+        nodes, tasks = nodes_of(request), _tasks_per_node(request)
+        if takes_one_node(asking, request):
+            nodes, tasks = 1, request.num_tasks or 1
+        per_task = -(-cpus * slices // tasks) if nodes and tasks else 0
+        if not nodes or not tasks or per_task > _MOST_CPUS:
+            raise Refusal("per_gpu", "--cpus-per-gpu", "--cpus-per-task")
+        total = per_task * (request.num_tasks or tasks * nodes)
+        changes |= {"cpus_per_tres": "", "cpus_per_task": str(per_task), "min_cpus": str(total)}
+    if memory := _number_per_gpu(request.mem_per_tres):
+        changes |= {"mem_per_tres": "", "pn_min_memory": str(memory * slices)}
+    return changes
+
+
+def _number_per_gpu(text: str | None) -> int:
+    """Return what is requested for each GPU, without a type; 0 if nothing is, or in another form."""
+    match = _PER_GPU.fullmatch(text or "")
+    return int(match[1]) if match else 0
+
+
 def is_auto(part: GresEntry) -> bool:
     """Return whether the entry leaves the profile to migbatch."""
     return part.name == "mig" and part.type in (None, AUTO)
@@ -300,7 +330,11 @@ def whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
 
 
 def check_options(asking: GresRequest, request: JobRequest) -> None:
-    """Refuse options that apply to whole GPUs; raises Refusal."""
+    """Refuse options that apply to whole GPUs; raises Refusal.
+
+    `per_gpu` converts two of them for batch jobs, whose steps do not repeat the options.
+    """
+    batch = request.now is None and request.batch == 1
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
         raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
     for text, option, instead in (
@@ -308,7 +342,8 @@ def check_options(asking: GresRequest, request: JobRequest) -> None:
         (request.mem_per_tres, "--mem-per-gpu", "--mem"),
         (request.tres_freq, "--gpu-freq", "no clock rate"),
     ):
-        if text and "gpu" in text:
+        converted = batch and text is not request.tres_freq and _number_per_gpu(text)
+        if text and "gpu" in text and not converted:
             raise Refusal("per_gpu", option, instead)
     if request.ntasks_per_tres:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
@@ -25,6 +25,8 @@ MESSAGES: Final = {
     "use whole GPUs outside MIG for a program that needs several GPUs",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
     "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
+    "cpus_of_task": "--cpus-per-gpu is granted as --cpus-per-task=%s",
+    "memory_of_node": "--mem-per-gpu is granted as --mem=%sM",
     "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
     "slice_kinds": " (%s have it: --constraint chooses one)",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
@@ -92,6 +94,12 @@ def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
     else:
         shared = count > (request.ntasks_per_node or request.num_tasks or 1)
     return [*one_node, MESSAGES["several"]] if shared else one_node
+
+
+def converted(changes: Mapping[str, str]) -> list[str]:
+    """Return notes on the options for each GPU that became others (`gres_request.per_gpu`)."""
+    rows = (("cpus_of_task", "cpus_per_task"), ("memory_of_node", "pn_min_memory"))
+    return [MESSAGES[name] % changes[field] for name, field in rows if field in changes]
 
 
 def tight(chooser: Chooser, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:

@@ -38,6 +38,7 @@ from slurm_migbatch.submit.gres_request import (
     mentions,
     named_offer,
     nodes_of,
+    per_gpu,
     per_node,
     read,
     takes_one_node,
@@ -47,6 +48,7 @@ from slurm_migbatch.submit.nodes import NodeChoice
 from slurm_migbatch.submit.notes import (
     MESSAGES,
     below_weights,
+    converted,
     named_slice,
     said,
     several,
@@ -343,6 +345,7 @@ class _Job:
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
         changes = _changes(request, asking, granted, comment, sum(slices.values()))
+        messages += converted(changes)
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
             if prefix == PREFIX_OF_OLD_RELEASES:
@@ -386,7 +389,7 @@ class _Job:
         if request.now is None:
             changes["requeue"] = "1"
         notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints)]
-        message = said([MESSAGES["loan"] % (low, high, low), *notes])
+        message = said([MESSAGES["loan"] % (low, high, low), *notes, *converted(changes)])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
 
@@ -492,6 +495,7 @@ def _changes(
         changes["max_nodes"] = "1"
     if tasks := even_tasks(asking, request, slices):
         changes["ntasks_per_node"] = str(tasks)
+    changes |= per_gpu(asking, request, slices)
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes

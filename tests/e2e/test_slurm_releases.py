@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
 from tests.support.end_to_end import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
@@ -111,6 +113,20 @@ def test_filters_do_not_add_a_second_request_for_gpus(stack: Cluster) -> None:
         assert stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", stack.output(job)
         assert stack.output(job).strip() == "stepped"
     settled(stack)
+
+
+@pytest.mark.parametrize(("options", "tasks"), [(["--gpus=1"], 1), (["--gpus=1g.10gb:2", "-n2"], 2)])
+def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, options: list[str], tasks: int) -> None:
+    """Slurm applies these options to gres/gpu only; steps would request GPUs that the job does not have."""
+    step = "srun -J step sh -c 'test $SLURM_PROCID = 1 || scontrol -o show step $SLURM_JOB_ID.$SLURM_STEP_ID'"
+    wrap = f"{step}; echo $SLURM_CPUS_PER_TASK; scontrol -o show job $SLURM_JOB_ID"
+    job, message = sbatch(stack, *options, "--cpus-per-gpu=3", "--mem-per-gpu=50M", wrap=wrap)
+    assert job and f"--cpus-per-task=3; --mem-per-gpu is granted as --mem={50 * tasks}M" in message, message
+    assert stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", stack.output(job)
+    of_step, per_task, of_job = (line for line in stack.output(job).splitlines() if not line.startswith("srun: "))
+    assert f" CPUs={3 * tasks} " in of_step
+    assert per_task == "3"
+    assert f" NumCPUs={3 * tasks} " in of_job and f" MinMemoryNode={50 * tasks}M " in of_job, of_job
 
 
 def test_doctor_names_jobs_with_slices_that_prevent_uninstalling(new_cluster: Callable[..., Cluster]) -> None:

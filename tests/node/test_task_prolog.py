@@ -165,6 +165,14 @@ def test_batch_script_gets_all_slices_in_its_environment(node):
     assert (values["MIGBATCH_SLICES"], values["MIGBATCH_JOB_SLICES"]) == ("3", "3")
 
 
+def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    environ = {b"SLURM_JOB_ID": b"1", b"SLURM_CPUS_PER_GPU": b"3", b"SLURM_CPUS_PER_TASK": b"3"}
+    out = exports(str(node.etc), environ, ALICE)
+    assert [line for line in out.splitlines() if line.startswith("unset")] == ["unset SLURM_CPUS_PER_GPU"]
+    assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
+
+
 def test_each_task_of_a_step_gets_its_own_slice(node):
     node.prolog(1, "[mig:1g.10gb:3]")
     seen = [exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_GTIDS="0,1,2") for i in range(3)]

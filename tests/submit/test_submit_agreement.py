@@ -126,6 +126,9 @@ spread = st.builds(
     num_tasks=numbers,
     ntasks_per_node=numbers,
     sockets_per_node=numbers,
+    cpus_per_tres=st.sampled_from([None, None, "gres:gpu:2", "gres/gpu:7", "gres/gpu:3000", "gres:gpu:a:2"]),
+    mem_per_tres=st.sampled_from([None, None, "gres:gpu:4000", "gres/gpu:9999999"]),
+    batch=st.sampled_from([None, 1, 1, 1]),
 )
 
 wild = st.builds(
@@ -139,6 +142,8 @@ wild = st.builds(
     comment=comments,
     extra=st.one_of(st.none(), comments),
     cpus_per_tres=st.sampled_from([None, None, None, "gres:gpu:2"]),
+    mem_per_tres=st.sampled_from([None, None, None, "gres/gpu:4000", "gres:gpu:0"]),
+    batch=st.sampled_from([None, 1]),
     tres_bind=st.sampled_from([None, None, "gres/gpu:per_task:1", "gres/mig:per_task:1", "x"]),
     shared=st.sampled_from([None, None, None, 0, 1]),
     ntasks_per_tres=st.sampled_from([None, None, None, 1]),

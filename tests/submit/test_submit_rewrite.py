@@ -343,6 +343,40 @@ def test_options_for_whole_gpus_are_refused(ask, gres: str) -> None:
     assert ask(gres, mem_per_tres="gres:gpu:4000").code == "per_gpu"
     assert ask(gres, tres_freq="gpu:high").code == "per_gpu"
     assert ask(gres, ntasks_per_tres=2).code == "per_gpu"
+    assert ask(gres, tres_freq="gres:gpu:1", batch=1).code == "per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("fields", "cpus", "memory"),
+    [
+        ({"tres_per_job": "gres:gpu:1"}, ("4", "4"), "3000"),
+        ({"tres_per_job": "gres/gpu:2"}, ("8", "8"), "6000"),
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 2}, ("4", "8"), "6000"),
+        ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2, "num_tasks": 4}, ("4", "16"), "6000"),
+        ({"gres": "gres:gpu:2", "min_nodes": 3, "max_nodes": 3}, ("8", "24"), "6000"),
+        ({"gres": "gres:mig:1g.10gb:2,gres:mig:2g.20gb"}, ("12", "12"), "9000"),
+        ({"gres": "gres:mig:auto", "num_tasks": 3, "min_nodes": 1, "max_nodes": 1}, ("2", "6"), "3000"),
+    ],
+)
+def test_batch_jobs_get_cpus_and_memory_per_gpu_for_each_of_their_slices(
+    ask, fields: dict[str, object], cpus: tuple[str, str], memory: str
+) -> None:
+    answer = ask(cpus_per_tres="gres:gpu:4", mem_per_tres="gres/gpu:3000", batch=1, **fields)
+    assert isinstance(answer, Accept), answer
+    assert (answer.changes["cpus_per_task"], answer.changes["min_cpus"]) == cpus
+    assert answer.changes["pn_min_memory"] == memory
+    assert answer.changes["cpus_per_tres"] == answer.changes["mem_per_tres"] == ""
+    assert f"--cpus-per-gpu is granted as --cpus-per-task={cpus[0]}" in answer.message
+    assert f"--mem-per-gpu is granted as --mem={memory}M" in answer.message
+
+
+def test_cpus_per_gpu_need_a_known_number_of_tasks_on_each_node(ask) -> None:
+    unknown = {"num_tasks": 3, "min_nodes": 2, "max_nodes": 3}
+    assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4", batch=1, **unknown).code == "per_gpu"
+    assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:h100:4", batch=1).code == "per_gpu"
+    assert ask("gres:gpu:64", cpus_per_tres="gres:gpu:2000", batch=1).code == "per_gpu"
+    now = Present(partition="gpu", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1]")
+    assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4", now=now).code == "per_gpu"
 
 
 def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> None:

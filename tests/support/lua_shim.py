@@ -77,6 +77,10 @@ for name in ("user_id min_nodes max_nodes num_tasks job_id job_state het_job_off
   NUMBERS[name] = 4294967294
 end
 NUMBERS.array_job_id = 0
+local SETTABLE = {
+  requeue = true, min_nodes = true, max_nodes = true, ntasks_per_node = true, cpus_per_task = true, min_cpus = true,
+  pn_min_memory = true,
+}
 
 local function record(fields, set, environment)
   return setmetatable({}, {
@@ -92,8 +96,7 @@ local function record(fields, set, environment)
     end,
     __newindex = function(_, name, value)
       if not set then error("job_ptr is read-only") end
-      local known = STRINGS[name] or name == "requeue" or name == "min_nodes" or name == "max_nodes"
-        or name == "ntasks_per_node"
+      local known = STRINGS[name] or SETTABLE[name]
       if not known then error("field " .. tostring(name) .. " cannot be set") end
       if type(value) ~= "string" then error("bad argument: string expected, got " .. type(value)) end
       set[name] = value
