@@ -11,6 +11,7 @@ from slurm_migbatch.config import Config, GpuConfig
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS, GpuDefaults
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.workload.catalog import NODE_FEATURE, GpuKind, MigNode, Partition, SiteCatalog
 from slurm_migbatch.workload.gpufacts import FORM, facts_of, guess, model_of, short_name
@@ -18,13 +19,19 @@ from slurm_migbatch.workload.gpufacts import FORM, facts_of, guess, model_of, sh
 log = logging.getLogger(__name__)
 
 
-def build(geometries: Mapping[str, Iterable[Geometry]], nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
+def build(
+    geometries: Mapping[str, Iterable[Geometry]],
+    nodes: Iterable[NodeRow],
+    config: Config,
+    gpu_defaults: Mapping[str, GpuDefaults] | None = None,
+) -> SiteCatalog:
     """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed).
 
     Args:
         geometries: of the GPUs in MIG mode, by node.
         nodes: Slurm's rows.
         config: of the site.
+        gpu_defaults: what partitions give jobs for each GPU.
     """
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
@@ -48,7 +55,13 @@ def build(geometries: Mapping[str, Iterable[Geometry]], nodes: Iterable[NodeRow]
     lending = config.lending.partitions if config.lending.enabled else ()
     return SiteCatalog(
         {
-            partition: Partition(partition, _most_first(counts, kinds), default, partition in lending)
+            partition: Partition(
+                partition,
+                _most_first(counts, kinds),
+                default,
+                partition in lending,
+                (gpu_defaults or {}).get(partition, NO_DEFAULTS),
+            )
             for partition, counts in sorted(members.items())
         },
         {name: node for name in gpus if (node := _node(rows[name], gpus[name], members, listed)).partitions},

@@ -222,10 +222,12 @@ class SiteFacts(SitePredictions):
             name: (row, last_seen) for name, (row, last_seen) in self._rows.items() if now - last_seen < _MISSED_S
         }
         partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
-        if not geometries or (geometries, partitions) == self._built_from or now - self._built_at < CLOSEST_S:
+        source = geometries, partitions, snapshot.gpu_defaults
+        if not geometries or source == self._built_from or now - self._built_at < CLOSEST_S:
             return
-        self._built_from, self._built_at = (geometries, partitions), now
-        catalog = catalogs.build(geometries, [row for row, _ in self._rows.values()], self._config)
+        self._built_from, self._built_at = source, now
+        rows = [row for row, _ in self._rows.values()]
+        catalog = catalogs.build(geometries, rows, self._config, snapshot.gpu_defaults)
         if not catalog.partitions and self.catalog.partitions:
             log.warning("no partition has MIG GPUs any more; keeping the previous catalog")
             return

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
     from slurm_migbatch.store.db import Store
@@ -23,15 +25,18 @@ log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
 #: minimum seconds between two queries, whatever the number of nudges; pause as a multiple of a query's duration
 _CLOSEST_S, _SHARE = 0.2, 4.0
+#: seconds between two queries of the partitions' defaults, which administrators change
+_CONFIG_S = 60.0
 
 
 @dataclass(frozen=True)
 class SlurmView:
-    """The queue and the nodes at one time (`at`: monotonic seconds)."""
+    """The queue and the nodes at one time (`at`: monotonic seconds), and what partitions give jobs for each GPU."""
 
     at: float
     jobs: tuple[JobRow, ...]
     nodes: tuple[NodeRow, ...]
+    gpu_defaults: Mapping[str, GpuDefaults] = field(default_factory=dict)
 
 
 class Poller:
@@ -45,6 +50,8 @@ class Poller:
         self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
         self._kept = KeptRows()
+        self._defaults: Mapping[str, GpuDefaults] = {}
+        self._defaults_until = -math.inf
         self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
@@ -76,7 +83,11 @@ class Poller:
     @uncollected()
     def _query(self) -> SlurmView:
         began, jobs = time.monotonic(), self._client.jobs()
-        return SlurmView(began, self._kept.of(jobs), tuple(self._client.nodes()))
+        nodes = tuple(self._client.nodes())
+        if began >= self._defaults_until:
+            self._defaults = self._client.gpu_defaults()
+            self._defaults_until = began + _CONFIG_S
+        return SlurmView(began, self._kept.of(jobs), nodes, self._defaults)
 
 
 class KeptRows:

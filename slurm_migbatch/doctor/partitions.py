@@ -29,14 +29,7 @@ def check_partitions(
     if greedy:
         text = f"{', '.join(greedy)}: a job without --mem gets all memory of its node, so no second job fits there"
         yield Finding(WARN, "partitions", text, "set DefMemPerCPU= for them in slurm.conf, and scontrol reconfigure")
-    unused = {name: value for name in sorted(served) if (value := _defaults_per_gpu(partitions, name, conf))}
-    if unused:
-        defaults = " and ".join(dict.fromkeys(unused.values()))
-        text = f"{', '.join(unused)}: {defaults} apply to gres/gpu only: a job with slices gets one CPU per task, and "
-        text += "memory by DefMemPerCPU or DefMemPerNode, if it does not request more"
-        advice = "set DefMemPerCPU= for them, and tell users to request --cpus-per-task with slices"
-        yield Finding(WARN, "partitions", text, advice)
-    if served and not exclusive and not greedy and not unused:
+    if served and not exclusive and not greedy:
         yield Finding(OK, "partitions", "jobs can share MIG nodes")
 
 
@@ -55,15 +48,11 @@ def _exclusive_by(words: Mapping[str, str]) -> str:
     return next((f"{key}={value}" for key, value in settings.items() if words.get(key) == value), "")
 
 
-def _defaults_per_gpu(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> str:
-    """Return the CPUs and memory that jobs get for each GPU without requesting them (DefCpuPerGPU, DefMemPerGPU)."""
-    own = partitions.get(name, {}).get("JobDefaults", "")
-    return next((value for value in (own, conf.get("jobdefaults", "")) if value not in ("", "(null)")), "")
-
-
 def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:
     """Return whether memory is allocated to jobs, and neither the partition nor the cluster has a default for it."""
     words = partitions.get(name, {})
+    if "DefMemPerGPU=" in words.get("JobDefaults", "") + conf.get("jobdefaults", ""):
+        return False  # jobs with slices get their share of it
     own = words.get("SelectTypeParameters", "NONE")
     parameters = conf.get("selecttypeparameters", "") if own == "NONE" else own
     limits = [words.get(key, "") for key in ("DefMemPerCPU", "DefMemPerNode")]

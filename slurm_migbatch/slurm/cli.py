@@ -16,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.slurm import reservations
+from slurm_migbatch.slurm import gpu_defaults, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
 from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
     JobReader,
@@ -183,6 +184,10 @@ class CliClient:
         """Return the partition that sinfo marks with a star."""
         names = self._run("sinfo", "-h", "-a", "-o", "%P").split()
         return next((name[:-1] for name in names if name.endswith("*")), "")
+
+    def gpu_defaults(self) -> dict[str, GpuDefaults]:
+        """See SlurmClient."""
+        return gpu_defaults.parse(*(self._run(*command) for command in gpu_defaults.COMMANDS))
 
     def version(self) -> tuple[int, int]:
         """Release of the commands; queried once."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
 
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
+
 
 class SlurmError(RuntimeError):
     """Slurm did not answer or refused; nothing may be concluded from it."""
@@ -314,6 +316,9 @@ class SlurmClient(Protocol):
 
     def default_partition(self) -> str:
         """Return the partition of jobs that name none; empty if there is none."""
+
+    def gpu_defaults(self) -> Mapping[str, GpuDefaults]:
+        """Return what jobs get for each GPU without requesting it, of each partition that has such defaults."""
 
     def version(self) -> tuple[int, int]:
         """Return Slurm's release, such as (24, 11)."""

@@ -27,8 +27,6 @@ _MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
 _TYPE_FORM = re.compile(r"[A-Za-z0-9_.+-]+")
 _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
 _PER_GPU = re.compile(r"gres[:/]gpu[:=]([1-9][0-9]{0,6})")
-_MOST_CPUS: Final = 65533
-"""Slurm's largest --cpus-per-task."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
-    elif (tasks := request.num_tasks if takes_one_node(asking, request) else _tasks_per_node(request)) is not None:
+    elif (tasks := request.num_tasks if takes_one_node(asking, request) else tasks_per_node(request)) is not None:
         count_per_node = count * tasks
     if count_per_node is None:
         raise Refusal("per_node", asking.option)
@@ -186,7 +184,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     return count_per_node
 
 
-def _tasks_per_node(request: JobRequest) -> int | None:
+def tasks_per_node(request: JobRequest) -> int | None:
     """Return the most tasks that a node of the job gets; --ntasks-per-node is only a limit beside --ntasks."""
     nodes, tasks, most = nodes_of(request), request.num_tasks, request.ntasks_per_node
     if most and not tasks:
@@ -212,6 +210,13 @@ def even_tasks(asking: GresRequest, request: JobRequest, slices: int) -> int | N
 def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:
     nodes = 1 if takes_one_node(asking, request) else nodes_of(request)
     return count // nodes if nodes and count % nodes == 0 else None
+
+
+def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | None, int | None]:
+    """Return the nodes of the job and the most tasks on one of them, None where the request does not determine it."""
+    if takes_one_node(asking, request):
+        return 1, request.num_tasks or 1
+    return nodes_of(request), tasks_per_node(request)
 
 
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
@@ -248,33 +253,6 @@ def nodes_of(request: JobRequest) -> int | None:
     if (low or 1) == 1 and high is None:
         return 1 if (request.num_tasks or 1) == 1 else None
     return None
-
-
-def per_gpu(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:
-    """Return the fields to set for --cpus-per-gpu and --mem-per-gpu of a new batch job, `slices` on each node.
-
-    Slurm applies these options to gres/gpu only, so the job requests CPUs for each task and memory (MiB) for each node.
-    Raises Refusal if the request does not determine the tasks on each node.
-    """
-    changes: dict[str, str] = {}
-    if cpus := _number_per_gpu(request.cpus_per_tres):
-        nodes, tasks = nodes_of(request), _tasks_per_node(request)
-        if takes_one_node(asking, request):
-            nodes, tasks = 1, request.num_tasks or 1
-        per_task = -(-cpus * slices // tasks) if nodes and tasks else 0
-        if not nodes or not tasks or per_task > _MOST_CPUS:
-            raise Refusal("per_gpu", "--cpus-per-gpu", "--cpus-per-task")
-        total = per_task * (request.num_tasks or tasks * nodes)
-        changes |= {"cpus_per_tres": "", "cpus_per_task": str(per_task), "min_cpus": str(total)}
-    if memory := _number_per_gpu(request.mem_per_tres):
-        changes |= {"mem_per_tres": "", "pn_min_memory": str(memory * slices)}
-    return changes
-
-
-def _number_per_gpu(text: str | None) -> int:
-    """Return what is requested for each GPU, without a type; 0 if nothing is, or in another form."""
-    match = _PER_GPU.fullmatch(text or "")
-    return int(match[1]) if match else 0
 
 
 def is_auto(part: GresEntry) -> bool:
@@ -329,10 +307,16 @@ def whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     return partition.offers[kind.full.profile.gres_type]
 
 
+def number_per_gpu(text: str | None) -> int:
+    """Return what is requested for each GPU, without a type; 0 if nothing is, or in another form."""
+    match = _PER_GPU.fullmatch(text or "")
+    return int(match[1]) if match else 0
+
+
 def check_options(asking: GresRequest, request: JobRequest) -> None:
     """Refuse options that apply to whole GPUs; raises Refusal.
 
-    `per_gpu` converts two of them for batch jobs, whose steps do not repeat the options.
+    `per_gpu.requested` converts two of them for batch jobs, whose steps do not repeat the options.
     """
     batch = request.now is None and request.batch == 1
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
@@ -342,7 +326,7 @@ def check_options(asking: GresRequest, request: JobRequest) -> None:
         (request.mem_per_tres, "--mem-per-gpu", "--mem"),
         (request.tres_freq, "--gpu-freq", "no clock rate"),
     ):
-        converted = batch and text is not request.tres_freq and _number_per_gpu(text)
+        converted = batch and text is not request.tres_freq and number_per_gpu(text)
         if text and "gpu" in text and not converted:
             raise Refusal("per_gpu", option, instead)
     if request.ntasks_per_tres:

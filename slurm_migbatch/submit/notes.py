@@ -97,9 +97,9 @@ def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
 
 
 def converted(changes: Mapping[str, str]) -> list[str]:
-    """Return notes on the options for each GPU that became others (`gres_request.per_gpu`)."""
-    rows = (("cpus_of_task", "cpus_per_task"), ("memory_of_node", "pn_min_memory"))
-    return [MESSAGES[name] % changes[field] for name, field in rows if field in changes]
+    """Return notes on the options for each GPU that became others (`per_gpu.requested`)."""
+    cpus = [MESSAGES["cpus_of_task"] % changes["cpus_per_task"]] if "cpus_per_tres" in changes else []
+    return cpus + ([MESSAGES["memory_of_node"] % changes["pn_min_memory"]] if "mem_per_tres" in changes else [])
 
 
 def tight(chooser: Chooser, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:

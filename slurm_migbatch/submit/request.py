@@ -66,8 +66,9 @@ class JobRequest:
     `uid` is the requesting user. `partition` may be a list separated by commas; the shim fills in the default
     partition. Numbers are Slurm's, None if unset; `shared` is 0 for `--exclusive`. In an update only the fields to be
     changed are given, except the node and task counts, which the shim fills in from the job. `batch` is 1 for the
-    submission of a batch job that is not part of a heterogeneous one. `req_nodes`, `exc_nodes` and `features` are those
-    of --nodelist, --exclude and --constraint; `uncatalogued` is 1 if the job names a reservation without catalog nodes.
+    submission of a batch job that is not part of a heterogeneous one, `memory_given` if a new job requests memory in
+    any way. `req_nodes`, `exc_nodes` and `features` are those of --nodelist, --exclude and --constraint; `uncatalogued`
+    is 1 if the job names a reservation without catalog nodes.
     `name`, `account`, `digest` and `engine` (see `submit.script`) are given for batch jobs, to recognise recurring
     ones.
     """
@@ -95,6 +96,8 @@ class JobRequest:
     max_nodes: int | None = None
     num_tasks: int | None = None
     ntasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    memory_given: int | None = None
     sockets_per_node: int | None = None
     shared: int | None = None
     batch: int | None = None

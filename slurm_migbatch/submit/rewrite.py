@@ -21,7 +21,7 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.slurm.client import SLURM_LIMIT
-from slurm_migbatch.submit import nodes
+from slurm_migbatch.submit import nodes, per_gpu
 from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
@@ -38,7 +38,6 @@ from slurm_migbatch.submit.gres_request import (
     mentions,
     named_offer,
     nodes_of,
-    per_gpu,
     per_node,
     read,
     takes_one_node,
@@ -344,7 +343,7 @@ class _Job:
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
-        changes = _changes(request, asking, granted, comment, sum(slices.values()))
+        changes = _changes(request, asking, granted, comment, partition, slices)
         messages += converted(changes)
         if hints.retry and request.now is None and request.batch == 1:
             changes["requeue"] = "1"
@@ -385,11 +384,14 @@ class _Job:
         prefix = asking.parts[0].prefix
         marker = f"[mig:{LOAN}:1#{name}]"
         comment = with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
-        changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment, 1)
+        smallest = {fitting[0].profile: 1}
+        changes = _changes(
+            request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment, partition, smallest
+        )
         if request.now is None:
             changes["requeue"] = "1"
-        notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints)]
-        message = said([MESSAGES["loan"] % (low, high, low), *notes, *converted(changes)])
+        notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints), *converted(changes)]
+        message = said([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
 
@@ -478,9 +480,15 @@ def _check_lengths(holder: JobRequest | Present) -> None:
 
 
 def _changes(
-    request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str, slices: int
+    request: JobRequest,
+    asking: GresRequest,
+    granted: Sequence[str],
+    comment: str,
+    partition: Partition,
+    slices: Mapping[Profile, int],
 ) -> dict[str, str]:
     """Return the fields to set for the GRES in `granted`, `slices` on each node."""
+    count = sum(slices.values())
     if asking.field == "tres_per_node":
         first = asking.entries.index(asking.parts[0])
         tres = ",".join([*asking.others[:first], *granted, *asking.others[first:]])
@@ -493,9 +501,10 @@ def _changes(
         changes[asking.field] = ",".join(asking.others)
     if takes_one_node(asking, request):
         changes["max_nodes"] = "1"
-    if tasks := even_tasks(asking, request, slices):
+    if tasks := even_tasks(asking, request, count):
         changes["ntasks_per_node"] = str(tasks)
-    changes |= per_gpu(asking, request, slices)
+    changes |= per_gpu.requested(asking, request, count)
+    changes |= per_gpu.by_default(asking, request, changes, partition, slices)
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes

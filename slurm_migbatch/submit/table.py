@@ -156,6 +156,8 @@ def _partition(partition: Partition) -> dict[str, Any]:
         "kinds": [kind.name for kind in partition.kinds],
         "default": partition.default.profile.gres_type,
         "lends": partition.lends,
+        "cpus_of_gpu": partition.gpu_defaults.cpus,
+        "memory_of_gpu": partition.gpu_defaults.memory_mib,
     }
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS, GpuDefaults
 from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.holding import GpuLayouts, Need, can_hold, layouts_of
 
@@ -118,13 +119,15 @@ class Partition:
 
     `kinds`: its GPU types, that of most GPUs first.
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
-    jobs without an explicit profile wait here for idle slices.
+    jobs without an explicit profile wait here for idle slices. `gpu_defaults`: CPUs and memory that jobs get for each
+    GPU without requesting them.
     """
 
     name: str
     kinds: tuple[GpuKind, ...]
     chosen_default: Profile | None = None
     lends: bool = False
+    gpu_defaults: GpuDefaults = NO_DEFAULTS
 
     @cached_property
     def offers(self) -> Mapping[str, ProfileOffer]:
@@ -158,6 +161,15 @@ class Partition:
     def profile_list(self) -> str:
         """The profiles as text for a message, cheapest first."""
         return ", ".join(self.offers)
+
+    def defaults_of(self, offer: ProfileOffer) -> GpuDefaults:
+        """Return what a job gets for a slice without requesting it: the share of a GPU's default by compute slices, at
+        least one CPU; 0: no default.
+        """
+        kinds = [kind.full.compute_slices for kind in self.kinds if offer.profile in kind.geometry]
+        of_gpu, whole = self.gpu_defaults, max([offer.compute_slices, *kinds])
+        cpus = max(of_gpu.cpus * offer.compute_slices // whole, 1) if of_gpu.cpus else 0
+        return GpuDefaults(cpus, of_gpu.memory_mib * offer.compute_slices // whole)
 
     def kind_of(self, gpu_type: str | None) -> GpuKind | None:
         """Return the GPU type that `gpu:<type>` means in this partition; without a type the partition's first."""
@@ -230,7 +242,7 @@ class SiteCatalog:
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str], only: Collection[str] | None = None) -> Partition:
-        """Return the partitions `names` (all must have MIG) merged into one: all their types, the default of the first.
+        """Merge the partitions `names` (all must have MIG) into one: all their types, the defaults of the first.
 
         The result lends if all of them do. `only`: the types to include.
         """
@@ -241,7 +253,7 @@ class SiteCatalog:
         elif len(parts) == 1:
             return parts[0]
         lends = all(part.lends for part in parts)
-        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
+        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends, parts[0].gpu_defaults)
 
     def able(self, names: Collection[str], need: Need) -> int:
         """Return how many nodes of the partitions `names` could hold these slices at once, if they were empty."""
@@ -267,6 +279,7 @@ class SiteCatalog:
                     "kinds": [kind.name for kind in part.kinds],
                     "default": None if part.chosen_default is None else part.chosen_default.name,
                     "lends": part.lends,
+                    "gpu_defaults": [part.gpu_defaults.cpus, part.gpu_defaults.memory_mib],
                 }
                 for part in self.partitions.values()
             ],
@@ -298,6 +311,7 @@ class SiteCatalog:
                     tuple(kinds[name] for name in row["kinds"]),
                     None if default is None else Profile.parse(default),
                     row.get("lends") is True,
+                    GpuDefaults(*map(int, row.get("gpu_defaults", ()))),
                 )
             nodes = {
                 row["name"]: MigNode(

@@ -448,12 +448,8 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
         ("OverSubscribe=EXCLUSIVE DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", "gpu: OverSubscribe=EXCLUSIVE gives"),
         ("OverSubscribe=NO Exclusive=NODE DefMemPerCPU=4000", "CR_CPU_MEMORY", "gpu: Exclusive=NODE gives"),
         ("OverSubscribe=NO Exclusive=USER DefMemPerCPU=4000", "CR_CPU_MEMORY", ""),
-        ("JobDefaults=(null) DefMemPerCPU=4000", "CR_CPU_MEMORY", ""),
-        (
-            "JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=64000 DefMemPerCPU=4000",
-            "CR_CPU_MEMORY",
-            "gpu: DefCpuPerGPU=8,DefMemPerGPU=64000 apply to gres/gpu only: a job with slices gets one CPU per task",
-        ),
+        ("JobDefaults=(null) DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", "gpu: a job without --mem gets all memory"),
+        ("JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=64000 DefMemPerNode=UNLIMITED", "CR_CPU_MEMORY", ""),
     ],
 )
 def test_partition_in_which_a_job_takes_whole_nodes_is_reported(words: str, settings: str, problem: str) -> None:

@@ -129,6 +129,21 @@ def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, opti
     assert f" NumCPUs={3 * tasks} " in of_job and f" MinMemoryNode={50 * tasks}M " in of_job, of_job
 
 
+def test_jobs_get_their_slices_share_of_slurms_defaults_for_each_gpu(new_cluster: Callable[..., Cluster]) -> None:
+    options = {"DefCpuPerGPU": "7", "DefMemPerGPU": "70", "SelectTypeParameters": "CR_CPU_Memory"}
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, options=options)
+    show = "scontrol -o show job $SLURM_JOB_ID"
+    for request, cpus, memory in (("--gpus=1", 7, 70), ("--gres=mig:3g.40gb", 3, 30), ("--gres=mig:1g.10gb", 1, 10)):
+        job, message = sbatch(bed, request, wrap=show)
+        assert job and bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", message
+        shown = [bed.output(job)] + [
+            bed.run([command, request, "sh", "-c", show], "mbbob").stdout for command in ("salloc", "srun")
+        ]
+        assert all(f" NumCPUs={cpus} " in text and f" MinMemoryNode={memory}M " in text for text in shown), shown
+    step = bed.run(["srun", "--gpus=1", "sh", "-c", "scontrol -o show step $SLURM_JOB_ID.0"], "mbbob").stdout
+    assert " CPUs=7 " in step
+
+
 def test_doctor_names_jobs_with_slices_that_prevent_uninstalling(new_cluster: Callable[..., Cluster]) -> None:
     """Once doctor names none, slurmctld starts without mig and no job is affected."""
     bed = new_cluster(migbatch="all", nodes=1, gpus=1)

@@ -113,11 +113,13 @@ sensible = st.builds(
     tres_per_node=st.lists(good_entries, min_size=1, max_size=2).map(",".join),
     comment=st.one_of(st.none(), good_hints, model_hints, model_hints, model_hints),
     batch=st.sampled_from([None, 1]),
+    cpus_per_task=st.sampled_from([None, None, 2]),
+    memory_given=st.sampled_from([None, None, 1]),
 )
 spread = st.builds(
     JobRequest,
     uid=st.just(USER),
-    partition=st.just("gpu"),
+    partition=st.sampled_from(["gpu", "mixed"]),
     tres_per_job=st.one_of(st.none(), good_entries),
     tres_per_task=st.one_of(st.none(), st.none(), good_entries),
     tres_per_socket=st.one_of(st.none(), st.none(), good_entries),
@@ -256,11 +258,10 @@ def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: C
                 assert f"batches of {service.advice['batch']} (MIGBATCH_BATCH)" in local.message
                 batch = str(service.advice["batch"])
                 written = f"MIGBATCH_BATCH={batch} MIGBATCH_COPIES=1"
-                assert shim.environment == {
-                    "MIGBATCH_BATCH": batch, "MIGBATCH_COPIES": "1", "MIGBATCH_ADVISED": written
-                }  # fmt: skip
+                advised = {"MIGBATCH_BATCH": batch, "MIGBATCH_COPIES": "1", "MIGBATCH_ADVISED": written}
+                assert shim.environment | advised == shim.environment
             else:
-                assert shim.environment == {}
+                assert not shim.environment.keys() & {"MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED"}
     assert chosen > 10
 
 

@@ -499,3 +499,33 @@ def test_too_large_a_request_is_not_sent_to_several_slices(ask) -> None:
     answer = ask("gres:mig:auto", "migbatch: mem=200gb")
     assert isinstance(answer, Refuse) and "use whole GPUs outside MIG" in answer.sentence
     assert "several slices" not in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tres_per_job": "gres:gpu:1"}, ("9", "9", "50000")),
+        ({"gres": "gres:mig:3g.40gb"}, ("3", "3", "21428")),
+        ({"gres": "gres:mig:1g.10gb:2,gres:mig:7g.80gb"}, ("11", "11", "64284")),
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 2}, ("9", "18", "100000")),
+        ({"gres": "gres:mig:1g.10gb", "num_tasks": 4, "min_nodes": 1, "max_nodes": 1}, ("1", "4", "7142")),
+        ({"gres": "gres:gpu:1", "cpus_per_task": 2}, (None, None, "50000")),
+        ({"gres": "gres:gpu:1", "memory_given": 1}, ("9", "9", None)),
+        ({"gres": "gres:gpu:1", "cpus_per_tres": "gres:gpu:2", "batch": 1}, ("2", "2", "50000")),
+        ({"gres": "gres:gpu:1", "num_tasks": 3, "min_nodes": 2, "max_nodes": 3}, (None, None, "50000")),
+        ({"gres": "gres:gpu:1", "partition": "gpu"}, (None, None, None)),
+    ],
+)
+def test_jobs_get_their_slices_share_of_the_partitions_defaults_for_each_gpu(
+    ask, fields: dict[str, object], expected: tuple[str | None, ...]
+) -> None:
+    """Slurm gives what DefCpuPerGPU and DefMemPerGPU say (here 9 and 50000) to jobs with gres/gpu only."""
+    answer = ask(**{"partition": "mixed", **fields})
+    assert isinstance(answer, Accept), answer
+    assert tuple(answer.changes.get(name) for name in ("cpus_per_task", "min_cpus", "pn_min_memory")) == expected
+
+
+def test_an_update_does_not_change_cpus_or_memory_by_the_partitions_defaults(ask) -> None:
+    now = Present(partition="mixed", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1]")
+    answer = ask("gres:gpu:1", now=now, partition="mixed")
+    assert isinstance(answer, Accept) and not {"cpus_per_task", "pn_min_memory"} & set(answer.changes)

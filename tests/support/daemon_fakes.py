@@ -154,6 +154,10 @@ class FakeSlurm:
         self._check()
         return list(self.node_rows.values())
 
+    def gpu_defaults(self):
+        self._check()
+        return {}
+
     def set_gres(self, updates):
         self._check()
         for name, text in updates.items():

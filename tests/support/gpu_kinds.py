@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 
 P = Profile.parse
@@ -55,6 +56,6 @@ SITE = SiteCatalog(
     {
         "gpu": Partition("gpu", (H100,)),
         "old": Partition("old", (A100_40,), P("2g.10gb")),
-        "mixed": Partition("mixed", (H100, A100_40)),
+        "mixed": Partition("mixed", (H100, A100_40), gpu_defaults=GpuDefaults(9, 50_000)),
     }
 )

@@ -70,13 +70,14 @@ local STRINGS, NUMBERS = {}, {}
 for name in ("script user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
   "name account comment extra cpus_per_tres mem_per_tres tres_freq tres_bind req_nodes exc_nodes features " ..
   "reservation"):gmatch("%S+") do STRINGS[name] = true end
-for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
+for name in ("cpus_per_task ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
   NUMBERS[name] = 65534
 end
 for name in ("user_id min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
   NUMBERS[name] = 4294967294
 end
 NUMBERS.array_job_id = 0
+NUMBERS.pn_min_memory = 18446744073709551614
 local SETTABLE = {
   requeue = true, min_nodes = true, max_nodes = true, ntasks_per_node = true, cpus_per_task = true, min_cpus = true,
   pn_min_memory = true,
@@ -91,6 +92,7 @@ local function record(fields, set, environment)
       if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
+      if name == "pn_min_memory" and fields.memory_given == "1" then return 1000 end
       if NUMBERS[name] then return tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,

@@ -13,6 +13,7 @@ from slurm_migbatch.lab.slurm.records import Facts, positive
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
@@ -90,6 +91,10 @@ class SimulatedSlurm(Slurmctld):
     def default_partition(self) -> str:
         """Return the first partition that has nodes."""
         return next((name for machine in self.machines.values() for name in machine.partitions), "")
+
+    def gpu_defaults(self) -> dict[str, GpuDefaults]:
+        """Return none: simulated jobs state their CPUs."""
+        return {}
 
     def version(self) -> tuple[int, int]:
         """See SlurmClient."""
