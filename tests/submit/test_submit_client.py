@@ -232,6 +232,11 @@ def test_a_step_gets_all_slices_of_its_job_for_as_many_gpus(
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
 
 
+def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
+    answer = ask(tmp_path, "type=srun", "tres-per-task=cpu:2,gres/gpu:1", job="17", within=ONE_SLICE)
+    assert (answer[0], answer[-2]) == ("0", "cpu:2")
+
+
 @pytest.mark.parametrize(
     "within",
     [
