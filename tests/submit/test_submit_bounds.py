@@ -291,6 +291,15 @@ def test_steps_do_not_repeat_the_gpus_per_task_of_their_job(shim: Shim, left: st
     assert shim.environment == {"SLURM_TRES_PER_TASK": rest}
 
 
+def test_steps_do_not_repeat_the_gpus_of_the_job_that_submitted_theirs(shim: Shim) -> None:
+    """sbatch in a job on whole GPUs passes on its SLURM_GPUS."""
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", batch=1)
+    shim(asked, slurm_gpus="1", environment="gres/gpu:1")
+    assert shim.environment == {"SLURM_GPUS": "0", "SLURM_TRES_PER_TASK": "gres/gpu:0"}
+    shim(JobRequest(USER, partition="cpu", tres_per_node="gres/gpu:1", comment="x", batch=1), slurm_gpus="1")
+    assert shim.environment == {"SLURM_GPUS": "1"}
+
+
 def test_too_long_tres_per_task_in_the_job_environment_is_not_read(shim: Shim, tmp_path: Path) -> None:
     """sbatch leaves --tres-per-task there; a longer value is set by the user, and may have any length."""
     asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", batch=1)
