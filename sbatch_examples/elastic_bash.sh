@@ -17,12 +17,14 @@ trap 'signal=TERM' TERM
 report() { if [ -n "$MIGBATCH_PROGRESS" ]; then echo "$*" >>"$MIGBATCH_PROGRESS"; fi; }
 
 # The checkpoint is written to a temporary file and renamed: a job may be killed at any moment. Not every file system can
-# sync a directory.
-save() {
-	echo "$step $state" >"$CHECKPOINT.new" && sync "$CHECKPOINT.new" && mv -f "$CHECKPOINT.new" "$CHECKPOINT" || return
+# sync a directory. A subshell, so that USR1 does not end sync or mv; it is saved even if that cannot be reported.
+save() (
+	trap '' USR1
+	echo "$step $state" >"$CHECKPOINT.new" && sync "$CHECKPOINT.new" && mv -f "$CHECKPOINT.new" "$CHECKPOINT" || exit
 	sync "${CHECKPOINT%/*}" 2>/dev/null
 	report "steps=$step checkpoint=$(date +%s.%N)"
-}
+	exit 0
+)
 
 step=0 state=1
 if [ -e "$CHECKPOINT" ]; then
@@ -63,6 +65,9 @@ while [ "$step" -lt "${STEPS:-600}" ]; do
 		save
 	fi
 done
-save
+if ! save; then # the next run continues from the last checkpoint
+	if [ "$signal" = TERM ]; then exit 143; fi
+	exit 1
+fi
 report "steps=$step items=$((step - first)) seconds=$SECONDS done=1"
 echo "state $state after step $step"

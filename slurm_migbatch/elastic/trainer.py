@@ -217,6 +217,7 @@ class Trainer:
         If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises. If the loop
         is left by `break`, the step counts as done at the end of the context, which writes the last checkpoint, or when
         another loop begins; not if it is left within the loop over the step's micro-batches, for example by an error.
+        An error after that loop must leave the context: if it is caught within, it cannot be told from `break`.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).

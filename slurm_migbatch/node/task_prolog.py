@@ -111,7 +111,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
-    lines += "".join(f"unset {name}\n" for name in PER_GPU if name.encode() in environ)
+    lines += "".join(f"unset {name}\n" for name in (*PER_GPU, STEP_GRES) if name.encode() in environ)
     return notice + lines + mps(settings, environ, uid, slices)
 
 
@@ -183,11 +183,14 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
-    """Return lines that unset another job's slices, because sbatch and srun pass on their environment."""
+    """Return lines that unset another job's slices, because sbatch and srun pass on their environment, and srun's own
+    --gres=none, which a job that is submitted from this step would inherit.
+    """
+    lines = [f"unset {STEP_GRES}\n"] if STEP_GRES.encode() in environ else []
     devices = environ.get(b"MIGBATCH_DEVICES")
     if devices is None:
-        return ""
-    lines = [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
+        return "".join(lines)
+    lines += [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
     own_value = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")

@@ -51,6 +51,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "loan_kept": "this release of Slurm keeps the previous request of a training job that waits for idle "
         "slices: cancel and resubmit it",
         "loan_requeue": "a training job on idle slices must allow requeueing: keep it enabled, or name a profile",
+        "retry_requeue": "retry=oom requeues the job, and --no-requeue excludes that: leave one of them out",
         "node_other": "--nodelist names %s, which is no node with MIG GPUs of partition %s that meets --constraint and "
         "--exclude: name others (migbatch nodes lists them), or leave the list out",
         "nodes_more": "the job asks for %s nodes and --nodelist names %s: ask for as many as are named, or leave the "

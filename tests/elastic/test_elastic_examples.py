@@ -147,6 +147,22 @@ def test_bash_example_keeps_its_checkpoint_on_a_full_disk(tmp_path):
     child.wait()
 
 
+def test_bash_example_fails_if_its_last_checkpoint_cannot_be_written(tmp_path):
+    job = Job("elastic_bash.sh", tmp_path)
+    (tmp_path / "elastic-17.state.new").symlink_to("/dev/full")
+    assert job.start().wait(60) == 1
+    assert "No space left" in job.out.read_text() and not any(line.done for line in job.reports())
+
+
+def test_bash_example_saves_even_if_it_cannot_report(tmp_path):
+    text = (EXAMPLES / "elastic_bash.sh").read_text()
+    functions = text[text.index("report()") : text.index("step=0 state=1")]
+    variables = f"CHECKPOINT={tmp_path}/state MIGBATCH_PROGRESS=/dev/full step=3 state=4\n"
+    done = subprocess.run(["bash", "-c", f"{variables}{functions}save"], capture_output=True)
+    assert (tmp_path / "state").read_text() == "3 4\n"
+    assert b"No space left" in done.stderr and done.returncode == 0
+
+
 def test_bash_example_reports_checkpoints_where_directories_cannot_be_synced(tmp_path, monkeypatch):
     foreign = tmp_path / "bin" / "sync"
     foreign.parent.mkdir()

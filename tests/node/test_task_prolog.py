@@ -276,6 +276,15 @@ def test_step_with_gres_none_gets_no_slice(node):
         exports(str(node.etc), wants_none | {b"SLURM_STEP_ID": b"3"}, ALICE)
 
 
+def test_steps_of_a_job_that_was_submitted_from_a_step_without_gres_get_their_slices(node):
+    """sbatch passes on its environment: neither that step nor the batch script may leave --gres=none in it."""
+    step = {b"SLURM_JOB_ID": b"5", b"SLURMD_NODENAME": b"n1", b"SLURM_STEP_ID": b"0", b"MIGBATCH_STEP_GRES": b"none"}
+    assert exports(str(node.etc), step, ALICE) == "unset MIGBATCH_STEP_GRES\n"
+    node.prolog(1, "[mig:1g.10gb:1]")
+    batch = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"MIGBATCH_STEP_GRES": b"none"}
+    assert "unset MIGBATCH_STEP_GRES" in exports(str(node.etc), batch, ALICE).splitlines()
+
+
 def test_step_of_a_heterogeneous_job_gets_its_components_slices(node):
     """slurmstepd sets the leader's job id in the steps of all components; the node list shows which one it is."""
     node.prolog(8, "[mig:1g.10gb:1]")

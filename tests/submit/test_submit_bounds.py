@@ -18,7 +18,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
-from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
+from slurm_migbatch.submit.request import TEXTS, Accept, JobRequest, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
@@ -273,6 +273,31 @@ def test_packets_are_read_in_linear_time(message: Callable[[int], bytes], choose
     assert large - medium <= 3 * max(medium - small, 0) + 2000
     larger = message(10_000_000)
     assert steps_of(lambda: service.handle(larger, USER)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("left", "rest"),
+    [
+        ("gres/gpu:1", "gres/gpu:0"),
+        ("gres:gpu:h100:1", "gres/gpu:0"),
+        ("cpu=2,gres/gpu=1", "cpu=2"),
+        ("gres/gpu:1,cpu=2,gres/fpga:1", "cpu=2,gres/fpga:1"),
+    ],
+)
+def test_steps_do_not_repeat_the_gpus_per_task_of_their_job(shim: Shim, left: str, rest: str) -> None:
+    """sbatch leaves --tres-per-task in the job's environment, which has slices now."""
+    asked = JobRequest(USER, partition="gpu", tres_per_task=left, num_tasks=1, batch=1)
+    assert isinstance(shim(asked, environment=left), Accept)
+    assert shim.environment == {"SLURM_TRES_PER_TASK": rest}
+
+
+def test_steps_do_not_repeat_the_gpus_of_the_job_that_submitted_theirs(shim: Shim) -> None:
+    """sbatch in a job on whole GPUs passes on its SLURM_GPUS."""
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", batch=1)
+    shim(asked, slurm_gpus="1", environment="gres/gpu:1")
+    assert shim.environment == {"SLURM_GPUS": "0", "SLURM_TRES_PER_TASK": "gres/gpu:0"}
+    shim(JobRequest(USER, partition="cpu", tres_per_node="gres/gpu:1", comment="x", batch=1), slurm_gpus="1")
+    assert shim.environment == {"SLURM_GPUS": "1"}
 
 
 def test_too_long_tres_per_task_in_the_job_environment_is_not_read(shim: Shim, tmp_path: Path) -> None:

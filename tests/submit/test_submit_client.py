@@ -206,6 +206,38 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
 
 
 @pytest.mark.parametrize(
+    ("options", "slices", "nodes", "gres", "gpus"),
+    [
+        (("gpus=2",), 2, 1, "nil", "0"),
+        (("gpus=h100:2", "ntasks=2"), 2, 1, "nil", "0"),
+        (("gpus=4",), 2, 2, "nil", "0"),
+        (("gpus-per-node=2",), 2, 2, "nil", ""),
+        (("gpus-per-task=1", "ntasks=2"), 2, 1, "nil", "0"),
+        (("gpus-per-task=h100:2", "ntasks=2"), 2, 2, "nil", "0"),
+        (("gres=gpu:2",), 2, 2, "mig:2", "nil"),
+        (("gres=gpu:h100:3",), 3, 1, "mig:3", "nil"),
+        (("gpus=1",), 2, 1, "nil", "1"),
+        (("gpus=2",), 2, 2, "nil", "2"),
+        (("gpus-per-task=1", "ntasks=1"), 2, 1, "nil", "1"),
+        (("gpus-per-task=1", "ntasks=4"), 2, 1, "nil", "1"),
+        (("gres=gpu:1",), 2, 2, "gpu:1", "nil"),
+    ],
+)
+def test_a_step_gets_all_slices_of_its_job_for_as_many_gpus(
+    tmp_path: Path, options: tuple[str, ...], slices: int, nodes: int, gres: str, gpus: str
+) -> None:
+    """The script of `sbatch -n 2 --gpus=2` may request both again; part of them could not be told from the others."""
+    within = {**ONE_SLICE, "MIGBATCH_JOB_SLICES": str(slices), "SLURM_JOB_NUM_NODES": str(nodes)}
+    answer = ask(tmp_path, "type=srun", *options, job="17", within=within)
+    assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
+
+
+def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
+    answer = ask(tmp_path, "type=srun", "tres-per-task=cpu:2,gres/gpu:1", job="17", within=ONE_SLICE)
+    assert (answer[0], answer[-2]) == ("0", "cpu:2")
+
+
+@pytest.mark.parametrize(
     "within",
     [
         {"MIGBATCH_JOB_SLICES": "2", "MIGBATCH_PROGRESS": "/run/migbatch/progress/17.0"},

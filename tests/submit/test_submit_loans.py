@@ -100,6 +100,17 @@ def test_elastic_job_waits_and_its_user_is_told_for_which_slices(ask) -> None:
     assert "\n" not in answer.message
 
 
+def test_training_job_that_must_not_be_requeued_is_refused_on_idle_slices(shims: dict[str, Shim]) -> None:
+    """--no-requeue says so as clearly as the update that is refused too."""
+    job = JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", comment=TRAIN, batch=1)
+    for shim in shims.values():
+        refused = shim(job, requeue="0")
+        assert isinstance(refused, Refuse) and "must allow requeueing" in refused.sentence
+        assert waits(shim(job, requeue="1"))
+        named = shim(replace(job, tres_per_node="gres/mig:1g.10gb"), requeue="0")
+        assert isinstance(named, Accept) and "requeue" not in named.changes
+
+
 @pytest.mark.parametrize(
     "fields",
     [

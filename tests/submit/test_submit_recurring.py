@@ -9,7 +9,7 @@ from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.script import MOST_BYTES, digest, recurring_key
 from slurm_migbatch.submit.service import SubmitService
@@ -196,6 +196,8 @@ def test_vllm_runs_on_larger_profiles_do_not_change_the_next_choice(
 def test_job_with_the_retry_hint_may_be_requeued(shim: Shim) -> None:
     job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb", comment="migbatch: retry=oom", batch=1)
     assert shim(job).changes["requeue"] == "1"
+    refused = shim(job, requeue="0")
+    assert isinstance(refused, Refuse) and "--no-requeue excludes that" in refused.sentence
     old = shim(JobRequest(**{**job.__dict__, "tres_per_node": "gres:mig:1g.10gb"}))
     assert "for the next submission only" in old.message
 

@@ -125,7 +125,7 @@ while true do
   end
   messages, errors = {}, {}
   local set, environment, rc = {}, { SLURM_TRES_PER_TASK = fields.given_environment }, nil
-  for _, name in ipairs({ "MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED" }) do
+  for _, name in ipairs({ "MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED", "SLURM_GPUS" }) do
     environment[name] = fields["given_" .. name:lower()]
   end
   local uid = tonumber(fields.uid)
@@ -189,7 +189,7 @@ class Shim:
         Set `errors` to its log_error lines, `environment` to the variables that it set for a batch job, `steps` to its
         cost (with `count_steps`), and `changed` to whether the marker says that a job update wrote it; the marker in
         the answer is as the service writes it. `more`: further job fields (`script`, `argv`, `environment`: the
-        SLURM_TRES_PER_TASK in it, `migbatch_batch` and so on: the variables of that name in it).
+        SLURM_TRES_PER_TASK in it, `slurm_gpus`, `migbatch_batch` and so on: the variables of that name in it).
         """
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
