@@ -124,17 +124,19 @@ class Executor:
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
-    def run(self, env: HookEnv) -> Outcome:
-        """Run one hook. Expected errors are not raised; the caller turns others into INTERNAL."""
+    def run(self, env: HookEnv, given_up: Callable[[], bool] = lambda: False) -> Outcome:
+        """Run one hook. Expected errors are not raised; the caller turns others into INTERNAL.
+
+        `given_up` tells, after the wait for the run's lock, whether the hook now does the work without this process.
+        """
         with self.gpus.using():
             try:
-                return self._run(env)
+                return self._run(env, given_up)
             except JournalError as error:
                 without = unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps)
                 return without.run(env, str(error))
 
-    def _run(self, env: HookEnv) -> Outcome:
-        work = self._prolog if env.hook == "prolog" else self._epilog
+    def _run(self, env: HookEnv, given_up: Callable[[], bool]) -> Outcome:
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
         if self.journal.closed or self.journal.replaced:
@@ -142,20 +144,25 @@ class Executor:
             self.journal = self._open()
         self.journal.wait_at_most(seconds * PATIENCE)
         try:
-            return self._guarded(work, env, deadline)
+            return self._guarded(env, deadline, given_up)
         except Corrupt:
             self.journal.close()
             self.journal = self._rebuild()
-            return self._guarded(work, env, deadline)
+            return self._guarded(env, deadline, given_up)
 
-    def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
+    def _guarded(self, env: HookEnv, deadline: Deadline, given_up: Callable[[], bool]) -> Outcome:
+        work = self._prolog if env.hook == "prolog" else self._epilog
+        left_to_hook = exits.OK, f"{env.run}: its {env.hook} did not wait for this process any longer"
         with owner.working() as owner_id:
             try:
                 with locked(self.paths.lock, [run_lock(env.job)], deadline):
-                    return work(env, owner_id, deadline)
+                    # by now its job may have ended, or have its next run
+                    return left_to_hook if given_up() else work(env, owner_id, deadline)
             except JournalError:
                 raise
             except TooLate as error:
+                if given_up():
+                    return left_to_hook
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook completes the release"
                 return self._send_back(env, str(error), deadline, owner_id)
