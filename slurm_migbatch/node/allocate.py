@@ -152,8 +152,8 @@ class Allocator:
                     excluded.add(again.place)
             except GpuLost as error:
                 self._gpus.reset()
-                for claim in claims:
-                    lost[claim.gpu] = f"{claim.gpu}: {error}"
+                for gpu in [error.gpu] if error.gpu else {claim.gpu for claim in claims}:
+                    lost[gpu] = f"{gpu}: {error}"
         diagnosis = f"{ATTEMPTS} attempts, the last: {why}. {self.explain_misfit(grant)}"
         raise Misfit(f"no free placement for {grant.gres}", diagnosis)
 
@@ -304,7 +304,10 @@ class Allocator:
         for claim in claims:
             for mig_slice in claim.evict:
                 self._evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
+        places = {(claim.gpu, claim.slot) for claim in claims}
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
+        # earlier claims on a GPU that is lost remain until it can be repaired
+        rows = [row for row in rows if (row.gpu, row.slot) in places]
         if len(rows) != len(claims):
             raise _Retry(None, "the chosen idle slice no longer exists")
         prepared: list[tuple[JournalSlice, Instance | None]] = []
