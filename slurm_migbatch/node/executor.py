@@ -43,11 +43,15 @@ class Executor:
         self.gpus = gpus or Gpus(config)
         self.caps = Caps(config.proc_root, config.dev_root)
         self.paths = Paths.open(config)
-        ending.ensure(self.paths.run)
-        self.maps = JobMaps(config, self.paths)
-        self.liveness = Liveness(config)
-        self.path = f"{config.state_dir}/{NAME}"
-        self.journal = self._open()
+        try:
+            ending.ensure(self.paths.run)
+            self.maps = JobMaps(config, self.paths)
+            self.liveness = Liveness(config)
+            self.path = f"{config.state_dir}/{NAME}"
+            self.journal = self._open()
+        except BaseException:
+            self.paths.close()
+            raise
 
     def _open(self) -> Journal:
         try:

@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, unwritable
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.journal import JournalError
+from slurm_migbatch.node.paths import PathsError
 from slurm_migbatch.node.status import status
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB
@@ -275,3 +278,16 @@ def test_the_agent_starts_while_its_run_directory_is_full(new_node, tmp_path):
     finally:
         node.forget_executor()
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("damage", [lambda state: state.chmod(0o777), lambda state: (state / "journal.db").mkdir()])
+def test_failed_attempts_to_open_the_journal_leave_no_descriptors_open(node, damage):
+    """The agent tries again as long as it runs."""
+    state = node.root / "state"
+    state.mkdir(mode=0o700)
+    damage(state)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises((JournalError, PathsError)):
+            Executor(node.config)
+    assert len(os.listdir("/proc/self/fd")) == before
