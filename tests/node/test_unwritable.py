@@ -2,10 +2,11 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -291,3 +292,20 @@ def test_failed_attempts_to_open_the_journal_leave_no_descriptors_open(node, dam
         with pytest.raises((JournalError, PathsError)):
             Executor(node.config)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_hook_that_finds_a_damaged_journal_while_the_driver_fails_does_not_drain_the_node(node, hook):
+    """The journal cannot be rebuilt then; the next hook or the agent does that."""
+    node.reconcile()
+    node.forget_executor()
+    path = node.root / "state" / "journal.db"
+    with closing(sqlite3.connect(path)) as link:
+        (page,) = link.execute("SELECT rootpage FROM sqlite_master WHERE name='runs'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"garbage!" * 512)
+    node.configure(NvmlLibrary="/nonexistent.so")
+    code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "nonexistent.so" in line, line
+    assert node.scontrol_calls() == (["requeue incomplete 1"] if hook == "prolog" else [])
