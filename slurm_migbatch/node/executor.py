@@ -113,6 +113,7 @@ class Executor:
         failure: DriverError | TooLate | None = None
         try:
             with self.gpus.using():
+                self._follow_journal()  # in another one, the slices of running jobs would be nobody's
                 done += self.repairer.all(deadline, dry=dry)
         except (DriverError, TooLate) as error:
             failure = error
@@ -143,9 +144,7 @@ class Executor:
     def _run(self, env: HookEnv, given_up: Callable[[], bool]) -> Outcome:
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
-        if self.journal.closed or self.journal.replaced:
-            self.journal.close()
-            self.journal = self._open()
+        self._follow_journal()
         self.journal.wait_at_most(seconds * PATIENCE)
         try:
             return self._guarded(env, deadline, given_up)
@@ -153,6 +152,12 @@ class Executor:
             self.journal.close()
             self.journal = self._rebuild()
             return self._guarded(env, deadline, given_up)
+
+    def _follow_journal(self) -> None:
+        """Open the journal again if it was moved away or deleted. Raises JournalError, DriverError, TooLate."""
+        if self.journal.closed or self.journal.replaced:
+            self.journal.close()
+            self.journal = self._open()
 
     def _guarded(self, env: HookEnv, deadline: Deadline, given_up: Callable[[], bool]) -> Outcome:
         work = self._prolog if env.hook == "prolog" else self._epilog

@@ -228,6 +228,19 @@ def test_a_running_agent_survives_a_damaged_journal(node):
     node.check()
 
 
+def test_housekeeping_takes_nothing_from_jobs_that_started_after_the_journal_was_deleted(new_node):
+    node = new_node(ReconcileEvery=0.1)
+    with agent_process(node):
+        assert run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")[0] == exits.OK
+        time.sleep(0.5)  # housekeeping has the journal open
+        for path in (node.root / "state").glob("journal.db*"):
+            path.unlink()
+        assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
+        time.sleep(1.0)
+    assert {row.job for row in node.slices("held")} == {1, 2}
+    node.check()
+
+
 def test_housekeeping_restores_device_modes_without_any_hook(new_node):
     node = new_node(ReconcileEvery=0.1)
     node.prolog(1, "[mig:1g.10gb:1]")
