@@ -125,6 +125,8 @@ class ControllerSync:
             self._close_journal()
         journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
         try:
+            if not journal.built:  # the runs that the node has are not in it yet
+                raise JournalError(f"{journal.path} is new; the next hook or housekeeping fills it")
             now = time.monotonic()
             if now >= self._inventory_due:
                 self._inventory(journal)
