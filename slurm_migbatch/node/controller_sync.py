@@ -58,7 +58,6 @@ class ControllerSync:
         self._client: ControllerClient | None = None
         self._lock = threading.Lock()
         self._journal: Journal | None = None
-        self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
         #: set when a controller answers again: it may be another one
         self._answered_again = threading.Event()
@@ -220,9 +219,7 @@ class ControllerSync:
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _plans(self) -> None:
-        if self._plan_version is None:
-            self._plan_version = plan.load(self._config.state_dir).version
-        self._plan_version = self.pull(self._plan_version)
+        self.pull(plan.load(self._config.state_dir).version)  # read again: the file may have been deleted
 
     def pull(self, have: int) -> int:
         """Request a newer plan, which also acknowledges `have`; return the version on disk afterwards."""

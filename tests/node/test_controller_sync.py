@@ -117,6 +117,16 @@ def test_a_plan_is_acknowledged_only_once_it_is_on_disk(served, controller):
     assert [message["have"] for _, message in controller.seen] == [0, 7]
 
 
+def test_plan_that_was_deleted_is_not_acknowledged_again(served, controller):
+    node, controller_sync = served
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": 7, "gpus": {}})
+    controller_sync._plans()
+    (node.root / "state" / plan.NAME).unlink()
+    controller_sync._plans()
+    assert [message["have"] for _, message in controller.seen] == [0, 0]
+    assert plan.load(node.config.state_dir).version == 7
+
+
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"version": "x", "gpus": {}}'])
 def test_malformed_plan_is_rejected(served, controller, answer):
     node, controller_sync = served
