@@ -123,12 +123,13 @@ def test_hook_and_slow_agent_start_the_job_only_once(new_node):
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_hook_names_the_line_of_an_invalid_agent_wait(node, hook):
+@pytest.mark.parametrize("value", ["20s", "inf"])
+def test_hook_names_the_line_of_an_invalid_agent_wait(node, hook, value):
     with (node.etc / "node.conf").open("a") as file:
-        file.write("AgentWait=20s\n")
+        file.write(f"AgentWait={value}\n")
     code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
     number = len((node.etc / "node.conf").read_text().splitlines())
-    assert code == exits.INSTALLATION and f"node.conf line {number}: AgentWait=20s: " in line
+    assert code == exits.INSTALLATION and f"node.conf line {number}: AgentWait={value}: " in line
 
 
 def test_agent_does_not_run_a_hook_that_has_given_up_waiting(node):
