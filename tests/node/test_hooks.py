@@ -540,6 +540,17 @@ def test_lost_gpu_drains_the_node_with_a_reason_and_requeues_the_job(node):
     assert node.events("fault")[-1]["drain"] is True
 
 
+@pytest.mark.parametrize("code", [19, 27, 999])
+def test_gpu_that_fails_otherwise_requeues_the_job_and_drains_no_node(node, code):
+    """It is in use, the driver is not ready yet, or an unknown error: counted like all other errors."""
+    node.reconcile()
+    node.machine.fail("nvmlDeviceGetMigMode", code=code)
+    line = node.prolog(1, "[mig:1g.10gb:1]")[1]
+    assert "requeued" in line and f"NVML code {code}" in line, line
+    assert node.scontrol_calls() == ["requeue incomplete 1"] and node.journal.meta("errors") == "1"
+    assert "requeued" not in node.prolog(2, "[mig:1g.10gb:1]")[1]
+
+
 def test_other_gpu_is_used_while_one_is_lost(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     node.prolog(1, "[mig:7g.80gb:1]")
