@@ -14,15 +14,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import inventory, plan
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.findings import Finding, tell
 from slurm_migbatch.node.gpus import Gpus
-from slurm_migbatch.node.journal import NAME, Journal, JournalError
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError
 from slurm_migbatch.node.state import state
 
 BATCH = 500
@@ -134,9 +136,12 @@ class ControllerSync:
             self._answered_again.clear()
             if not self.ship(journal, hello=hello):
                 self._stopping.wait(self._config.ship_every)
-        except BaseException:
+        except BaseException as error:
             self._hello_due = 0.0
             self._close_journal()
+            if isinstance(error, Corrupt):  # hooks may never read the damaged part
+                with self._gpus.using(), closing(Executor(self._config, self._gpus)) as executor:
+                    executor.check()
             raise
 
     def _close_journal(self) -> None:

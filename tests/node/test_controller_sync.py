@@ -14,7 +14,7 @@ from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import auth, exits, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
-from slurm_migbatch.node.journal import JournalError
+from slurm_migbatch.node.journal import NAME, Corrupt, JournalError
 from slurm_migbatch.node.state import state
 from slurm_migbatch.testbed.proc import wait_until
 from tests.support.nodes import BOB
@@ -378,6 +378,27 @@ def test_no_state_is_sent_from_a_new_journal_before_it_is_filled(served, control
         controller_sync._events()
     states = [event for _, message in controller.seen for event in message["events"] if event["kind"] == "state"]
     assert [[run["job"] for run in state["runs"]] for state in states[:1]] == [[1]]
+
+
+def test_spool_that_cannot_be_read_is_replaced_while_the_agent_runs(served, controller):
+    """No hook may read the damaged page: a node whose events do not arrive gets no jobs."""
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    with node.journal.write():
+        for number in range(500):
+            node.journal.event("fault", {"gpu": None, "what": "x" * 200, "number": number})
+    node.journal.close()
+    path = node.root / "state" / NAME
+    with path.open("r+b") as file:
+        file.seek(file.read().index(b'"number":100}') // 4096 * 4096)
+        file.write(b"garbage!" * 512)
+    answers(controller, "d1", True, acked=0)
+    with pytest.raises(Corrupt):
+        controller_sync._events()
+    controller_sync._events()
+    kinds = [event["kind"] for _, message in controller.seen for event in message["events"]]
+    assert "fault" in kinds and list(path.parent.glob("*.damaged-*"))
+    assert node.epilog(1) == (exits.OK, "job 1 run 0: released")
 
 
 def test_repeated_requests_for_the_full_state_are_rate_limited(served, controller):
