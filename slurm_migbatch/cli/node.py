@@ -43,17 +43,21 @@ def node() -> None:
 @click.option("--reset", is_flag=True, help="Reset GPUs that need it for MIG (Ampere) and have no processes.")
 @json_option
 def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
-    """Prepare the node after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
+    """Prepare the node after boot: MIG mode, leftovers, capability devices. Run before slurmd starts.
+
+    Fails if no GPU can be used; each one that cannot is a PROBLEM.
+    """
     from slurm_migbatch.node.boot import prepare
 
     config = _config(etc, name)
     with _executor(config) as executor:
         steps = prepare(config, executor, reset=reset)
+        usable = bool(executor.gpus.managed())
     if as_json:
         click.echo(json.dumps([step._asdict() for step in steps], indent=2))
     else:
         _lines(("" if step.ok else "PROBLEM: ") + step.what for step in steps)
-    if not all(step.ok for step in steps):
+    if not usable and not all(step.ok for step in steps):
         raise Failure(f"node {config.node} is not ready for jobs")
 
 

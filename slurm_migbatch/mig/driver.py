@@ -15,7 +15,12 @@ from slurm_migbatch.mig.profile import Profile
 
 
 class DriverError(RuntimeError):
-    """The driver refused or failed. `code` is its return code (0 if none), `message` says what happened."""
+    """The driver refused or failed. `code` is its return code (0 if none), `message` says what happened.
+
+    `gpu` is the UUID of the GPU that the call was about; empty if it is not known.
+    """
+
+    gpu = ""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

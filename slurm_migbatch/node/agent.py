@@ -189,7 +189,7 @@ class Agent:
             env = protocol.parse(request)
             if env.node != self._config.node:
                 raise HookEnvError(f"this is the agent of node {self._config.node}, not of {env.node}")
-            code, line = executor.run(env)
+            code, line = executor.run(env, lambda: _is_closed(link))
         except HookEnvError as error:
             code, line = exits.CONTEXT, str(error)
         if line:

@@ -18,7 +18,7 @@ its owner. If the host leaves meanwhile, it has become a claim of the whole slic
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -126,7 +126,9 @@ class Allocator:
         start = _Start(env, grant, owner_id, deadline)
         excluded: set[placement.GpuSlot] = set()
         survey = self._gpus.survey()
-        lost = {**survey.failing, **{f"GPU {index}": error for index, error in survey.unidentified.items()}}
+        lost = {uuid: f"{uuid}: {error}" for uuid, error in survey.failing.items()}
+        lost |= {f"GPU {index}": error for index, error in survey.unidentified.items()}
+        passing = [error for error in survey.failing.values() if not isinstance(error, GpuLost)]
         repaired = self._journal.meta("reconciled") != self._journal.meta("boot_id")
         if repaired:
             self._repair_all(env.job, deadline)
@@ -140,10 +142,7 @@ class Allocator:
                     self._repair_all(env.job, deadline)
                     repaired = True
                     continue
-                if lost:
-                    raise Unsafe("; ".join(lost.values())) from None
-                tried = f"{why}. " if why else ""  # may name processes of other users
-                raise Misfit(f"no free placement for {grant.gres}", f"{tried}{full}") from None
+                raise _why_refused(grant, lost, passing, f"{why}. {full}" if why else str(full)) from None
             try:
                 return self._apply(start, claims)
             except _Retry as again:
@@ -152,8 +151,8 @@ class Allocator:
                     excluded.add(again.place)
             except GpuLost as error:
                 self._gpus.reset()
-                for claim in claims:
-                    lost[claim.gpu] = f"{claim.gpu}: {error}"
+                for gpu in [error.gpu] if error.gpu else {claim.gpu for claim in claims}:
+                    lost[gpu] = f"{gpu}: {error}"
         diagnosis = f"{ATTEMPTS} attempts, the last: {why}. {self.explain_misfit(grant)}"
         raise Misfit(f"no free placement for {grant.gres}", diagnosis)
 
@@ -304,7 +303,10 @@ class Allocator:
         for claim in claims:
             for mig_slice in claim.evict:
                 self._evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
+        places = {(claim.gpu, claim.slot) for claim in claims}
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
+        # earlier claims on a GPU that is lost remain until it can be repaired
+        rows = [row for row in rows if (row.gpu, row.slot) in places]
         if len(rows) != len(claims):
             raise _Retry(None, "the chosen idle slice no longer exists")
         prepared: list[tuple[JournalSlice, Instance | None]] = []
@@ -483,6 +485,18 @@ class Allocator:
                 self._journal.put(host._replace(shared=True))
                 return {"beside": [host.job or 0, host.restart or 0]}
         return {}
+
+
+def _why_refused(grant: Grant, lost: Mapping[str, str], passing: Sequence[DriverError], diagnosis: str) -> Exception:
+    """Return the error of a run without a free slot; `diagnosis` may name processes of other users.
+
+    `lost` are the GPUs that are not used, `passing` the errors of those that may work again without an administrator.
+    """
+    if len(lost) > len(passing):
+        return Unsafe("; ".join(lost.values()))
+    if passing:
+        return passing[0]
+    return Misfit(f"no free placement for {grant.gres}", diagnosis)
 
 
 def _occupancy(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from slurm_migbatch.mig.driver import Activation, DriverError, NotMig
 from slurm_migbatch.node import caps, tmpfs
 from slurm_migbatch.node.config import NodeConfig
-from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.deadline import Deadline, TooLate
 from slurm_migbatch.node.executor import Executor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ REPAIR_TIME_S = 120.0
 class BootStep(NamedTuple):
     """One result of the preparation.
 
-    `ok` is False if the node should not take jobs before an administrator has acted.
+    `ok` is False if a GPU, or the node, cannot be used before an administrator has acted.
     """
 
     what: str
@@ -37,7 +37,7 @@ class BootStep(NamedTuple):
 def prepare(
     config: NodeConfig, executor: Executor, *, reset: bool = False, nvidia_smi: str = NVIDIA_SMI
 ) -> list[BootStep]:
-    """Prepare the node and return the results. Raises DriverError.
+    """Prepare the node and return the results. Raises DriverError if the GPUs cannot be listed.
 
     With `reset`, GPUs without processes are reset if the mode requires it.
     """
@@ -48,9 +48,12 @@ def prepare(
     if not steps:
         steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))
     executor.gpus.reset()  # minors and handles may change with the mode
-    steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
-    with executor.journal.write():
-        executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
+    try:
+        steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
+        with executor.journal.write():
+            executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
+    except (DriverError, TooLate) as error:  # the other GPUs are repaired
+        steps.append(BootStep(f"not repaired: {error}", False))
     if not tmpfs.is_mounted(executor.paths.progress):
         steps.append(
             BootStep(

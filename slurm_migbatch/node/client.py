@@ -97,7 +97,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
     try:
         # if AgentWait is no number, `fallback` says where
         return ask(f"{directory}/{SOCKET}", hook, kept, float(settings.get("AgentWait") or 20.0))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         reason = f"agent: {error}"
     for key in posix.environ:
         posix.unsetenv(key)

@@ -14,15 +14,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import inventory, plan
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.findings import Finding, tell
 from slurm_migbatch.node.gpus import Gpus
-from slurm_migbatch.node.journal import NAME, Journal, JournalError
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError
 from slurm_migbatch.node.state import state
 
 BATCH = 500
@@ -58,7 +60,6 @@ class ControllerSync:
         self._client: ControllerClient | None = None
         self._lock = threading.Lock()
         self._journal: Journal | None = None
-        self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
         #: set when a controller answers again: it may be another one
         self._answered_again = threading.Event()
@@ -125,6 +126,8 @@ class ControllerSync:
             self._close_journal()
         journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
         try:
+            if not journal.built:  # the runs that the node has are not in it yet
+                raise JournalError(f"{journal.path} is new; the next hook or housekeeping fills it")
             now = time.monotonic()
             if now >= self._inventory_due:
                 self._inventory(journal)
@@ -133,9 +136,12 @@ class ControllerSync:
             self._answered_again.clear()
             if not self.ship(journal, hello=hello):
                 self._stopping.wait(self._config.ship_every)
-        except BaseException:
+        except BaseException as error:
             self._hello_due = 0.0
             self._close_journal()
+            if isinstance(error, Corrupt):  # hooks may never read the damaged part
+                with self._gpus.using(), closing(Executor(self._config, self._gpus)) as executor:
+                    executor.check()
             raise
 
     def _close_journal(self) -> None:
@@ -218,9 +224,7 @@ class ControllerSync:
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _plans(self) -> None:
-        if self._plan_version is None:
-            self._plan_version = plan.load(self._config.state_dir).version
-        self._plan_version = self.pull(self._plan_version)
+        self.pull(plan.load(self._config.state_dir).version)  # read again: the file may have been deleted
 
     def pull(self, have: int) -> int:
         """Request a newer plan, which also acknowledges `have`; return the version on disk afterwards."""

@@ -43,11 +43,15 @@ class Executor:
         self.gpus = gpus or Gpus(config)
         self.caps = Caps(config.proc_root, config.dev_root)
         self.paths = Paths.open(config)
-        ending.ensure(self.paths.run)
-        self.maps = JobMaps(config, self.paths)
-        self.liveness = Liveness(config)
-        self.path = f"{config.state_dir}/{NAME}"
-        self.journal = self._open()
+        try:
+            ending.ensure(self.paths.run)
+            self.maps = JobMaps(config, self.paths)
+            self.liveness = Liveness(config)
+            self.path = f"{config.state_dir}/{NAME}"
+            self.journal = self._open()
+        except BaseException:
+            self.paths.close()
+            raise
 
     def _open(self) -> Journal:
         try:
@@ -109,6 +113,7 @@ class Executor:
         failure: DriverError | TooLate | None = None
         try:
             with self.gpus.using():
+                self._follow_journal()  # in another one, the slices of running jobs would be nobody's
                 done += self.repairer.all(deadline, dry=dry)
         except (DriverError, TooLate) as error:
             failure = error
@@ -124,38 +129,49 @@ class Executor:
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
-    def run(self, env: HookEnv) -> Outcome:
-        """Run one hook. Expected errors are not raised; the caller turns others into INTERNAL."""
+    def run(self, env: HookEnv, given_up: Callable[[], bool] = lambda: False) -> Outcome:
+        """Run one hook. Expected errors are not raised; the caller turns others into INTERNAL.
+
+        `given_up` tells, after the wait for the run's lock, whether the hook now does the work without this process.
+        """
         with self.gpus.using():
             try:
-                return self._run(env)
+                return self._run(env, given_up)
             except JournalError as error:
                 without = unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps)
                 return without.run(env, str(error))
 
-    def _run(self, env: HookEnv) -> Outcome:
-        work = self._prolog if env.hook == "prolog" else self._epilog
+    def _run(self, env: HookEnv, given_up: Callable[[], bool]) -> Outcome:
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
-        if self.journal.closed or self.journal.replaced:
-            self.journal.close()
-            self.journal = self._open()
+        self._follow_journal()
         self.journal.wait_at_most(seconds * PATIENCE)
         try:
-            return self._guarded(work, env, deadline)
+            return self._guarded(env, deadline, given_up)
         except Corrupt:
             self.journal.close()
             self.journal = self._rebuild()
-            return self._guarded(work, env, deadline)
+            return self._guarded(env, deadline, given_up)
 
-    def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
+    def _follow_journal(self) -> None:
+        """Open the journal again if it was moved away or deleted. Raises JournalError, DriverError, TooLate."""
+        if self.journal.closed or self.journal.replaced:
+            self.journal.close()
+            self.journal = self._open()
+
+    def _guarded(self, env: HookEnv, deadline: Deadline, given_up: Callable[[], bool]) -> Outcome:
+        work = self._prolog if env.hook == "prolog" else self._epilog
+        left_to_hook = exits.OK, f"{env.run}: its {env.hook} did not wait for this process any longer"
         with owner.working() as owner_id:
             try:
                 with locked(self.paths.lock, [run_lock(env.job)], deadline):
-                    return work(env, owner_id, deadline)
+                    # by now its job may have ended, or have its next run
+                    return left_to_hook if given_up() else work(env, owner_id, deadline)
             except JournalError:
                 raise
             except TooLate as error:
+                if given_up():
+                    return left_to_hook
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook completes the release"
                 return self._send_back(env, str(error), deadline, owner_id)

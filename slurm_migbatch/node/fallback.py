@@ -41,9 +41,9 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         config = load(etc, env.node)
         try:
             executor = Executor(config)
-        except (JournalError, TooLate, DriverError, OSError) as error:  # the latter while a journal is rebuilt
+            code, line = executor.run(env)
+        except (JournalError, TooLate, DriverError, OSError) as error:  # the last three while a journal is rebuilt
             return without_journal(config, env, str(error))
-        code, line = executor.run(env)
         # Without the agent, leftovers of a missing Epilog are only found here.
         with suppress(LivenessError, JournalError, DriverError, TooLate, OSError):
             executor.run_repairer.orphans(Deadline(SLURM_QUERY_S))

@@ -23,7 +23,7 @@ class Survey(NamedTuple):
 
     managed: tuple[NvmlGpu, ...]
     off: tuple[NvmlGpu, ...]
-    failing: Mapping[str, str]
+    failing: Mapping[str, DriverError]
     unidentified: Mapping[int, str]
 
 
@@ -69,14 +69,14 @@ class Gpus:
         """Return the GPUs of the configuration's Gpus= by their usability. Raises DriverError."""
         managed: list[NvmlGpu] = []
         off: list[NvmlGpu] = []
-        failing: dict[str, str] = {}
+        failing: dict[str, DriverError] = {}
         for gpu in self.listed():
             try:
                 (managed if gpu.mig_mode()[0] else off).append(gpu)
             except NotMig:
                 off.append(gpu)
             except DriverError as error:
-                failing[gpu.uuid] = f"{gpu.uuid}: {error}"
+                failing[gpu.uuid] = error
         return Survey(tuple(managed), tuple(off), failing, self._missing())
 
     def listed(self) -> tuple[NvmlGpu, ...]:

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from slurm_migbatch.node import effects, tmpfs
@@ -37,15 +37,23 @@ class Paths(NamedTuple):
     @classmethod
     def open(cls, config: NodeConfig) -> Paths:
         """Open the directories, creating missing ones. Raises PathsError."""
-        run = _directory(config.run_dir, 0o755)
-        return cls(
-            run=run,
-            job=_directory("job", 0o755, run),
-            lock=_directory("lock", 0o700, run),
-            progress=limited(config.progress_path),
-            state_dir=_checked(config.state_dir),
-            progress_dir=config.progress_path,
-        )
+        with ExitStack() as opened:
+
+            def kept(handle: int) -> int:
+                opened.callback(os.close, handle)
+                return handle
+
+            run = kept(_directory(config.run_dir, 0o755))
+            paths = cls(
+                run=run,
+                job=kept(_directory("job", 0o755, run)),
+                lock=kept(_directory("lock", 0o700, run)),
+                progress=kept(limited(config.progress_path)),
+                state_dir=_checked(config.state_dir),
+                progress_dir=config.progress_path,
+            )
+            opened.pop_all()  # `close` closes them
+            return paths
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -83,10 +83,12 @@ def main(etc: str) -> None:
 def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     """Return the lines for slurmstepd; empty for a job without slices. Raises NoSlice."""
     node = conf.node_name(environ)
-    settings = conf.read(f"{etc}/{conf.NAME}", node)
+    settings, problem = read_settings(etc, node)
     directory = conf.run_dir(settings, node) + "/job"
     name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
     if not name:
+        if problem and b"MIGBATCH_DEVICES" in environ:  # perhaps its own: the hand-off may be in another RunDir
+            raise NoSlice(problem)
         return inherited(environ)
     try:
         fields, slices = parse(load(f"{directory}/{name}"))
@@ -113,6 +115,19 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         lines += "unset MIGBATCH_CUDA\n"
     lines += "".join(f"unset {name}\n" for name in (*PER_GPU, STEP_GRES) if name.encode() in environ)
     return notice + lines + mps(settings, environ, uid, slices)
+
+
+def read_settings(etc: str, node: str) -> tuple[dict[str, str], str]:
+    """Return the settings of node.conf; none, and why, if it is invalid.
+
+    Prolog and Epilog refuse it and so drain the node; tasks of the running jobs, most of them without slices, go on.
+    """
+    try:
+        settings = conf.read(f"{etc}/{conf.NAME}", node)
+        conf.run_dir(settings, node)
+    except conf.ConfError as error:
+        return {}, str(error)
+    return settings, ""
 
 
 def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
@@ -248,8 +263,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
         return ""
     if environ.get(b"SLURM_ARRAY_JOB_ID") == job and task.isdigit():
         job += b"_" + task
-    node = conf.node_name(environ)
-    settings = conf.read(f"{etc}/{conf.NAME}", node)
+    settings, _ = read_settings(etc, conf.node_name(environ))
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
     child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):

@@ -13,6 +13,7 @@ from slurm_migbatch.node import client, exits
 from slurm_migbatch.node.agent import Agent, AgentError
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.run_repair import run_lock
 from tests.support.directories import open_to_users
 from tests.support.examples import thinned
 from tests.support.node_processes import agent_process, run_hook
@@ -122,12 +123,13 @@ def test_hook_and_slow_agent_start_the_job_only_once(new_node):
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_hook_names_the_line_of_an_invalid_agent_wait(node, hook):
+@pytest.mark.parametrize("value", ["20s", "inf"])
+def test_hook_names_the_line_of_an_invalid_agent_wait(node, hook, value):
     with (node.etc / "node.conf").open("a") as file:
-        file.write("AgentWait=20s\n")
+        file.write(f"AgentWait={value}\n")
     code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
     number = len((node.etc / "node.conf").read_text().splitlines())
-    assert code == exits.INSTALLATION and f"node.conf line {number}: AgentWait=20s: " in line
+    assert code == exits.INSTALLATION and f"node.conf line {number}: AgentWait={value}: " in line
 
 
 def test_agent_does_not_run_a_hook_that_has_given_up_waiting(node):
@@ -151,6 +153,28 @@ def test_agent_does_not_run_a_hook_that_has_given_up_waiting(node):
         assert run_hook(node, "epilog", 404)[0] == exits.OK  # after all requests before it
     os.close(locks)
     assert sorted(row.job for row in node.slices("held")) == [1, 9]
+    node.check()
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+@pytest.mark.parametrize("deadline", [20, 1])
+def test_agent_leaves_a_run_whose_lock_it_gets_too_late_to_the_hook(new_node, hook, deadline):
+    """The hook has given up and done the work itself; by now the job may have ended, or have its next run."""
+    node = new_node(HookDeadline=deadline, EpilogDeadline=deadline)
+    if hook == "epilog":
+        node.prolog(1, "[mig:1g.10gb:1]")
+    before = node.slices()
+    locks = os.open(node.root / "run" / "lock", os.O_RDONLY) if node.executor else -1
+    with agent_process(node, workers=1):
+        with locked(locks, [run_lock(1)], Deadline(5)), socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(node.root / "run" / "agent.sock"))
+            link.sendall(client.encode(hook, node.environ(hook, 1, "[mig:1g.10gb:1]")))
+            time.sleep(0.3)  # the worker waits for the lock
+            link.close()
+            time.sleep(deadline % 20 * 1.5)  # until there is no time left, if it is 1
+        assert run_hook(node, "epilog", 404)[0] == exits.OK  # after the request before it
+    os.close(locks)
+    assert node.slices() == before and node.scontrol_calls() == []
     node.check()
 
 
@@ -202,6 +226,19 @@ def test_a_running_agent_survives_a_damaged_journal(node):
             assert run_hook(node, "prolog", job, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
         child.stop()
     assert {row.job for row in node.slices("held")} >= {1, 2, 3, 4, 5, 6}
+    node.check()
+
+
+def test_housekeeping_takes_nothing_from_jobs_that_started_after_the_journal_was_deleted(new_node):
+    node = new_node(ReconcileEvery=0.1)
+    with agent_process(node):
+        assert run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")[0] == exits.OK
+        time.sleep(0.5)  # housekeeping has the journal open
+        for path in (node.root / "state").glob("journal.db*"):
+            path.unlink()
+        assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
+        time.sleep(1.0)
+    assert {row.job for row in node.slices("held")} == {1, 2}
     node.check()
 
 

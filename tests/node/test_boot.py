@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.cli.node import node as command
+from slurm_migbatch.mig.driver import GpuLost
+from slurm_migbatch.mig.nvml import NvmlGpu
 from slurm_migbatch.node import tmpfs
 from slurm_migbatch.node.boot import prepare
 from tests.support.nodes import ALICE, in_child
@@ -44,6 +46,32 @@ def test_init_reports_that_ampere_needs_a_gpu_reset_and_makes_none(new_node):
     assert "reset" in result.output and "PROBLEM" in result.output and mig_modes(node) == [False]
     node.machine.reset_gpu(0)
     assert cli(node, "init").exit_code == 0 and mig_modes(node) == [True]
+
+
+def test_gpu_that_is_not_ready_keeps_the_others_from_nothing(new_node):
+    """The agent's unit runs this first: without the agent the whole node would be silent."""
+    node = new_node(gpus=["a100-40gb", "h100-80gb"], mig=False)
+    result = cli(node, "init")
+    assert result.exit_code == 0 and "PROBLEM" in result.output and mig_modes(node) == [False, True]
+    node.machine.set_lost(0)
+    result = cli(node, "init")
+    assert result.exit_code == 0 and "PROBLEM: GPU 0" in result.output
+    node.machine.set_lost(1)
+    assert cli(node, "init").exit_code == 1
+
+
+def test_gpu_that_cannot_be_repaired_keeps_the_others_from_nothing(new_node, monkeypatch):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], mig=False)
+    instances = NvmlGpu.instances
+
+    def fail(gpu):
+        if gpu.index == 0:
+            raise GpuLost(16, "the GPU needs a reset")
+        return instances(gpu)
+
+    monkeypatch.setattr(NvmlGpu, "instances", fail)
+    result = cli(node, "init")
+    assert result.exit_code == 0 and "PROBLEM: not repaired: the GPU needs a reset" in result.output, result.output
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -1,5 +1,6 @@
 """Sending events and receiving plans: with a controller that checks requests, and with one that answers falsely."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -10,9 +11,10 @@ import pytest
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.mig.driver import DriverError
-from slurm_migbatch.node import auth, plan
+from slurm_migbatch.node import auth, exits, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
+from slurm_migbatch.node.journal import NAME, Corrupt, JournalError
 from slurm_migbatch.node.state import state
 from slurm_migbatch.testbed.proc import wait_until
 from tests.support.nodes import BOB
@@ -113,6 +115,16 @@ def test_a_plan_is_acknowledged_only_once_it_is_on_disk(served, controller):
     assert plan.load(node.config.state_dir).version == 7
     assert controller_sync.pull(7) == 7
     assert [message["have"] for _, message in controller.seen] == [0, 7]
+
+
+def test_plan_that_was_deleted_is_not_acknowledged_again(served, controller):
+    node, controller_sync = served
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": 7, "gpus": {}})
+    controller_sync._plans()
+    (node.root / "state" / plan.NAME).unlink()
+    controller_sync._plans()
+    assert [message["have"] for _, message in controller.seen] == [0, 0]
+    assert plan.load(node.config.state_dir).version == 7
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"version": "x", "gpus": {}}'])
@@ -346,6 +358,47 @@ def test_node_sends_its_full_state_once_to_a_new_database(served, controller):
     answers(controller, "d2", True)
     assert controller_sync.ship(node.journal)
     assert node.events() == [] and node.journal.recorded == ("d2", controller.seen[-1][1]["events"][-1]["seq"])
+
+
+def test_no_state_is_sent_from_a_new_journal_before_it_is_filled(served, controller):
+    """The controller would take the slices of running jobs for free."""
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    controller.answers["/node/v1/events"] = lambda message: (
+        200,
+        {"acked": message["acked"], "database": "d1", "told": message["database"] == "d1"},
+    )
+    for path in (node.root / "state").glob("journal.db*"):
+        path.unlink()
+    for _ in range(2):
+        with contextlib.suppress(JournalError):
+            controller_sync._events()
+    assert node.epilog(404)[0] == exits.OK
+    for _ in range(3):
+        controller_sync._events()
+    states = [event for _, message in controller.seen for event in message["events"] if event["kind"] == "state"]
+    assert [[run["job"] for run in state["runs"]] for state in states[:1]] == [[1]]
+
+
+def test_spool_that_cannot_be_read_is_replaced_while_the_agent_runs(served, controller):
+    """No hook may read the damaged page: a node whose events do not arrive gets no jobs."""
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    with node.journal.write():
+        for number in range(500):
+            node.journal.event("fault", {"gpu": None, "what": "x" * 200, "number": number})
+    node.journal.close()
+    path = node.root / "state" / NAME
+    with path.open("r+b") as file:
+        file.seek(file.read().index(b'"number":100}') // 4096 * 4096)
+        file.write(b"garbage!" * 512)
+    answers(controller, "d1", True, acked=0)
+    with pytest.raises(Corrupt):
+        controller_sync._events()
+    controller_sync._events()
+    kinds = [event["kind"] for _, message in controller.seen for event in message["events"]]
+    assert "fault" in kinds and list(path.parent.glob("*.damaged-*"))
+    assert node.epilog(1) == (exits.OK, "job 1 run 0: released")
 
 
 def test_repeated_requests_for_the_full_state_are_rate_limited(served, controller):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.node import exits, handoff, plan, run_repair
+from slurm_migbatch.node import effects, exits, handoff, plan, run_repair
 from slurm_migbatch.node.caps import CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
@@ -540,6 +540,17 @@ def test_lost_gpu_drains_the_node_with_a_reason_and_requeues_the_job(node):
     assert node.events("fault")[-1]["drain"] is True
 
 
+@pytest.mark.parametrize("code", [19, 27, 999])
+def test_gpu_that_fails_otherwise_requeues_the_job_and_drains_no_node(node, code):
+    """It is in use, the driver is not ready yet, or an unknown error: counted like all other errors."""
+    node.reconcile()
+    node.machine.fail("nvmlDeviceGetMigMode", code=code)
+    line = node.prolog(1, "[mig:1g.10gb:1]")[1]
+    assert "requeued" in line and f"NVML code {code}" in line, line
+    assert node.scontrol_calls() == ["requeue incomplete 1"] and node.journal.meta("errors") == "1"
+    assert "requeued" not in node.prolog(2, "[mig:1g.10gb:1]")[1]
+
+
 def test_other_gpu_is_used_while_one_is_lost(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     node.prolog(1, "[mig:7g.80gb:1]")
@@ -591,6 +602,27 @@ def test_lost_gpu_that_is_not_managed_is_ignored(new_node):
     assert "requeued" not in node.prolog(1, "[mig:7g.80gb:1]")[1]
     assert "requeued" in node.prolog(2, "[mig:7g.80gb:1]")[1]
     assert node.scontrol_calls() == ["requeue incomplete 2"], "it is not drained"
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_gpu_that_is_lost_while_a_job_starts_is_the_only_one_not_used(new_node, monkeypatch, slices):
+    node = new_node(gpus=["h100-80gb"] * 3)
+    indices = {gpu.uuid: gpu.index for gpu in node.executor.gpus.managed()}
+    lost = []
+
+    def lose(name):
+        if name == "driver create" and not lost:
+            lost.append(min(node.slices("intent"), key=lambda row: row.ordinal).gpu)
+            node.machine.set_lost(indices[lost[0]])
+
+    monkeypatch.setattr(effects, "hook", lose)
+    code, line = node.prolog(1, f"[mig:7g.80gb:{slices}]")
+    assert code == exits.OK and "requeued" not in line, line
+    assert len(node.slices("held")) == slices and node.scontrol_calls() == []
+    assert lost[0] not in {row.gpu for row in node.slices("held")}
+    node.machine.reset_gpu(indices[lost[0]])
+    node.reconcile()
+    node.check()
 
 
 def test_job_with_cuda_index_gets_its_slice_while_another_gpu_is_lost(new_node):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.node import cudaform, handoff, task_prolog
+from slurm_migbatch.node import conf, cudaform, handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
@@ -184,6 +184,18 @@ def test_jobs_without_a_slice_and_other_users_get_no_variables(node):
     assert exported(node, 2) == {}
     assert exported(node, 1, uid=BOB) == {}
     assert exports(str(node.etc), {b"SLURM_JOB_ID": b"../1", b"SLURMD_NODENAME": b"n1"}, ALICE) == ""
+
+
+def test_invalid_configuration_stops_no_task_of_a_job_without_slices(node, monkeypatch):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    given = exported(node, 1)
+    with (node.etc / "node.conf").open("a") as file:
+        file.write("Gpus\n")
+    assert exported(node, 2) == {}
+    with pytest.raises(NoSlice, match="write Key=Value"):
+        exported(node, 1, MIGBATCH_DEVICES=given["MIGBATCH_DEVICES"])
+    monkeypatch.setattr(conf, "run_dir", lambda settings, _: settings.get("RunDir", f"{node.root}/run"))  # the default
+    assert exported(node, 1) == given
 
 
 def test_handoff_of_the_latest_run_counts_and_a_refused_run_may_not_run(node):

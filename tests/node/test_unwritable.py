@@ -2,14 +2,18 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, unwritable
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.journal import JournalError
+from slurm_migbatch.node.paths import PathsError
 from slurm_migbatch.node.status import status
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB
@@ -275,3 +279,33 @@ def test_the_agent_starts_while_its_run_directory_is_full(new_node, tmp_path):
     finally:
         node.forget_executor()
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("damage", [lambda state: state.chmod(0o777), lambda state: (state / "journal.db").mkdir()])
+def test_failed_attempts_to_open_the_journal_leave_no_descriptors_open(node, damage):
+    """The agent tries again as long as it runs."""
+    state = node.root / "state"
+    state.mkdir(mode=0o700)
+    damage(state)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises((JournalError, PathsError)):
+            Executor(node.config)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_hook_that_finds_a_damaged_journal_while_the_driver_fails_does_not_drain_the_node(node, hook):
+    """The journal cannot be rebuilt then; the next hook or the agent does that."""
+    node.reconcile()
+    node.forget_executor()
+    path = node.root / "state" / "journal.db"
+    with closing(sqlite3.connect(path)) as link:
+        (page,) = link.execute("SELECT rootpage FROM sqlite_master WHERE name='runs'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"garbage!" * 512)
+    node.configure(NvmlLibrary="/nonexistent.so")
+    code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "nonexistent.so" in line, line
+    assert node.scontrol_calls() == (["requeue incomplete 1"] if hook == "prolog" else [])

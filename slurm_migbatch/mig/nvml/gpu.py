@@ -244,7 +244,9 @@ class NvmlGpu:
             return call(*args)
         except pynvml.NVMLError as error:
             self._handle = None
-            raise translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {operation}") from None
+            failure = translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {operation}")
+            failure.gpu = self._uuid
+            raise failure from None
 
     def _look_up(self) -> Any:
         """Look up this GPU's handle, whatever its index is now."""
