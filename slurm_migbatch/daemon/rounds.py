@@ -232,7 +232,7 @@ class _RoundMetrics:
         began = time.monotonic()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
+            "Seconds since the Slurm query of the last round in which supply did not fail, and the maximum so far.",
             # before the first round the age is that of the service
             lambda: self._age.values() or {"now": time.monotonic() - began},
             "what",
@@ -249,7 +249,7 @@ class _RoundMetrics:
         for name, seconds in decided.items():
             self._seconds[name].observe(seconds)
         self._changes.inc(len(report.changes))
-        if not report.error and not report.failed:
+        if not report.error and "supply" not in report.failed:
             self._age.renewed(at)
         for outcome in report.dispatch:
             kind = "throttle" if isinstance(outcome.change, Throttle) else "retype"

@@ -1,6 +1,7 @@
 """What /metrics exposes: the names, types, labels and texts that dashboards and alerts of sites use."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,29 @@ def test_supply_ages_from_the_start_while_slurm_does_not_answer(config, slurm, s
     slurm.away = True
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         assert 'migbatch_supply_age_seconds{what="now"}' in scrape(running.port)[1]
+
+
+def test_supply_does_not_age_while_only_another_stage_fails(running, monkeypatch):
+    """The alert MigbatchSupplyIsOld would fire although supply goes on."""
+
+    def broken(*_):
+        raise ValueError("of a kind that nobody thought of")
+
+    monkeypatch.setattr("slurm_migbatch.decide.core.plan_dispatch", broken)
+    eventually(lambda: running.service.health()["checks"]["dispatch"] == "failing")
+    failing_since = time.monotonic()
+    eventually(lambda: running.service.poller.latest.at > failing_since + 0.5)
+    assert 0 <= supply_age(running) < time.monotonic() - failing_since
+    monkeypatch.setattr("slurm_migbatch.decide.core.plan_supply", broken)
+    eventually(lambda: running.service.health()["checks"]["supply"] == "failing")
+    failing_since = time.monotonic()
+    eventually(lambda: running.service.poller.latest.at > failing_since + 0.5)
+    assert supply_age(running) > 0.5
+
+
+def supply_age(running):
+    samples = parsed(scrape(running.port)[1])["migbatch_supply_age_seconds"].samples
+    return next(sample.value for sample in samples if sample.labels["what"] == "now")
 
 
 def test_slices_are_exposed_by_profile_and_state(running, node):
