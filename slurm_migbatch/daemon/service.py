@@ -190,6 +190,8 @@ class Service:
             checks["lending"] = self.rounds.faults["lending"].error
         if self.config.dispatch.enabled:
             checks["dispatch"] = self.rounds.faults["dispatch"].error
+        if self.config.query.enabled:
+            checks["query"] = self.query.error
         if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not queried yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
