@@ -176,6 +176,8 @@ class Service:
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
+            if self._background_tasks:  # what they did to jobs has to be recorded
+                await asyncio.wait(self._background_tasks, timeout=_STOP_S)
             unwritten = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if unwritten:
                 log.warning("stopped with %d unwritten records; nodes will send their events again", unwritten)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 
 import pytest
 
@@ -16,7 +18,7 @@ from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.store.recurring import RecurringRun
 from tests.support.daemon_running import Running
 from tests.support.gpu_kinds import SITE
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def row(run: int, ended: str = DONE, key: str = "k", profile: str | None = "1g.10gb", **more) -> RecurringRun:
@@ -282,6 +284,24 @@ def test_retry_is_recorded_before_the_job_is_held(config, slurm, store, signer) 
     assert again.held
     again.recall(store.done[1:])
     assert not again.held
+
+
+def test_retry_in_progress_is_recorded_when_migbatchd_is_stopped_or_reloaded(config, slurm, store, signer) -> None:
+    slurm.ends[101], begun = {}, threading.Event()
+    requeue = slurm.requeue_ended
+
+    def slow(job_id, *, update):
+        begun.set()
+        time.sleep(1.0)
+        requeue(job_id, update=update)
+
+    slurm.requeue_ended = slow
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        running.service.submit.facts.catalog = SITE
+        running._loop.call_soon_threadsafe(running.service._ran, [row(1, FAILED, key="")])
+        begun.wait(PATIENCE_S)
+    assert slurm.queue[101].priority
+    assert [action["kind"] for action in store.done] == [HOLD, "retype"]
 
 
 def test_refusal_by_slurm_is_reported() -> None:
