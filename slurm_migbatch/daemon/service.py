@@ -190,6 +190,7 @@ class Service:
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
             "supply": self.rounds.faults["supply"].error,
+            "submit": self.submit.error,
         }
         if self.config.lending.enabled:
             checks["lending"] = self.rounds.faults["lending"].error

@@ -265,7 +265,7 @@ def test_host_that_a_client_names_changes_no_path(running):
 
 def test_health_and_metrics_follow_slurm_and_nodes(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
-    checks = '{"slurm":"ok","database":"ok","supply":"ok","dispatch":"ok"}'
+    checks = '{"slurm":"ok","database":"ok","supply":"ok","submit":"ok","dispatch":"ok"}'
     assert get(running.port, "/healthz") == (200, f'{{"ok":true,"checks":{checks}}}')
     node.events(INVENTORY)
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
