@@ -312,7 +312,10 @@ class Service:
             rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
             for excess in excesses:
                 self._in_background(self._cancel(excess, name_of(rows[excess.job])))
-        for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
+        # a node that failed and that Slurm powered down or lost reports the ends of its runs only after its next boot
+        up = {row.name for row in snapshot.nodes if not row.silenced}
+        facts = {name: node for name, node in self.rounds.view.facts().items() if name in up}
+        for orphan in self._orphans.check(facts, snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
