@@ -112,7 +112,7 @@ def is_local(address: str) -> bool:
 def is_loopback(address: str) -> bool:
     """Return whether an address can be reached from its own host only."""
     with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
+        return ipaddress.ip_address(_plain(address)).is_loopback
     return False
 
 

@@ -30,6 +30,10 @@ class Standing(NamedTuple):
     accounts: frozenset[str] = frozenset()
 
 
+class StillHeld(SlurmError):
+    """A job was requeued and could not be released."""
+
+
 class HistoryClient(CliClient):
     """CliClient that also shows how jobs ended, and other queries of the service."""
 
@@ -132,9 +136,23 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: Slurm no longer knows the job, refuses, or has requeued it already. A job that was requeued and
                 not updated runs unchanged.
+            StillHeld: it was requeued and could not be released.
         """
         job = self._ended_name(job_id)
         self._change("scontrol", "requeuehold", job)
+        self.release_requeued(job_id, job, update=update)
+
+    def release_requeued(self, job_id: int, job: str, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
+        """Update a job that was requeued and is held, and release it, even if the update fails.
+
+        Args:
+            job_id, job: its own id, and its name, "123" or "123_4".
+            update: as for `requeue_ended`.
+
+        Raises:
+            SlurmError: it was not updated.
+            StillHeld: it could not be released.
+        """
         try:
             rows = [row for row in self.jobs() if row.job_id == job_id]
             if not rows:
@@ -142,8 +160,11 @@ class HistoryClient(CliClient):
             self.update_jobs({job: update(rows[0])})
             self.shorten_requeue_delay(job)
         finally:
-            # another migbatchd, active by then, would not know why the job is held
-            self._run("scontrol", "release", job)
+            # another migbatchd, active by then, would not know yet why the job is held
+            try:
+                self._run("scontrol", "release", job)
+            except SlurmError as error:
+                raise StillHeld(f"job {job} was requeued and is still held: {error}") from None
 
     def _ended_name(self, job_id: int) -> str:
         """Return the name of a job that has ended, "123" or "123_4": an array's own id would mean all of its tasks.

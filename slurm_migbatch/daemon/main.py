@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
@@ -29,19 +30,31 @@ log = logging.getLogger(__name__)
 async def serve(config: Config, path: str) -> None:
     """Run one service after the other, or the standby, according to the term.
 
-    A reload ends a service cleanly and starts the next with the new configuration; with the old one again if addresses
-    or sockets of the new one cannot be used. Submissions are answered meanwhile: the process of the old service
-    continues until that of the next one is ready.
+    A reload composes the next service with the new configuration, and if that succeeds ends the running one cleanly;
+    the next one gets the old configuration again if addresses or sockets of the new one cannot be used. Submissions are
+    answered meanwhile: the process of the old service continues until that of the next one is ready.
     """
     keeper = keeper_of(config)
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
     running = compose(config, keeper)
     replaced: Config | None = None  # by a reload, if anything
+    following: _Composed | None = None
+
+    def reload() -> None:
+        nonlocal following
+        composed = _next(path, config, keeper)
+        if composed is None:
+            return
+        following = composed
+        if isinstance(running, Service):
+            running.submit.leave()
+        control.turn.set()
+
+    control.on_reload = reload
     watching = asyncio.create_task(run_forever("the term", keeper.run))
     try:
         while True:
-            control.leave = running.submit.leave if isinstance(running, Service) else lambda: None
             try:
                 await running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
             except OSError as error:
@@ -58,9 +71,12 @@ async def serve(config: Config, path: str) -> None:
                 break
             if not keeper.active:
                 await asyncio.to_thread(keeper.resign)
-            before, replaced = running, config if control.reloading else None
-            config, running = _next(config, path if control.reloading else "", keeper)
-            control.reloading = False
+            before, replaced, ready = running, None, following
+            following = None
+            if ready is not None:
+                config, replaced = ready.config, config
+            # a service composed before this migbatchd became active or standby cannot be used
+            running = ready.service if ready is not None and ready.term == _term(keeper) else compose(config, keeper)
             await _hand_over(before, running)
         await _hand_over(running, None)
     finally:
@@ -69,15 +85,33 @@ async def serve(config: Config, path: str) -> None:
         notify("STOPPING=1")
 
 
-def _next(config: Config, path: str, keeper: TermKeeper) -> tuple[Config, Service | Standby]:
-    """Create the next service, with the configuration at `path` if it is given and valid."""
-    if path:
-        new_config = _reloaded(path, config)
-        try:
-            return new_config, compose(new_config, keeper)
-        except (AuthError, StoreError) as error:
-            log.error("the new configuration is not applied: %s", error)
-    return config, compose(config, keeper)
+class _Composed(NamedTuple):
+    """A service, its configuration, and the term for which it was composed."""
+
+    service: Service | Standby
+    config: Config
+    term: tuple[bool, int]
+
+
+def _term(keeper: TermKeeper) -> tuple[bool, int]:
+    return keeper.active, keeper.number
+
+
+def _next(path: str, old: Config, keeper: TermKeeper) -> _Composed | None:
+    """Compose a service with the configuration at `path`; None if that cannot be done, for a reason that is logged."""
+    notify("RELOADING=1")
+    composed = None
+    try:
+        config = _reloaded(path, old)
+        composed = _Composed(compose(config, keeper), config, _term(keeper))
+        logs.setup(config.daemon.log_level)
+        log.info("configuration reloaded", extra={"path": path})
+    except (ConfigError, AuthError, StoreError) as error:
+        log.error("the new configuration is not applied: %s", str(error).replace("\n", "; "))
+    finally:
+        if composed is None:
+            notify("READY=1")
+    return composed
 
 
 async def _hand_over(before: Service | Standby, after: Service | Standby | None) -> None:
@@ -95,8 +129,8 @@ class _Control:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.turn = asyncio.Event()
-        self.ending = self.reloading = False
-        self.leave: Callable[[], None] = lambda: None
+        self.ending = False
+        self.on_reload: Callable[[], None] = lambda: None
         loop.add_signal_handler(signal.SIGTERM, self.end, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.end, "SIGINT")
         loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -107,24 +141,16 @@ class _Control:
         self.turn.set()
 
     def reload(self) -> None:
-        notify("RELOADING=1")
-        self.reloading = True
-        self.leave()
-        self.turn.set()
+        self.on_reload()
 
 
 def _reloaded(path: str, old: Config) -> Config:
-    try:
-        config = load(path)
-    except ConfigError as error:
-        log.error("the new configuration is not applied: %s", str(error).replace("\n", "; "))
-        return old
+    """Return the configuration at `path`, with the keys of the old one that need a restart. Raises ConfigError."""
+    config = load(path)
     if config.daemon.run_dir != old.daemon.run_dir:
         log.warning("[daemon] run_dir = %r takes effect after a restart of migbatchd", config.daemon.run_dir)
         config = replace(config, daemon=replace(config.daemon, run_dir=old.daemon.run_dir))
     if config.store.url != old.store.url:
         log.warning("[store] url takes effect after a restart of migbatchd")
         config = replace(config, store=replace(config.store, url=old.store.url))
-    logs.setup(config.daemon.log_level)
-    log.info("configuration reloaded", extra={"path": path})
     return config

@@ -14,10 +14,15 @@ _PROGRAM = "slurm_migbatch.query.server"
 
 
 class QuerySupervisor:
-    """Runs the query service; `run` starts the process, and is called again whenever it has ended."""
+    """Runs the query service; `run` starts the process, and is called again whenever it has ended.
+
+    Attributes:
+        error: why the last process ended, until the next one serves; empty if none has ended.
+    """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self._config = config
+        self.error = ""
         self._answers: Mapping[str, int] = {}
         metrics.gauge(
             "migbatch_query_answers",
@@ -32,10 +37,19 @@ class QuerySupervisor:
         Raises:
             RuntimeError: the child ended by itself.
         """
+        try:
+            await self._serve()
+        except Exception as error:
+            self.error = str(error)
+            raise
+
+    async def _serve(self) -> None:
         child = await Child.start("the query service", _PROGRAM, {})
         try:
             child.configure(self._config)
             async for message in child.messages():
+                if "serving" in message:
+                    self.error = ""
                 self._answers = message.get("answers", self._answers)
             raise RuntimeError(f"the query service exited with {await child.process.wait()}")
         finally:

@@ -4,14 +4,19 @@ A job, and each task of an array, is requeued once: only a first run counts. It 
 new slice follows from its runs (`predict.recurring`), within its own min and max. Pending tasks of its array keep their
 slice. Heterogeneous jobs and jobs of several slices are not retried. Slurm up to 23.02 keeps a job's former request
 (`workload.loans`): there only the next submission gets a larger slice.
+
+A job is held from its requeue until it has its new slice. An action of kind `HOLD` is recorded before that, and one of
+kind retype after it, so that the next service finishes what a killed one has begun.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.actuator import name_of
+from slurm_migbatch.daemon.ended import HistoryClient, StillHeld
 from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.decide.dispatch.retype import regranted
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
@@ -26,6 +31,8 @@ from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
 log = logging.getLogger(__name__)
+
+HOLD: Final = "hold"
 
 
 def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, policy: RunsPolicy) -> ProfileOffer | None:
@@ -69,11 +76,26 @@ def changes(row: JobRow, profile: Profile) -> dict[str, str]:
 
 
 class OomRetries:
-    """Requeues jobs whose runs ran out of memory."""
+    """Requeues jobs whose runs ran out of memory.
+
+    Attributes:
+        held: jobs that may have been left held: the restart count that they have then, and their new profile.
+    """
 
     def __init__(self, client: HistoryClient, catalog: Callable[[], SiteCatalog], policy: RunsPolicy) -> None:
         self._client, self._catalog, self._policy = client, catalog, policy
         self._tried: set[int] = set()
+        self._own: set[int] = set()
+        self.held: dict[int, tuple[int, Profile]] = {}
+
+    def recall(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Add the jobs that an earlier service may have left held, from the record's actions, oldest first."""
+        for action in actions:
+            job, restart = int(action["job_id"]), int(action["restart"])
+            if action["kind"] == HOLD and job not in self._own:
+                self.held[job] = restart, Profile.parse(action["after"])
+            elif action["kind"] == "retype" and self.held.get(job, (None,))[0] == restart:
+                del self.held[job]
 
     def due(
         self, rows: Sequence[RecurringRun], past: Callable[[str], Sequence[PastRun]]
@@ -92,17 +114,55 @@ class OomRetries:
             offer = larger(row, [*earlier, run], self._catalog(), self._policy)
             if offer is not None:
                 self._tried.add(row.run)
+                self._own.add(row.job)
                 retries.append((row, offer))
         return retries
 
     def send(self, row: RecurringRun, offer: ProfileOffer) -> str:
-        """Requeue one job or task; return the error, empty if none. Blocks."""
+        """Requeue one job or task; return the error, empty if none. Blocks.
+
+        Raises:
+            StillHeld: it was requeued; `left_held` will return it.
+        """
         try:
             if self._client.version() < FORGETS:
                 return "this release of Slurm cannot give a job another slice"
             self._client.requeue_ended(row.job, update=lambda job: changes(job, offer.profile))
+        except StillHeld as error:
+            log.warning("%s", error)
+            self.held[row.job] = row.restart + 1, offer.profile
+            raise
         except (SlurmError, ValueError) as error:
             log.warning("job %d ran out of memory and cannot be retried: %s", row.job, error)
             return str(error)
         log.info("job %d ran out of memory on %s and is retried on %s", row.job, row.profile, offer.profile)
+        return ""
+
+    def left_held(self, queue: Iterable[JobRow]) -> list[tuple[JobRow, Profile]]:
+        """Return the jobs that were left held, and their new profile, each once; `queue`: all that Slurm lists."""
+        found = []
+        for row in queue if self.held else ():
+            if row.job_id not in self.held or row.active or row.unread:
+                continue
+            restart, profile = self.held.pop(row.job_id)
+            if row.restarts == restart and not row.priority:
+                found.append((row, profile))
+        return found
+
+    def release(self, row: JobRow, profile: Profile) -> str:
+        """Give a job that was left held its new profile and release it; return the error, empty if none. Blocks.
+
+        Raises:
+            StillHeld: it is still held, until the next start of the service or until somebody releases it.
+        """
+        job = name_of(row)
+        try:
+            self._client.release_requeued(row.job_id, job, update=lambda job: changes(job, profile))
+        except StillHeld as error:
+            log.error("%s; run `scontrol release %s`", error, job)
+            raise
+        except (SlurmError, ValueError) as error:
+            log.warning("job %s ran out of memory and is retried on the same slice: %s", job, error)
+            return str(error)
+        log.info("job %s ran out of memory, was left held and is retried on %s", job, profile)
         return ""

@@ -90,7 +90,7 @@ class Rounds:
 
     async def load_nodes(self) -> None:
         """Load from the record what the nodes held before this service started."""
-        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply is unchanged until then")
+        past: NodesPast = await self.read(nodes_past, "cannot read the leases", "supply is unchanged until then")
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
@@ -107,7 +107,7 @@ class Rounds:
         config = self._config.lending
         if config.enabled:
             now, history_s = time.time(), config.forecast_days * config.day_s
-            past = await self._read(
+            past = await self.read(
                 lambda store: lending_past(store, now, history_s),
                 "cannot read the loans",
                 "nothing is lent or reclaimed until then",
@@ -115,12 +115,13 @@ class Rounds:
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
         elif self._config.moves.enabled:
-            actions = await self._read(
+            actions = await self.read(
                 lambda store: store.actions(), "cannot read the moves", "none is started until then"
             )
             self.observer.remember(LendingPast(actions=actions))
 
-    async def _read(self, work: Callable[[Any], Any], subject: str, advice: str) -> Any:
+    async def read(self, work: Callable[[Any], Any], subject: str, advice: str) -> Any:
+        """Query the record until it answers; `subject` and `advice`: for the log."""
         fault = FaultReporter(subject, advice, log)
         while True:
             try:
@@ -232,7 +233,7 @@ class _RoundMetrics:
         began = time.monotonic()
         metrics.gauge(
             "migbatch_supply_age_seconds",
-            "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
+            "Seconds since the Slurm query of the last round in which supply did not fail, and the maximum so far.",
             # before the first round the age is that of the service
             lambda: self._age.values() or {"now": time.monotonic() - began},
             "what",
@@ -249,7 +250,7 @@ class _RoundMetrics:
         for name, seconds in decided.items():
             self._seconds[name].observe(seconds)
         self._changes.inc(len(report.changes))
-        if not report.error and not report.failed:
+        if not report.error and "supply" not in report.failed:
             self._age.renewed(at)
         for outcome in report.dispatch:
             kind = "throttle" if isinstance(outcome.change, Throttle) else "retype"

@@ -23,7 +23,7 @@ from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import NodeApi, WaitReason, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
-from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.ended import HistoryClient, StillHeld
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
@@ -38,7 +38,7 @@ from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.recurring import RecurringWatch
 from slurm_migbatch.daemon.retention import Retention
-from slurm_migbatch.daemon.retrying import OomRetries
+from slurm_migbatch.daemon.retrying import HOLD, OomRetries
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
@@ -46,7 +46,9 @@ from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.reasons import without_estimates
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.nodelist import expand
@@ -162,6 +164,7 @@ class Service:
                 loops["query"] = self.query.run
             if self.config.recurring.enabled:
                 loops["recurring"] = self.recurring.run
+                loops["retries"] = self._recall_retries
             if math.isfinite(self.config.store.keep_s):
                 loops["retention"] = self.retention.run
             tasks = [asyncio.create_task(run_forever(name, loop), name=name) for name, loop in loops.items()]
@@ -173,6 +176,8 @@ class Service:
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
+            if self._background_tasks:  # what they did to jobs has to be recorded
+                await asyncio.wait(self._background_tasks, timeout=_STOP_S)
             unwritten = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if unwritten:
                 log.warning("stopped with %d unwritten records; nodes will send their events again", unwritten)
@@ -185,11 +190,14 @@ class Service:
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
             "supply": self.rounds.faults["supply"].error,
+            "submit": self.submit.error,
         }
         if self.config.lending.enabled:
             checks["lending"] = self.rounds.faults["lending"].error
         if self.config.dispatch.enabled:
             checks["dispatch"] = self.rounds.faults["dispatch"].error
+        if self.config.query.enabled:
+            checks["query"] = self.query.error
         if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not queried yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
@@ -246,17 +254,38 @@ class Service:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
                 self._in_background(self._retry(row, offer))
 
+    async def _recall_retries(self) -> None:
+        """Find in the record the jobs that were held for their retry when an earlier service was killed."""
+        subject = "cannot read which jobs are to be retried"
+        self._retries.recall(
+            await self.rounds.read(lambda store: store.actions(), subject, "they stay held until then")
+        )
+
     async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
-        trouble = await asyncio.to_thread(self._retries.send, row, offer)
-        if not trouble:
-            self.rounds.controller.expect_start(row.job)
-        action = {
-            "ts": time.time(), "job_id": row.job, "restart": row.restart + 1, "kind": "retype", "before": row.profile,
-            "after": offer.profile.name, "why": "it ran out of memory, and the job has the hint retry=oom",
-            "dry_run": False, "outcome": trouble or None,
-        }  # fmt: skip
-        self.writer.post(lambda store: store.save_loans((), [action]), "actions")
+        action = _retry_row(row.job, row.restart + 1, row.profile or "", offer.profile)
+        hold = {**action, "kind": HOLD, "outcome": "not released yet"}
+        try:
+            await self.writer.answer(lambda store: store.save_loans((), [hold]), "actions")
+        except Exception as error:
+            log.warning(
+                "job %d ran out of memory and is not retried, because it cannot be recorded: %s", row.job, error
+            )
+            return
+        with contextlib.suppress(StillHeld):
+            self._retried(action, await asyncio.to_thread(self._retries.send, row, offer))
         self.poller.nudge()
+
+    async def _release(self, row: JobRow, profile: Profile) -> None:
+        action = _retry_row(row.job_id, row.restarts, next(iter(map(str, slices(row.gres))), ""), profile)
+        with contextlib.suppress(StillHeld):
+            self._retried(action, await asyncio.to_thread(self._retries.release, row, profile))
+        self.poller.nudge()
+
+    def _retried(self, action: Mapping[str, Any], trouble: str) -> None:
+        if not trouble:
+            self.rounds.controller.expect_start(action["job_id"])
+        row = {**action, "ts": time.time(), "outcome": trouble or None}
+        self.writer.post(lambda store: store.save_loans((), [row]), "actions")
 
     async def _seen(self, snapshot: SlurmView) -> bool:
         """Process a new view of Slurm; return whether to query it again immediately."""
@@ -276,12 +305,17 @@ class Service:
         if self._ended and not self._asking:
             self._asking = True
             self._in_background(self._ask_ends(frozenset(self._ended)))
+        for row, profile in self._retries.left_held(snapshot.jobs):
+            self._in_background(self._release(row, profile))
         if self.config.daemon.audit:
             excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
             rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
             for excess in excesses:
                 self._in_background(self._cancel(excess, name_of(rows[excess.job])))
-        for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
+        # a node that failed and that Slurm powered down or lost reports the ends of its runs only after its next boot
+        up = {row.name for row in snapshot.nodes if not row.silenced}
+        facts = {name: node for name, node in self.rounds.view.facts().items() if name in up}
+        for orphan in self._orphans.check(facts, snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
@@ -374,3 +408,11 @@ class Service:
         for job in self._queue():
             states[job.state] += job.tasks
         return states
+
+
+def _retry_row(job: int, restart: int, before: str, profile: Profile) -> dict[str, Any]:
+    """Return the record's row of a retry of a job that ran out of memory."""
+    return {
+        "ts": time.time(), "job_id": job, "restart": restart, "kind": "retype", "before": before, "after": profile.name,
+        "why": "it ran out of memory, and the job has the hint retry=oom", "dry_run": False, "outcome": None,
+    }  # fmt: skip

@@ -27,6 +27,9 @@ class SubmitSupervisor:
     """Runs the submit service once the site is known; until then slurmctld's shim works without it.
 
     The service is `submit_worker`, a child process, which is restarted whenever it ends.
+
+    Attributes:
+        error: why the last process ended, until the next one serves; empty if none has ended.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class SubmitSupervisor:
         self._statistics: Mapping[str, Any] = {}
         self._past: Callable[[], Mapping[str, Any]] = dict
         self.facts = SiteFacts(config, chooser_of(config), self._changed)
+        self.error = ""
         self._taking: asyncio.Task[None] | None = None
         self._relieving: asyncio.Task[None] | None = None
         #: set while submissions are answered
@@ -71,6 +75,9 @@ class SubmitSupervisor:
         try:
             await self._known.wait()
             await self._serve()
+        except Exception as error:
+            self.error = str(error)
+            raise
         finally:
             if not self._leaving:
                 await asyncio.shield(self._relieve(self._before))
@@ -155,6 +162,7 @@ class SubmitSupervisor:
                 log.info(
                     "serving submissions", extra={"socket": self._config.submit.socket, "child": child.process.pid}
                 )
+                self.error = ""
                 self.serving.set()
                 # only running ones: this service's child is added if the service ends before they have ended
                 before, self._before = self._before, []

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from slurm_migbatch.daemon.log import FaultReporter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_LONGEST_S: Final = 60.0
+"""Longest pause before a loop starts again; a loop that ran longer had recovered from its earlier errors."""
+
 
 async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop until it returns; unexpected errors are logged with their traceback, and it starts again."""
-    fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
+
+    def reporter() -> FaultReporter:
+        return FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=_LONGEST_S)
+
+    fault = reporter()
     while True:
+        began = time.monotonic()
         try:
             return await loop()
         except Exception as error:
+            if time.monotonic() - began > _LONGEST_S:
+                fault = reporter()
             if not fault.open:
                 log.exception("internal error in %s", name)
             await asyncio.sleep(fault.failed(error))

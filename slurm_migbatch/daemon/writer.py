@@ -145,9 +145,7 @@ class StoreWriter:
                     opened = True
                 result = item.work(self._store)
             except TermOverError as error:
-                self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
-                self._deposed.failed(error)
-                _settle(item, error=error)
+                self._end_of_term(item, error)
             except Exception as error:
                 if not opened or is_passing(error):
                     wait = self.fault.failed(error)
@@ -167,6 +165,12 @@ class StoreWriter:
             if self._queue and self._queue[0] is item:
                 self._queue.popleft()
         return True
+
+    def _end_of_term(self, item: _Item, error: TermOverError) -> None:
+        if item.future is None:  # else the caller is told: a node sends its message to the active migbatchd
+            self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
+            self._deposed.failed(error)
+        _settle(item, error=error)
 
 
 def is_passing(error: Exception) -> bool:

@@ -23,6 +23,8 @@ from slurm_migbatch.report.lines import separated_lines, table_lines
 from slurm_migbatch.report.selection import is_number
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
+from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.queries import JobId, RunFilter, select_runs
 
 COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
 
@@ -45,10 +47,11 @@ class LoanView:
 
 def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the selected loans, and the jobs that wait for one."""
-    wanted = _ids(question.jobs)
+    named = _ids(question.jobs)
     config = site.config
     job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
     with site.record() as store:
+        wanted = _with_tasks(store, named, job_views) if named else ()
         rows = store.loans(wanted, active=not question.over)
         dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
         indexes = {
@@ -67,6 +70,14 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
         return Reply(list(table_lines(COLUMNS, cells, show_header=question.header)), remarks)
     lines = separated_lines(COLUMNS, cells, question.delimiter, show_header=question.header, closed=question.closed)
     return Reply([*lines], remarks)
+
+
+def _with_tasks(store: Store, jobs: Collection[int], job_views: Mapping[int, JobView]) -> Collection[int]:
+    """Return these jobs, and the tasks of those that are arrays, in the queue or in the record."""
+    with store.reading() as connection:
+        runs = select_runs(connection, RunFilter(jobs=tuple(map(JobId, jobs))), ("job_id",))
+        recorded = {run.job_id for run, _ in runs}
+    return {*jobs, *recorded, *(job for job, job_view in job_views.items() if job_view.row.array_job in jobs)}
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:

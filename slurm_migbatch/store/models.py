@@ -381,7 +381,8 @@ class Loan(Base):
 class Action(Base):
     """One action of migbatchd on a job, or with `dry_run` one that it would have taken.
 
-    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move. `outcome` is empty if Slurm applied it.
+    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move, hold. `outcome` is empty if Slurm applied
+    it.
     """
 
     __tablename__ = "actions"

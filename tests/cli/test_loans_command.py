@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def test_only_the_requested_jobs_are_listed(call: Call) -> None:
     assert [line.split("|")[0] for line in call(QUEUE, ROWS, "-j", "2,3", "-P", "-n").output.splitlines()] == ["2", "3"]
     for wrong in ("x", "²"):
         assert call(QUEUE, ROWS, "-j", wrong).exit_code == 1
+
+
+def test_loans_of_an_array_are_those_of_its_tasks(call: Call, tmp_path: Path) -> None:
+    """Each task that has started has a job id of its own, by which its loan is recorded."""
+    task = elastic(21, "1g.10gb", "RUNNING", start=102.0, nodes=("n1",), array_job=20, array_task="1")
+    rows = [loan(21, "signalled", started=102.0, signalled=150.0, node="n1", gpu="GPU-a", why_ended="job 9 needs it")]
+    rows.append(loan(22, "ended", started=90.0, ended=140.0, why_ended="the job is no longer in Slurm"))
+    with open_store(f"sqlite:///{tmp_path}/db") as store:
+        ended = {**asdict(elastic(22, "1g.10gb")), "array_job": 20, "array_task": "2", "state": "COMPLETED"}
+        store.upsert_jobs([ended])
+    found = json.loads(call([*QUEUE, task], [*ROWS, *rows], "--json", "--all", "-j", "20").output)["loans"]
+    assert [(entry["job"], entry["state"], entry["gpu"], entry["why"]) for entry in found] == [
+        (22, "ended", "", "the job is no longer in Slurm"),
+        (21, "signalled", "GPU-a", "job 9 needs it"),
+    ]
 
 
 def test_malformed_job_list_is_wrong_usage(call: Call) -> None:

@@ -1,10 +1,12 @@
 """What /metrics exposes: the names, types, labels and texts that dashboards and alerts of sites use."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.daemon import audit
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.service import Service
@@ -119,6 +121,43 @@ def test_supply_ages_from_the_start_while_slurm_does_not_answer(config, slurm, s
     slurm.away = True
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         assert 'migbatch_supply_age_seconds{what="now"}' in scrape(running.port)[1]
+
+
+def test_supply_does_not_age_while_only_another_stage_fails(running, monkeypatch):
+    """The alert MigbatchSupplyIsOld would fire although supply goes on."""
+
+    def broken(*_):
+        raise ValueError("of a kind that nobody thought of")
+
+    monkeypatch.setattr("slurm_migbatch.decide.core.plan_dispatch", broken)
+    eventually(lambda: running.service.health()["checks"]["dispatch"] == "failing")
+    failing_since = time.monotonic()
+    eventually(lambda: running.service.poller.latest.at > failing_since + 0.5)
+    assert 0 <= supply_age(running) < time.monotonic() - failing_since
+    monkeypatch.setattr("slurm_migbatch.decide.core.plan_supply", broken)
+    eventually(lambda: running.service.health()["checks"]["supply"] == "failing")
+    failing_since = time.monotonic()
+    eventually(lambda: running.service.poller.latest.at > failing_since + 0.5)
+    assert supply_age(running) > 0.5
+
+
+def supply_age(running):
+    samples = parsed(scrape(running.port)[1])["migbatch_supply_age_seconds"].samples
+    return next(sample.value for sample in samples if sample.labels["what"] == "now")
+
+
+@pytest.mark.parametrize("after", ["IDLE+POWERED_DOWN", "gone"])
+def test_runs_on_a_node_that_slurm_has_powered_down_or_removed_are_no_orphans(busy, node, slurm, monkeypatch, after):
+    """The alert MigbatchOrphanRuns would ask for a command on a host that is off, or no longer exists."""
+    monkeypatch.setattr(audit, "PATIENCE_S", 0.0)
+    held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
+    start = {"seq": 4, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}
+    node.events(state(gpu(0), seq=3), start)
+    eventually(lambda: 'migbatch_orphan_runs{node="n1"} 1.0' in scrape(busy.port)[1])
+    row = slurm.node_rows.pop("n1")
+    if after != "gone":
+        slurm.node_rows["n1"] = dataclasses.replace(row, states=frozenset(after.split("+")))
+    eventually(lambda: "migbatch_orphan_runs{" not in scrape(busy.port)[1])
 
 
 def test_slices_are_exposed_by_profile_and_state(running, node):

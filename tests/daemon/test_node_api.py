@@ -1,6 +1,7 @@
 """The node API over a real socket: who is authenticated, what is accepted, and what nodes receive."""
 
 import concurrent.futures
+import dataclasses
 import http.client
 import json
 import threading
@@ -8,15 +9,17 @@ import threading
 import pytest
 
 from slurm_migbatch.config import loads
-from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon import messages, query_supervisor
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.gate import Refused
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.scraping import Scraping
+from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
+from tests.support.daemon_running import Running
 from tests.support.waiting import eventually
 
 TOKEN = b"0123456789abcdef" * 4
@@ -262,7 +265,7 @@ def test_host_that_a_client_names_changes_no_path(running):
 
 def test_health_and_metrics_follow_slurm_and_nodes(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
-    checks = '{"slurm":"ok","database":"ok","supply":"ok","dispatch":"ok"}'
+    checks = '{"slurm":"ok","database":"ok","supply":"ok","submit":"ok","dispatch":"ok"}'
     assert get(running.port, "/healthz") == (200, f'{{"ok":true,"checks":{checks}}}')
     node.events(INVENTORY)
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
@@ -275,6 +278,19 @@ def test_health_and_metrics_follow_slurm_and_nodes(running, node, slurm):
     assert json.loads(get(running.port, "/healthz")[1])["checks"]["slurm"] == "failing", "states only"
     slurm.away = False
     eventually(lambda: get(running.port, "/healthz")[0] == 200)
+
+
+def test_health_shows_that_no_user_queries_are_answered(config, slurm, store, signer, monkeypatch, tmp_path):
+    """Where its port is taken or munge is missing, the process of the query service ends again and again."""
+    (tmp_path / "query_program.py").write_text("print('{\"serving\": 1}', flush=True)\ninput()\ninput()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(query_supervisor, "_PROGRAM", "no_such_program")
+    site = dataclasses.replace(config, query=dataclasses.replace(config.query, enabled=True))
+    with Running(Service(site, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        eventually(lambda: running.service.health()["checks"]["query"] == "failing")
+        eventually(lambda: 'migbatch_healthy{part="query"} 0.0' in get(running.port, "/metrics")[1])
+        monkeypatch.setattr(query_supervisor, "_PROGRAM", "query_program")
+        eventually(lambda: running.service.health()["checks"]["query"] == "ok")
 
 
 def test_queue_is_recorded_in_the_database_when_it_changes(running, slurm, store):
@@ -357,6 +373,8 @@ def test_single_poll_that_disagrees_cancels_no_job():
         (b"", None, "", 0),
         (b"", "127.0.0.1", "", 0),
         (b"", "::1", "", 0),
+        (b"", "::ffff:127.0.0.1", "", 0),  # with [node_api] listen = "::"
+        (b"", "::ffff:10.0.0.7", "", 403),
         (b"", "10.0.0.7", "", 403),
         (b"", "10.0.0.7", "Bearer ", 403),
         (b"", "", "", 403),

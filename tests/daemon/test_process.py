@@ -111,6 +111,24 @@ def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration
     assert "Traceback" not in daemon.log
 
 
+def test_reload_with_an_unusable_token_file_does_not_interrupt_the_service(daemon):
+    """Neither the new configuration nor the old one could be used again: both name that file."""
+    process = daemon.start()
+    daemon.serving()
+    daemon.write(daemon={"log_level": "debug"})
+    (daemon.home / "token").chmod(0o644)
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "the new configuration is not applied: [node_api]: " in daemon.log)
+    assert daemon.health() is not None and process.poll() is None
+    assert daemon.log.count("serving nodes") == 1
+    (daemon.home / "token").chmod(0o600)
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "configuration reloaded" in daemon.log and daemon.log.count("serving nodes") == 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in daemon.log
+
+
 def test_migbatchd_keeps_running_without_slurm(daemon):
     daemon.start()
     daemon.serving()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+
 import pytest
 
-from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.ended import HistoryClient, StillHeld
 from slurm_migbatch.daemon.recurring import RecurringJobs
-from slurm_migbatch.daemon.retrying import OomRetries, changes
+from slurm_migbatch.daemon.retrying import HOLD, OomRetries, changes
+from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.store.recurring import RecurringRun
+from tests.support.daemon_running import Running
 from tests.support.gpu_kinds import SITE
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def row(run: int, ended: str = DONE, key: str = "k", profile: str | None = "1g.10gb", **more) -> RecurringRun:
@@ -164,13 +171,13 @@ class Commands(HistoryClient):
         return f"{others}{self.job}|{self.array}|{self.task}|{self.state}\n"
 
 
-HOLD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
+HELD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
 
 
 def test_migbatchd_that_is_not_active_requeues_no_job() -> None:
     client = Commands()
     client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
-    assert client.run == [HOLD, ("update", "7"), ("update", "7"), RELEASE]
+    assert client.run == [HELD, ("update", "7"), ("update", "7"), RELEASE]
     allowed = 0
 
     def standing_by():
@@ -180,7 +187,7 @@ def test_migbatchd_that_is_not_active_requeues_no_job() -> None:
             raise SlurmError("another migbatchd is active")
 
     client.before_change = standing_by
-    for allowed, expected in ((0, []), (1, [HOLD, RELEASE])):  # noqa: B007 - `standing_by` counts it
+    for allowed, expected in ((0, []), (1, [HELD, RELEASE])):  # noqa: B007 - `standing_by` counts it
         client.run.clear()
         with pytest.raises(SlurmError, match="another"):
             client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
@@ -204,6 +211,97 @@ def test_job_that_slurm_has_already_requeued_is_not_changed(state: str) -> None:
     with pytest.raises(SlurmError, match="no longer known"):
         client.requeue_ended(8, update=lambda row: {})
     assert client.run == []
+
+
+def test_job_that_could_not_be_released_is_released_after_the_next_query() -> None:
+    class Overloaded(Commands):
+        busy = True
+
+        def version(self):
+            return (24, 11)
+
+        def _run(self, program, *arguments):
+            if arguments[0] == "release" and self.busy:
+                raise SlurmError("scontrol did not answer within 20 s")
+            return super()._run(program, *arguments)
+
+    client = Overloaded()
+    again = retries(client)
+    ((found, offer),) = again.due([dataclasses.replace(row(1, FAILED, key=""), job=7)], lambda key: ())
+    with pytest.raises(StillHeld, match="still held"):
+        again.send(found, offer)
+    client.busy = False
+    ending = JobRow(7, state="COMPLETING", restarts=1)
+    assert again.left_held([JobRow(8), ending]) == []
+    held = JobRow(7, restarts=1, gres="gres/mig:1g.10gb:1", comment="[mig:1g.10gb:1#abc]")
+    assert again.left_held([held]) == [(held, offer.profile)]
+    client.jobs = lambda: [held]
+    assert again.release(held, offer.profile) == ""
+    assert client.run[-3:] == [("update", "7"), ("update", "7"), RELEASE]
+    assert again.left_held([held]) == []
+
+
+def hold(job: int, restart: int = 1, kind: str = HOLD) -> dict:
+    return {"job_id": job, "restart": restart, "kind": kind, "after": "2g.20gb"}
+
+
+def test_only_jobs_that_are_still_held_are_released_after_a_restart() -> None:
+    again = retries()
+    again.recall([hold(7), hold(7, kind="retype"), hold(8), hold(9), hold(10), hold(8, restart=0, kind="retype")])
+    queue = [JobRow(7, restarts=1), JobRow(8, restarts=1), JobRow(9, restarts=1, priority=5), JobRow(10, restarts=2)]
+    assert again.left_held(queue) == [(JobRow(8, restarts=1), Profile.parse("2g.20gb"))]
+
+
+def test_job_that_a_killed_migbatchd_left_held_gets_its_slice_and_is_released(config, slurm, store, signer) -> None:
+    job = JobRow(7, gres="gres/mig:1g.10gb:1", comment="migbatch: retry=oom [mig:1g.10gb:1#abc]", restarts=1)
+    slurm.queue[7] = job
+    store.done = [hold(7)]
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)):
+        eventually(lambda: len(store.done) == 2)
+    assert slurm.queue[7].priority
+    assert slurm.updates == [("7", changes(job, Profile.parse("2g.20gb")))]
+    assert [store.done[1][key] for key in ("kind", "restart", "before", "after", "outcome")] == [
+        *("retype", 1, "1g.10gb", "2g.20gb", None)
+    ]
+
+
+def test_retry_is_recorded_before_the_job_is_held(config, slurm, store, signer) -> None:
+    slurm.ends[101], recorded = {}, []
+    requeue = slurm.requeue_ended
+
+    def watched(job_id, *, update):
+        recorded.extend(store.done)
+        requeue(job_id, update=update)
+
+    slurm.requeue_ended = watched
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        running.service.submit.facts.catalog = SITE
+        running._loop.call_soon_threadsafe(running.service._ran, [row(1, FAILED, key="")])
+        eventually(lambda: len(store.done) == 2)
+    assert [(action["kind"], action["job_id"], action["restart"]) for action in recorded] == [(HOLD, 101, 1)]
+    again = retries()
+    again.recall(recorded)
+    assert again.held
+    again.recall(store.done[1:])
+    assert not again.held
+
+
+def test_retry_in_progress_is_recorded_when_migbatchd_is_stopped_or_reloaded(config, slurm, store, signer) -> None:
+    slurm.ends[101], begun = {}, threading.Event()
+    requeue = slurm.requeue_ended
+
+    def slow(job_id, *, update):
+        begun.set()
+        time.sleep(1.0)
+        requeue(job_id, update=update)
+
+    slurm.requeue_ended = slow
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        running.service.submit.facts.catalog = SITE
+        running._loop.call_soon_threadsafe(running.service._ran, [row(1, FAILED, key="")])
+        begun.wait(PATIENCE_S)
+    assert slurm.queue[101].priority
+    assert [action["kind"] for action in store.done] == [HOLD, "retype"]
 
 
 def test_refusal_by_slurm_is_reported() -> None:

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.store.terms import TermOverError
 
 
 class Record:
@@ -95,6 +96,20 @@ def test_malformed_records_do_not_hold_up_the_rest(writer, record, caplog):
         bad.result(120)
     assert writer.call(adding("more"), "x").result(120) == 2
     assert writer.dropped == {"x": 1}
+
+
+def test_messages_that_nodes_send_to_the_next_active_migbatchd_are_not_lost(writer):
+    """The alert MigbatchRecordsLost would fire at every fail-over."""
+
+    def after_the_term(_):
+        raise TermOverError("migbatchd on ctl2 is now active")
+
+    with pytest.raises(TermOverError):
+        writer.call(after_the_term, "node events").result(120)
+    assert writer.dropped == {}
+    writer.post(after_the_term, "decisions")
+    writer.call(adding("x"), "x").result(120)
+    assert writer.dropped == {"decisions": 1}
 
 
 def test_full_queue_refuses_calls_and_drops_posts(writer, record, caplog):

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
-from slurm_migbatch.daemon import facts
+from slurm_migbatch.daemon import facts, submit_supervisor
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.children import Child
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
@@ -167,6 +167,18 @@ def test_killed_submit_process_is_started_again(running, node, slurm, store, con
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
     assert "exited with -9" in caplog.text
+
+
+def test_health_shows_that_no_submissions_are_answered(running, node, slurm, monkeypatch):
+    """Slurm's compiled table answers most of them, and nobody would notice."""
+    assert running.service.health()["checks"]["submit"] == "ok", "its GPUs are not known yet"
+    with monkeypatch.context() as broken:
+        broken.setattr(submit_supervisor, "_PROGRAM", "no_such_program")
+        slurm.node_rows["n1"] = row("n1", "gpu")
+        node.events(inventory(gpu(0)))
+        eventually(lambda: running.service.health()["checks"]["submit"] == "failing")
+    serving(running)
+    assert running.service.health()["checks"]["submit"] == "ok"
 
 
 def test_decisions_made_just_before_the_stop_are_recorded(config, slurm, store, signer):

@@ -1,4 +1,4 @@
-"""Loops of migbatchd end when they are cancelled, whatever they are waiting for at that moment."""
+"""Loops of migbatchd start again after errors, and end when they are cancelled, whatever they are waiting for then."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from slurm_migbatch.daemon.tasks import cancel, with_timeout
+from slurm_migbatch.daemon import tasks
+from slurm_migbatch.daemon.tasks import cancel, run_forever, with_timeout
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -55,3 +56,20 @@ def test_work_is_cancelled_at_its_limit_and_its_result_or_error_returned_before(
             await with_timeout(failing(), 100.0)
 
     asyncio.run(main())
+
+
+def test_error_of_a_loop_that_had_recovered_is_logged_and_answered_as_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process that answers submissions may be killed once a month, each time with the same message."""
+    monkeypatch.setattr(tasks, "_LONGEST_S", 0.3)
+    lengths = [0.0, 0.0, 0.4, 0.0]
+
+    async def loop() -> None:
+        if lengths:
+            await asyncio.sleep(lengths.pop(0))
+            raise RuntimeError("the submit service exited with -9")
+
+    asyncio.run(run_forever("submit", loop))
+    traces = [record for record in caplog.records if record.exc_info]
+    assert len(traces) == 2, "of the first error, and of that after the recovery"

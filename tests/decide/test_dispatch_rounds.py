@@ -467,6 +467,17 @@ def test_user_throttle_is_still_the_bound_after_a_restart(site: Callable[..., Si
     assert cluster.actions()[-1] == (9, "throttle", "3", "4", False, None)
 
 
+def test_user_throttle_is_the_bound_where_an_earlier_array_had_the_number(site: Callable[..., Site]) -> None:
+    """Slurm may start again with its job ids; then the record has what was done to an array of the same number."""
+    cluster = site(array())
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    cluster.now += 30 * 86400.0
+    cluster.queue.rows[9] = array(throttle=3, submit=cluster.now - 1.0)
+    cluster.restart()
+    cluster.rates[P("1g.10gb")] /= 5  # it needs more
+    assert not cluster.run_round() and cluster.queue.rows[9].throttle == 3
+
+
 def test_no_throttle_is_set_without_the_record(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = site(array())
     monkeypatch.setattr(type(cluster.writer.fault), "open", property(lambda self: True))

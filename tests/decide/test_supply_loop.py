@@ -364,6 +364,18 @@ def test_offer_that_slurm_does_not_use_is_made_on_another_node() -> None:
     assert "offered on" in world.loop.why(job)
 
 
+def test_offer_that_slurm_does_not_use_is_not_made_for_equal_jobs_one_after_the_other() -> None:
+    """A hundred jobs that request too much memory would keep the node from the jobs of others for hours."""
+    world = World(nodes=1, gpus=1, settings=SupplySettings(stuck_s=5))
+    world.steps(2)
+    jobs = [world.slurm.submit("mig:7g.80gb:1", name="too much") for _ in range(3)]
+    other = world.slurm.submit("mig:7g.80gb:1", name="other")
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(12)
+    assert all(world.loop.why(job).startswith("its slices were offered on n1") for job in jobs)
+    assert "its slices are offered on n1" in world.loop.why(other)
+
+
 def test_time_in_which_slurm_does_not_answer_does_not_count_for_an_offer() -> None:
     world = World(nodes=2, gpus=1)
     world.steps(2)

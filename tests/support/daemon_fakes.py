@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.node.auth import AuthError, PeerIdentity
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.store.queries import last_offers
 from slurm_migbatch.store.receipt import NOTHING, Receipt
 from slurm_migbatch.store.recent import instance_events
@@ -60,6 +60,7 @@ class FakeStore:
         self.jobs = {}
         self.decisions = []
         self.supply = []
+        self.done = []
         self.gpus = {}
         self.locked = False
         self.closed = False
@@ -99,6 +100,14 @@ class FakeStore:
     def leases(self):
         self._check()
         return []
+
+    def save_loans(self, rows, actions=()):
+        self._check()
+        self.done.extend(actions)
+
+    def actions(self, jobs=(), limit=1000):
+        self._check()
+        return [row for row in self.done if not jobs or row["job_id"] in jobs][-limit:]
 
     def record_supply(self, node, ts, version, counts, why):
         self._check()
@@ -183,6 +192,20 @@ class FakeSlurm:
         if self.queue.pop(job, None):
             self.ends[job] = {"job_id": job, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
         self.cancelled.append(job_id)
+
+    def requeue_ended(self, job_id, *, update):
+        self._check()
+        del self.ends[job_id]
+        comment = "migbatch: retry=oom [mig:1g.10gb:1#abc]"
+        self.queue[job_id] = JobRow(job_id, gres="gres/mig:1g.10gb:1", comment=comment, restarts=1)
+        self.release_requeued(job_id, str(job_id), update=update)
+
+    def release_requeued(self, job_id, job, *, update):
+        self._check()
+        row = self.queue[job_id]
+        assert not row.priority, "released before"
+        self.update_jobs({job: update(row)})
+        self.queue[job_id] = dataclasses.replace(row, priority=1)
 
     def ended(self, job_ids):
         self._check()

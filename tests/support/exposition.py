@@ -32,7 +32,7 @@ FAMILIES = (
         "migbatch_supply_age_seconds",
         "gauge",
         "what",
-        "Seconds since the Slurm query of the last round without an error, and the maximum so far.",
+        "Seconds since the Slurm query of the last round in which supply did not fail, and the maximum so far.",
     ),
     ("migbatch_supply_offered", "gauge", "profile", "Offered free slices, by profile."),
     ("migbatch_supply", "gauge", "what", "Figures of the last round."),

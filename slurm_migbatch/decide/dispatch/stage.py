@@ -50,7 +50,7 @@ from slurm_migbatch.decide.dispatch.retype import (
     without_place,
 )
 from slurm_migbatch.decide.dispatch.shares import ServedTime
-from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -62,6 +62,8 @@ _LOOKED_AFTER_S: Final = 60.0
 """How long tasks of a re-typed array may turn out to have started at that moment."""
 _REMEMBERED: Final = 100_000
 """Maximum number of decisions kept in memory."""
+_CLOCKS_S: Final = 60.0
+"""Largest difference between the clocks of slurmctld's and migbatchd's hosts."""
 _COMPUTE_SLICES: Final = 7
 """Typical of GPUs with MIG."""
 _AT_ONCE: Final = 256
@@ -207,7 +209,7 @@ def plan_dispatch(
 ) -> DispatchDecision:
     """Decide on pending jobs after supply has planned for this snapshot (None: use Slurm's counts)."""
     due = _is_due(snapshot, memory, settings)
-    _learn(snapshot.answers, memory, snapshot.now)
+    _learn(snapshot, memory)
     if settings.arrays:
         _add_reports(snapshot, memory)
     if snapshot.predictions.version != memory.predicted_by:
@@ -355,8 +357,9 @@ def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) ->
     memory.promises[key] = promise
 
 
-def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
+def _learn(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
     """Process queried decisions and runs of arrays."""
+    answers, now = snapshot.answers, snapshot.now
     for name, row in answers.decisions.items():
         if row is None:
             delay_s = min(2 * memory.absent[name][1], _ABSENT_S[1]) if name in memory.absent else _ABSENT_S[0]
@@ -372,8 +375,26 @@ def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
             for array, listed in answers.arrays.items()
         }
         fresh = answers.asked.throttled - memory.replayed
-        memory.bounds.replay(action for action in answers.throttles if action["job_id"] in fresh)
+        submitted = _submitted(snapshot.jobs, fresh) if fresh else {}
+        memory.bounds.replay(
+            action
+            for action in answers.throttles
+            if action["job_id"] in fresh and action.get("ts", now) >= submitted.get(action["job_id"], 0.0) - _CLOCKS_S
+        )
         memory.replayed |= fresh
+
+
+def _submitted(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[int, float]:
+    """Return when these arrays were submitted, if known: Slurm may have reused the number of an earlier one.
+
+    The submission time of a requeued task is that of its requeue.
+    """
+    times: dict[int, float] = {}
+    for row in jobs:
+        array = row.array_job
+        if array is not None and array in arrays and not row.restarts:
+            times[array] = min(row.submit, times.get(array, row.submit))
+    return times
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------

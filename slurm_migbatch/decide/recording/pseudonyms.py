@@ -45,7 +45,7 @@ _DECISION: Final = {
 }
 """Parts of the submit filter's decisions that are kept besides the chosen profile and the candidates."""
 _CANDIDATE: Final = {"profile", "capacity_mib", "throughput_per_s_range", "ok"}
-_THROTTLE: Final = {"job_id", "kind", "dry_run", "outcome", "before", "after"}
+_THROTTLE: Final = {"ts", "job_id", "kind", "dry_run", "outcome", "before", "after"}
 _PLAIN: Final = re.compile(r"[ =._:/+-]")
 _MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
 """Text that the submit filter writes at the end of a comment."""

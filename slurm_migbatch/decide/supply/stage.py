@@ -46,7 +46,7 @@ class SupplySettings:
 
     Attributes:
         stuck_s: an offer that is not taken for so long is made elsewhere.
-        avoid_s: for how long such a node is not considered again for that job.
+        avoid_s: for how long such a node is not considered again for that job and equal ones.
         preference: offers for empty space; empty: the snapshot's preference, else one slice of each size.
         lending: partitions whose elastic training jobs get only what others leave.
         moves: when a training job is moved for a larger slice; None: never.
@@ -105,7 +105,7 @@ class SupplyDecision:
         start_now: requeued jobs that need not wait for Slurm's delay.
         moves: orders for training jobs that are moved for larger slices.
         notes: sentences about nodes that need attention.
-        avoided: nodes on which a job did not start though its slices were offered there.
+        avoided: nodes on which a job, or an equal one, did not start though its slices were offered there.
     """
 
     plan: ClusterPlan
@@ -227,13 +227,36 @@ def _offers(
 
 
 def _avoided(memory: SupplyMemory, now: float, avoid_s: float) -> dict[int, frozenset[str]]:
+    """Return the nodes to avoid for each job: those on which it or an equal job did not start, as for array tasks."""
     # `until` is later than `avoid_s` from now if the clock was set back
     memory.avoided = {
         job: kept
         for job, names in memory.avoided.items()
         if (kept := {name: until for name, until in names.items() if now < until <= now + avoid_s})
     }
-    return {job: frozenset(names) for job, names in memory.avoided.items()}
+    if not memory.avoided:
+        return {}
+    rows = memory.queue.rows
+    avoided = {job: frozenset(names) for job, names in memory.avoided.items()}
+    together: dict[tuple[object, ...], frozenset[str]] = {}
+    for job, names in avoided.items():
+        if (row := rows.get(job)) is not None and row.het_job is None:
+            together[_kind(row)] = together.get(_kind(row), frozenset()) | names
+    users = {kind[0] for kind in together}
+    equal = {
+        row.job_id: together[kind]
+        for row in rows.values()
+        if row.pending and row.uid in users and row.het_job is None and (kind := _kind(row)) in together
+    }
+    return {**avoided, **equal}
+
+
+def _kind(row: JobRow) -> tuple[object, ...]:
+    """Return what equal jobs have in common, the user first; jobs of other names may request other memory."""
+    return (
+        *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
+        *(row.features, row.requested_nodes, row.reservation, row.time_limit_s),
+    )
 
 
 def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
