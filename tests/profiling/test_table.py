@@ -314,3 +314,19 @@ def test_identity_columns_distinguish_points() -> None:
     assert set(IDENTITY) < set(COLUMNS)
     assert replace(POINT, memory_mib=5.0).point == POINT.point
     assert replace(POINT, procs=2).point != POINT.point
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;", "sep=;;;;", "", "\n\nsep=;"])
+def test_line_of_excel_before_the_header_states_the_separator(tmp_path: Path, first: str) -> None:
+    header, good = "gpu;model,net;batch;model;latency_s", "a100;x;1;net;0,5"
+    (row,) = scan([table(tmp_path / "excel.csv", first, header, good, "")]).rows
+    assert (row.model, row.latency_s) == ("net", 0.5)
+    with pytest.raises(TableError, match=rf"excel\.csv:{first.count(chr(10)) + 4}: batch must be a whole number"):
+        scan([table(tmp_path / "excel.csv", first, header, good, "a100;x;0.5;net;1")])
+
+
+def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
+    (row,) = scan(
+        [table(tmp_path / "spaced.csv", '"gpu", "model", "batch", "latency_s"', '"a100", "net", "2", "1"')]
+    ).rows
+    assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
