@@ -11,7 +11,7 @@ from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, Measurem
 from slurm_migbatch.workload.refusal import show
 
 _NAMES: Final = (
-    ("gpu", 1.0, "gpu_name gpu_model"),
+    ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
     ("profile", 1.0, "mig_profile mig_slice slice"),
     ("batch", 1.0, "batch_size batchsize bs"),
@@ -20,9 +20,12 @@ _NAMES: Final = (
     ("sm_count", 1.0, "sms"),
     ("throughput_per_s", 1.0, "throughput throughput_s throughput_img_s throughput_imgs_s throughput_images_s"),
     ("throughput_per_s", 1.0, "throughput_samples_s throughput_items_s"),
-    ("throughput_per_s", 1.0, "images_per_s images_per_second samples_per_s samples_per_second"),
-    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms"),
-    ("latency_s", 1e-6, "latency_us"),
+    ("throughput_per_s", 1.0, "throughput_infer_s throughput_inferences_s throughput_fps infer_s inferences_s fps"),
+    ("throughput_per_s", 1.0, "img_s imgs_s images_s samples_s items_s"),
+    ("throughput_per_s", 1.0, "images_per_s imgs_per_s samples_per_s items_per_s inferences_per_s"),
+    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s latency_mean_s latency_avg_s"),
+    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms latency_mean_ms latency_avg_ms"),
+    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us latency_mean_us latency_avg_us"),
     ("latency_p99_s", 1e-3, "latency_p99_ms p99_latency_ms p99_ms"),
     ("ttft_s", 1e-3, "ttft_ms"),
     ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
@@ -74,8 +77,11 @@ _OF_GPUS: Final = frozenset([
     "tensor_parallel", "tensor_parallel_size",
 ])  # fmt: skip
 """Names of columns with the number of GPUs that a row is of."""
-_SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
-"""The two sides of an image; the longer one counts, as in the hint `input=`."""
+_BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
+_SIDES: Final = re.compile(rf"(?:[134]{_BY})?([0-9]{{1,6}}){_BY}([0-9]{{1,6}})(?:{_BY}[134])?", re.ASCII)
+"""The two sides of an image; the longer one counts, as in the hint `input=`. Before or after them the channels."""
+_WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
+"""An input size with its unit, as in that hint."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -85,14 +91,20 @@ CONTRADICTORY: Final = "?"
 """Instead of the decimal mark of a table that has decimal commas and decimal dots."""
 _NAMES_OF_MARKS: Final = {",": "comma", ".": "dot"}
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
+_SPELT_OUT: Final = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millisec", "millisecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("usec", "usecs", "microsec", "microsecs", "microsecond", "microseconds"), "us"),
+}
+"""Usual unit by other words for it in a column's name."""
 _UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
 """Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
 
 
 def plain(name: str) -> str:
     """Return a column's name in words joined by _, with its unit: `Throughput (img/s)` is `throughput_img_s`."""
-    spelt = name.lower().translate(_UNITS)
-    return re.sub(r"[^a-z0-9]+", "_", spelt).strip("_")
+    words = re.findall(r"[a-z0-9]+", name.lower().translate(_UNITS))
+    return "_".join(_SPELT_OUT.get(word, word) for word in words)
 
 
 def renamed(header: Sequence[str]) -> tuple[str, ...]:
@@ -220,8 +232,11 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return text
     if text.lower() in _NOT_RUN:
         return ""
-    if column == "input_size" and (sides := _SIDES.fullmatch(text.lower())):
-        return str(max(int(sides[1]), int(sides[2])))
+    if column == "input_size":
+        if sides := _SIDES.fullmatch(text.lower()):
+            return str(max(int(sides[1]), int(sides[2])))
+        if sized := _WITH_UNIT.fullmatch(text.lower()):
+            return sized[1]
     number = _number(name, text, decimal)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:

@@ -60,6 +60,24 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
     assert row.latency_s == 0.0052
 
 
+@pytest.mark.parametrize(
+    ("name", "cell", "column", "figure"),
+    [
+        ("latency (msec)", "52", "latency_s", 0.052),
+        ("Avg Latency (milliseconds)", "52", "latency_s", 0.052),
+        ("latency_mean_us", "52000", "latency_s", 0.052),
+        ("latency [sec]", "0.052", "latency_s", 0.052),
+        ("Throughput (infer/sec)", "750", "throughput_per_s", 750.0),
+        ("Inferences/Second", "750", "throughput_per_s", 750.0),
+        ("images/sec", "750", "throughput_per_s", 750.0),
+        ("FPS", "750", "throughput_per_s", 750.0),
+    ],
+)
+def test_usual_words_for_units_are_read(tmp_path: Path, name: str, cell: str, column: str, figure: float) -> None:
+    (row,) = scan([table(tmp_path, f"accelerator,model,batch,{name}\na100-80gb,net,1,{cell}\n")]).rows
+    assert getattr(row, column) == pytest.approx(figure)
+
+
 @pytest.mark.parametrize("unit", ["%", "in %", "% of peak"])
 def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) -> None:
     header = f"gpu,model,batch,latency_s,Throughput ({unit}),SMs ({unit}),Processes ({unit})"
@@ -70,7 +88,16 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "cell", "size"), [("seq_len", "384", 384), ("Image Size", "224x320", 320), ("sequence_length", "", None)]
+    ("name", "cell", "size"),
+    [
+        ("seq_len", "384", 384),
+        ("Image Size", "224x320", 320),
+        ("sequence_length", "", None),
+        ("input_size", "3x224x320", 320),
+        ("input_size", "320x224x3", 320),
+        ("input_size", "224px", 224),
+        ("input_size", "384 tokens", 384),
+    ],
 )
 def test_input_sizes_under_usual_names_distinguish_points(
     tmp_path: Path, name: str, cell: str, size: int | None
