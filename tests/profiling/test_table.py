@@ -330,3 +330,19 @@ def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
         [table(tmp_path / "spaced.csv", '"gpu", "model", "batch", "latency_s"', '"a100", "net", "2", "1"')]
     ).rows
     assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
+        ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
+        ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
+        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,12 ms\n", "not 12 ms: write a number alone, in the column's"),
+        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if unknown"),
+    ],
+)
+def test_refusal_says_what_to_change(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TableError, match=message):
+        scan([tmp_path / name])
