@@ -257,6 +257,17 @@ def test_unknown_size_word_does_not_resolve_to_the_family_default() -> None:
         workload("model=qwen3-ultra")
 
 
+@pytest.mark.parametrize(
+    "name", ["royokong/e5-v", "BAAI/bge-code-v1", "BAAI/bge-reranker-v2.5-gemma2-lightweight", "gte-modern"]
+)
+def test_name_that_only_begins_as_a_base_model_does_is_another_model(name: str) -> None:
+    found = names.resolve(name.lower())
+    assert found is None or found.architecture.parameters > 9e9, "they have up to 9.2 billion parameters"
+    for same in ("bge", "bge-gguf", "e5", "nomic-ai/modernbert-embed-base", "gte-base-zh"):
+        base = names.resolve(same)
+        assert base is not None and base.how == "public", same
+
+
 def test_name_of_two_models_resolves_to_the_larger() -> None:
     for name in ("baai/bge-multilingual-gemma2", "gemma2-bge-multilingual"):
         found = names.resolve(name)

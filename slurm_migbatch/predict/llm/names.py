@@ -173,6 +173,13 @@ def _index() -> Mapping[str, Model]:
     return models
 
 
+def _stems() -> frozenset[str]:
+    """Return the squeezed names that only leaving out the word `base` makes of a public one: `bge` of `bge-base`."""
+    whole = [_words(name) for model in ALL for name in (model.name, *model.aliases)]
+    stems = {"".join(word for word in words if word not in FILLERS) for words in whole if "base" in words}
+    return frozenset(stems - {"".join(words) for words in whole})
+
+
 def _groups(name: str) -> set[str]:
     """Return the trigrams of a name, with its beginning and end marked."""
     marked = f"^{name}$"
@@ -196,6 +203,7 @@ def _families() -> frozenset[str]:
 
 
 _BY_NAME: Final = _index()
+_STEMS: Final = _stems()
 _FAMILIES: Final = _families()
 _BY_GROUP: Final = _by_group()
 
@@ -456,12 +464,15 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
 
 def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
     """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
-    the other words state another size, or nothing states one and another version follows.
+    the other words state another size, or nothing states one and another version follows, or if `base` is left out and
+    there are other words: `bge-code` and `e5-v` are no base models.
     """
     name = "".join(words[start:end])
     model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
     rest = [*words[:start], *words[end:]]
     if model is None or any(map(_names_size, rest)):
+        return None
+    if name in _STEMS and "base" not in words and not FILLERS.issuperset(rest):
         return None
     if end < len(words) and _VERSION.fullmatch(words[end]) and size_of(words) is None:
         return None
