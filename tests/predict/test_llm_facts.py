@@ -395,6 +395,8 @@ def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None
         ("zai-org/CogVideoX1.5-5B", 10.5),
         ("Lightricks/LTX-Video-0.9.7-13B-distilled", 18.0),
         ("Skywork/SkyReels-V2-DF-14B-720P", 20.2),
+        ("Wan-AI/Wan2.2-Animate-14B", 23.0),
+        ("zai-org/CogView3-Plus-3B", 7.9),
     ],
 )
 def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(name: str, billions: float) -> None:
