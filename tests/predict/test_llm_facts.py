@@ -496,6 +496,8 @@ def test_only_layers_with_attention_have_a_cache_that_grows(name: str, attending
     ("name", "millions"),
     [("facebook/wav2vec2-xls-r-2b", 2500), ("facebook/mms-1b-all", 1500), ("hexgrad/Kokoro-82M", 90.2),
      ("EuroBERT/EuroBERT-610m", 671), ("EvolutionaryScale/esmc-600m-2024-12", 660), ("esm-c-300m", 330),
+     ("google/timesfm-2.0-500m-pytorch", 550), ("OpenGVLab/InternViT-300M-448px", 330),
+     ("jhu-clsp/ettin-encoder-400m", 440),
      ("esm1b_t33_650M_UR50S", 715), ("InstaDeepAI/nucleotide-transformer-v2-500m-multi-species", 550)],
 )  # fmt: skip
 def test_encoder_of_known_size_has_no_cache_and_weights_of_32_bits(name: str, millions: float) -> None:

@@ -87,8 +87,13 @@ and those for images.
 """
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
-ENCODERS: Final = re.compile(r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide")
-"""A word that names an encoder of texts, proteins or genomes, like BERT: it has no key-value cache."""
+ENCODERS: Final = re.compile(
+    r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide|geneformer|"
+    r"encoder|timesfm|internvit|prithvi|vggt"
+)
+"""A word that names an encoder of texts, proteins, genomes or images, like BERT: it has no key-value cache. Nor has
+TimesFM, a decoder of time series that passes its whole input for every patch of its forecast.
+"""
 ENCODED: Final = 8192
 """Its longest input, as of the longest of the public ones."""
 SPEECH: Final = re.compile(r"(?:wav2vec|hubert|wavlm|unispeech|data2vec|mms|parakeet|kokoro)[0-9]*")
