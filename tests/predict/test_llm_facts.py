@@ -48,6 +48,10 @@ PUBLISHED = {
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
     "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
     "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
+    "bart-base": 139420416, "bart-large": 406291456, "nllb-200-distilled-600m": 615073792, "nllb-200-1.3b": 1370638336,
+    "nllb-200-3.3b": 3344863232, "m2m100-418m": 483905536, "m2m100-1.2b": 1239470080, "mt5-small": 300176768,
+    "mt5-base": 582401280, "mt5-large": 1229581312, "mt5-xl": 3742619648, "mt5-xxl": 12921057280,
+    "distilroberta-base": 82118400, "camembert-base": 110621952,
     "internlm3-8b": 8804241408, "distilbert-base-multilingual": 134734080, "multilingual-minilm-l12": 117653760,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
@@ -141,6 +145,21 @@ NAMED = {
     "Alibaba-NLP/gte-base-en-v1.5": ("nomic-embed-text-v1.5", "fp32"),
     "intfloat/e5-large": ("bge-large", "fp32"),
     "google/embeddinggemma-300m": ("embeddinggemma-300m", "fp32"),
+    "jinaai/jina-embeddings-v2-base-en": ("jina-embeddings-v2-base", "fp32"),
+    "jinaai/jina-embeddings-v2-base-code": ("jina-embeddings-v2-base-de", "fp32"),
+    "jinaai/jina-embeddings-v4": ("jina-embeddings-v4", "bf16"),
+    "snowflake-arctic-embed2:568m": ("bge-m3", "fp32"),
+    "Snowflake/arctic-embed-l": ("bge-large", "fp32"),
+    "meta-llama/Llama-Prompt-Guard-2-86M": ("mdeberta-v3-base", "fp32"),
+    "facebook/nllb-200-distilled-600M": ("nllb-200-distilled-600m", "fp32"),
+    "facebook/bart-large-cnn": ("bart-large", "fp32"),
+    "google/mt5-xl": ("mt5-xl", "fp32"),
+    "internlm/internlm2_5-1_8b": ("internlm2-1.8b", "bf16"),
+    "ibm-granite/granite-embedding-278m-multilingual": ("xlm-roberta-base", "fp32"),
+    "dmis-lab/biobert-v1.1": ("bert-base", "fp32"),
+    "Tongyi-MAI/Z-Image-Turbo": ("z-image", "bf16"),
+    "segmind/SSD-1B": ("ssd-1b", "fp16"),
+    "zai-org/CogView4-6B": ("cogview4-6b", "bf16"),
 }
 
 
@@ -473,7 +492,10 @@ def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
 @pytest.mark.parametrize(
     ("name", "millions"),
     [("gte-large-en-v1.5", 434), ("labse", 471), ("xlm-roberta-xl", 3480), ("deberta-v3-small", 141),
-     ("deberta-v3-xsmall", 70.7), ("distil-small.en", 166), ("distil-medium.en", 394), ("distil-large-v2", 756)],
+     ("deberta-v3-xsmall", 70.7), ("jina-embeddings-v2-base", 137), ("jina-embeddings-v2-small", 33),
+     ("jina-embeddings-v2-base-de", 161), ("mdeberta-v3-base", 279), ("prot-bert", 420), ("longformer-base-4096", 149),
+     ("granite-embedding-30m-english", 30.3),
+     ("internlm2-1.8b", 1890), ("distil-small.en", 166), ("distil-medium.en", 394), ("distil-large-v2", 756)],
 )  # fmt: skip
 def test_parameters_are_those_of_the_model_card(name: str, millions: float) -> None:
     assert BY_NAME[name].architecture.parameters == pytest.approx(1e6 * millions, rel=0.01)
