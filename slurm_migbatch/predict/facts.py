@@ -1,14 +1,14 @@
 """Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
 Parameters and multiply-adds of the models for classification are torchvision's published figures (its model pages; one
-multiply-add counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
-cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the rows
-after them were counted by PyTorch, as `measurements/model_facts.py` does; those of language models follow from their
-published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
-term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
+multiply-add counts as two operations here), of Swin-L, DeiT and EVA-02 timm's (results/benchmark-infer-*.csv and its
+model cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the
+rows after them were counted by PyTorch, as `measurements/model_facts.py` does; those of language models follow from
+their published configurations (layers, width, parameters), with two operations per parameter and token plus the
+attention term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
 configurations, of counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live
-activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100.
-All of this is a prior, not a measurement of speed.
+activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100; of
+EVA-02 they are, as of the measured ViTs, 13 widths of a token. All of this is a prior, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -71,12 +71,17 @@ def _vision(
     name: str, params_m: float, gmacs: float, kernels: int, act: float, live: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
     """Return the specifications of a model of images; `live` of the `act` MiB are in memory at once."""
-    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer")) else "cnn"
+    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer", "eva")) else "cnn"
     kept = MIXED if name.startswith(("yolo", "rtdetr")) else 1.0
     return ModelFacts(
         name, family, params_m, 2 * gmacs, "px", size, kernels, act,
         aliases=tuple(also.split()), alive=live / act, kept=kept,
     )  # fmt: skip
+
+
+def _eva02(size: str, side: int) -> str:
+    """Return timm's names of an EVA-02."""
+    return f"eva02-{size}-patch14-{side} eva02-{size}-patch14-224"
 
 
 def text_facts(
@@ -177,6 +182,10 @@ FURTHER: Final = (
     _vision("deit-s", 22.1, 4.61, 220, 44, 3.4, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
     _vision("vit-b-32", 88.2, 4.41, 220, 19, 1.9, also="vit-base-patch32-224"),
     _vision("vit-h-14", 632.0, 167.30, 575, 345, 16.3, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
+    _vision("eva02-tiny", 5.8, 4.68, 340, 52, 5.5, size=336, also=_eva02("tiny", 336)),
+    _vision("eva02-small", 22.1, 15.48, 340, 105, 11.0, size=336, also=_eva02("small", 336)),
+    _vision("eva02-base", 87.1, 107.11, 340, 372, 39, size=448, also=_eva02("base", 448)),
+    _vision("eva02-large", 305.1, 362.33, 670, 993, 52, size=448, also=_eva02("large", 448)),
     _vision("swin-s", 49.6, 8.74, 520, 145, 13.8, also="swin-small swin-small-patch4-window7-224"),
     _vision("swin-b", 87.8, 15.43, 520, 193, 18.3, also="swin-base swin-base-patch4-window7-224"),
     _vision("swin-l", 196.5, 34.53, 520, 290, 29, also="swin-large swin-large-patch4-window7-224"),

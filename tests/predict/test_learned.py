@@ -235,6 +235,8 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
         ("rt-detr-x", "rtdetr-l"),
         ("torchvision/deeplabv3_resnet101", "deeplabv3-resnet50"),
         ("nvidia/segformer-b5", "segformer-b0"),
+        ("timm/eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", "eva02-base"),
+        ("eva02_base_patch14_224.mim_in22k", "eva02-small"),
     ],
 )
 def test_public_vision_models_are_known_under_their_usual_names(name: str, smaller: str) -> None:
