@@ -634,6 +634,47 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
+ENCODER = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        ({"model_type": "camembert", "vocab_size": 32005}, 110),
+        ({"model_type": "deberta", "vocab_size": 50265}, 124),
+        ({"model_type": "longformer", "vocab_size": 50265}, 149),
+        ({"model_type": "nomic_bert", "vocab_size": 30528}, 137),
+        ({"model_type": "modernbert", "vocab_size": 50368, "num_hidden_layers": 22, "intermediate_size": 1152}, 149),
+    ],
+)
+def test_config_of_an_encoder_is_described_as_one(config: dict[str, object], millions: int) -> None:
+    found = of_config({**ENCODER, **config}, "ours").architecture
+    assert found.kind == "encoder" and found.cache_values(512) == 0
+    assert found.parameters == pytest.approx(1e6 * millions, rel=0.02)
+
+
+def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:
+    config = {
+        "model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": [16384] * 35, "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert of_config(config, "g").architecture.parameters == pytest.approx(6.87e9, rel=0.02)
+
+
+def test_falcon_with_one_head_of_keys_is_described_so() -> None:
+    config = {
+        "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+        "num_kv_heads": 71, "multi_query": True, "new_decoder_architecture": False, "vocab_size": 65024,
+    }  # fmt: skip
+    assert of_config(config, "f").architecture.cache_values(1) == BY_NAME["falcon-7b"].architecture.cache_values(1)
+    larger = of_config({**config, "num_kv_heads": 8, "new_decoder_architecture": True}, "f").architecture
+    assert larger.kv_heads == 8
+
+
 @pytest.mark.parametrize(
     ("method", "bits", "expected"),
     [

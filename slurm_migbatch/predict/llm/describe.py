@@ -47,12 +47,17 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("v_head_dim",),
 }
 """Keys of each number in configurations in Hugging Face's form."""
-ENCODERS: Final = frozenset(
-    ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "electra", "albert", "modernbert", "esm"]
+GATED_ENCODERS: Final = frozenset(
+    ["modernbert", "nomic_bert", "eurobert", "gte", "new", "neobert", "esmc", "longformer"]
 )
+ENCODERS: Final = GATED_ENCODERS | frozenset([
+    "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "distilbert", "mpnet", "deberta", "deberta-v2",
+    "electra", "albert", "esm", "big_bird", "megatron-bert", "data2vec-text", "ernie", "layoutlm",
+    "roberta-prelayernorm", "rembert", "roformer", "nystromformer", "convbert", "jina_embeddings_v3", "xmod",
+])  # fmt: skip
 TWO_STACKS: Final = frozenset(["bart", "mbart", "marian", "m2m_100", "pegasus", "whisper"])
 UNGATED: Final = (
-    ENCODERS
+    (ENCODERS - GATED_ENCODERS)
     | TWO_STACKS
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
@@ -63,7 +68,9 @@ TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
     "cohere",
 ])  # fmt: skip
-"""Model types by the properties that their configuration does not state."""
+"""Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
+parameters in its global attention.
+"""
 ATTENTION: Final = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers that keep keys and values."""
 _TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
@@ -199,6 +206,9 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
+    each = text.get("intermediate_size")  # Gemma 3n has one for each layer
+    if isinstance(each, list) and len(each) == numbers.get("layers") and all(type(width) is int for width in each):
+        numbers["ffn"] = max(each)
     numbers |= _moe(text, numbers) | _windows(text, numbers)
     model_type = str(text.get("model_type", ""))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
@@ -210,7 +220,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     )
     numbers["bias"] = int(model_type in BIASED)
     numbers["encoder"] = int(model_type in ENCODERS)
-    if text.get("multi_query") is True and "kv" not in numbers:
+    # Falcon states as many heads of keys as of queries beside it
+    if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
     described = Described(
         name,
@@ -224,12 +235,18 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    tower = _tower(config.get("vision_config"))
-    if not tower:
+    beside = _tower(config.get("vision_config")) + _embedded_by_layer(text, architecture.layers)
+    if not beside:
         return described
     return replace(
-        described, numbers={**described.numbers, "params": min(architecture.parameters + tower, LIMITS["params"])}
+        described, numbers={**described.numbers, "params": min(architecture.parameters + beside, LIMITS["params"])}
     )
+
+
+def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
+    """Return the parameters of embeddings that each layer adds of its own (Gemma 3n and 4); 0 if there are none."""
+    vocab, width = (_number(text, (f"{key}_per_layer_input",)) or 0 for key in ("vocab_size", "hidden_size"))
+    return vocab * width * layers if vocab <= LIMITS["vocab"] and width <= LIMITS["hidden"] else 0
 
 
 def _tower(config: Any) -> int:
