@@ -755,6 +755,12 @@ def test_vision_tower_beside_a_language_model_is_counted(tower: object, millions
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == seen.architecture
 
 
+def test_encoder_of_sound_beside_a_language_model_is_counted() -> None:
+    whisper = {"model_type": "voxtral_encoder", "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32}
+    heard = of_config({"text_config": LLAMA, "audio_config": whisper}, "ears").architecture
+    assert (heard.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == 629
+
+
 def test_model_of_images_is_not_described_as_a_language_model() -> None:
     vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     with pytest.raises(DescribeError, match="model of images"):

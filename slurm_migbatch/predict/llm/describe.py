@@ -235,7 +235,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    beside = _tower(config.get("vision_config")) + _embedded_by_layer(text, architecture.layers)
+    towers = sum(_tower(config.get(f"{sense}_config")) for sense in ("vision", "audio"))
+    beside = towers + _embedded_by_layer(text, architecture.layers)
     if not beside:
         return described
     return replace(
@@ -250,7 +251,9 @@ def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
 
 
 def _tower(config: Any) -> int:
-    """Return the parameters of the transformer that encodes images beside a language model; 0 if there is none."""
+    """Return the parameters of a transformer that encodes images or sound beside a language model; 0 if there is
+    none.
+    """
     if not isinstance(config, dict):
         return 0
     layers, width = (_number(config, (first, *KEYS[key])) or 0 for first, key in _TOWER)
