@@ -665,6 +665,16 @@ def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:
     assert of_config(config, "g").architecture.parameters == pytest.approx(6.87e9, rel=0.02)
 
 
+@pytest.mark.parametrize("experts", [64, [64, 64]])
+def test_experts_for_text_and_for_images_are_counted(experts: object) -> None:
+    config = {
+        "hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4,
+        "intermediate_size": 12288, "moe_num_experts": experts, "moe_intermediate_size": [1536, 512], "moe_k": 6,
+        "vocab_size": 103424, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert of_config(config, "ernie").architecture.parameters == pytest.approx(29e9, rel=0.04)
+
+
 def test_falcon_with_one_head_of_keys_is_described_so() -> None:
     config = {
         "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,

@@ -206,9 +206,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
-    each = text.get("intermediate_size")  # Gemma 3n has one for each layer
-    if isinstance(each, list) and len(each) == numbers.get("layers") and all(type(width) is int for width in each):
-        numbers["ffn"] = max(each)
+    numbers |= _listed(text)
     numbers |= _moe(text, numbers) | _windows(text, numbers)
     model_type = str(text.get("model_type", ""))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
@@ -288,6 +286,19 @@ def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return None
+
+
+def _listed(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers that a configuration lists: a feed-forward for each layer (Gemma 3n), experts for each of text
+    and images (ERNIE 4.5 VL), which are as many.
+    """
+    found: dict[str, int] = {}
+    keys = {"ffn": "intermediate_size", "experts": "moe_num_experts", "expert_ffn": "moe_intermediate_size"}
+    for key, name in keys.items():
+        values = text.get(name)
+        if isinstance(values, list) and values and all(type(value) is int for value in values):
+            found[key] = sum(values) if key == "expert_ffn" else max(values)
+    return found
 
 
 def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
