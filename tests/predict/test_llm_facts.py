@@ -665,6 +665,25 @@ def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:
     assert of_config(config, "g").architecture.parameters == pytest.approx(6.87e9, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "wider", [{"global_head_dim": 512}, {"per_layer_config": {"05": {"head_dim": 512}, "11": {"head_dim": 512}}}]
+)
+def test_heads_that_are_wider_where_all_tokens_are_seen_are_cached_so(wider: dict[str, object]) -> None:
+    kinds = [*["sliding_attention"] * 5, "full_attention"] * 5
+    config = {
+        **LLAMA, "num_hidden_layers": 30, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
+        "layer_types": kinds,
+    }  # fmt: skip
+    found = of_config({**config, **wider}, "g").architecture
+    assert found.cache_values(20_000) - found.cache_values(10_000) == 5 * 2 * 4 * 512 * 10_000
+
+
+@pytest.mark.parametrize("kind", ["indexed_attention", "compressed_sparse_attention"])
+def test_layer_with_some_attention_has_a_cache(kind: str) -> None:
+    config = {**HYBRID, "layer_types": [*["linear_attention"] * 36, *[kind] * 4]}
+    assert of_config(config, "h").numbers == of_config(HYBRID, "h").numbers
+
+
 @pytest.mark.parametrize("experts", [64, [64, 64]])
 def test_experts_for_text_and_for_images_are_counted(experts: object) -> None:
     config = {

@@ -6,6 +6,7 @@ No part of the model is run or loaded. The file is read up to a size limit, and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,8 +72,8 @@ TIED: Final = frozenset([
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
 """
-ATTENTION: Final = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers that keep keys and values."""
+ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention")
+"""Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4)."""
 _TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
 """Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
@@ -290,7 +291,8 @@ def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
 
 def _listed(text: Mapping[str, Any]) -> dict[str, int]:
     """Return the numbers that a configuration lists: a feed-forward for each layer (Gemma 3n), experts for each of text
-    and images (ERNIE 4.5 VL), which are as many.
+    and images (ERNIE 4.5 VL), which are as many. Of heads, which are wider in layers that see all tokens (Gemma 4), the
+    widest.
     """
     found: dict[str, int] = {}
     keys = {"ffn": "intermediate_size", "experts": "moe_num_experts", "expert_ffn": "moe_intermediate_size"}
@@ -298,6 +300,11 @@ def _listed(text: Mapping[str, Any]) -> dict[str, int]:
         values = text.get(name)
         if isinstance(values, list) and values and all(type(value) is int for value in values):
             found[key] = sum(values) if key == "expert_ffn" else max(values)
+    layers = text.get("per_layer_config")
+    own = [layer for layer in layers.values() if isinstance(layer, dict)] if isinstance(layers, dict) else []
+    heads = [_number(text, ("global_head_dim",)), *(_number(layer, ("head_dim",)) for layer in own)]
+    if any(heads):
+        found["head"] = max(filter(None, (*heads, _number(text, KEYS["head"]))))
     return found
 
 
@@ -319,7 +326,7 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, i
     kinds = layer_types[:layers]
     if window and "sliding_attention" in kinds:
         return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
-    attending = sum(isinstance(kind, str) and kind in ATTENTION for kind in kinds)
+    attending = sum(isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None for kind in kinds)
     heads = numbers.get("kv") or numbers.get("heads")
     if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}
