@@ -1,14 +1,14 @@
 """Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
 Parameters and multiply-adds of the models for classification are torchvision's published figures (its model pages; one
-multiply-add counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
-cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the rows
-after them were counted by PyTorch, as `measurements/model_facts.py` does; those of language models follow from their
-published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
-term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
+multiply-add counts as two operations here), of Swin-L, DeiT and EVA-02 timm's (results/benchmark-infer-*.csv and its
+model cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the
+rows after them were counted by PyTorch, as `measurements/model_facts.py` does; those of language models follow from
+their published configurations (layers, width, parameters), with two operations per parameter and token plus the
+attention term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
 configurations, of counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live
-activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100.
-All of this is a prior, not a measurement of speed.
+activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100; of
+EVA-02 they are, as of the measured ViTs, 13 widths of a token. All of this is a prior, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -71,12 +71,17 @@ def _vision(
     name: str, params_m: float, gmacs: float, kernels: int, act: float, live: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
     """Return the specifications of a model of images; `live` of the `act` MiB are in memory at once."""
-    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer")) else "cnn"
+    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer", "eva")) else "cnn"
     kept = MIXED if name.startswith(("yolo", "rtdetr")) else 1.0
     return ModelFacts(
         name, family, params_m, 2 * gmacs, "px", size, kernels, act,
         aliases=tuple(also.split()), alive=live / act, kept=kept,
     )  # fmt: skip
+
+
+def _eva02(size: str, side: int) -> str:
+    """Return timm's names of an EVA-02."""
+    return f"eva02-{size}-patch14-{side} eva02-{size}-patch14-224"
 
 
 def text_facts(
@@ -123,9 +128,12 @@ TYPICAL: Final = (
         220,
         60,
         7.5,
-        also="vit-base vit-base-patch16-224 vit deit-b deit-base deit-base-patch16-224",
+        also="vit-base vit-base-patch16-224 vit-base-patch16-224-in21k vit deit-b deit-base deit-base-patch16-224 "
+        "deit-base-distilled-patch16-224",
     ),
-    _vision("vit-l-16", 304.3, 61.55, 430, 110, 10.0, also="vit-large vit-large-patch16-224"),
+    _vision(
+        "vit-l-16", 304.3, 61.55, 430, 110, 10.0, also="vit-large vit-large-patch16-224 vit-large-patch16-224-in21k"
+    ),
     _vision("swin-t", 28.3, 4.49, 260, 90, 13.8, also="swin-tiny swin-tiny-patch4-window7-224"),
     text_facts("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
     text_facts("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert bert-base-uncased bert-base-cased"),
@@ -166,20 +174,64 @@ FURTHER: Final = (
     _vision("efficientnet-v2-m", 54.1, 24.58, 750, 1060, 32, size=480, also="efficientnetv2-m tf-efficientnetv2-m"),
     _vision("efficientnet-v2-l", 118.5, 56.08, 1040, 1864, 42, size=480, also="efficientnetv2-l tf-efficientnetv2-l"),
     _vision("convnext-small", 50.2, 8.68, 400, 144, 11.5, also="convnext-s convnext-small-224"),
-    _vision("convnext-base", 88.6, 15.36, 400, 193, 15.3, also="convnext-b convnext-base-224"),
-    _vision("convnext-large", 197.8, 34.36, 400, 289, 23, also="convnext-l convnext-large-224"),
+    _vision(
+        "convnext-base",
+        88.6,
+        15.36,
+        400,
+        193,
+        15.3,
+        also="convnext-b convnext-base-224 convnext-base-224-22k convnext-base-224-22k-1k",
+    ),
+    _vision(
+        "convnext-large",
+        197.8,
+        34.36,
+        400,
+        289,
+        23,
+        also="convnext-l convnext-large-224 convnext-large-224-22k convnext-large-224-22k-1k",
+    ),
     _vision("regnet-y-800mf", 6.4, 0.83, 225, 42, 10.0, also="regnety-008"),
     _vision("regnet-y-1.6gf", 11.2, 1.61, 430, 65, 7.9, also="regnet-y-1-6gf regnety-016"),
     _vision("regnet-y-3.2gf", 19.4, 3.18, 340, 91, 11.1, also="regnet-y-3-2gf regnety-032"),
     _vision("regnet-y-8gf", 39.4, 8.47, 275, 158, 31, also="regnety-080"),
     _vision("regnet-y-16gf", 83.6, 15.91, 290, 185, 33, also="regnety-160"),
     _vision("regnet-y-32gf", 145.0, 32.28, 320, 243, 32, also="regnety-320"),
-    _vision("deit-s", 22.1, 4.61, 220, 44, 3.4, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
+    _vision(
+        "deit-s",
+        22.1,
+        4.61,
+        220,
+        44,
+        3.4,
+        also="deit-small deit-small-patch16-224 vit-small vit-s-16 deit-small-distilled-patch16-224",
+    ),
     _vision("vit-b-32", 88.2, 4.41, 220, 19, 1.9, also="vit-base-patch32-224"),
     _vision("vit-h-14", 632.0, 167.30, 575, 345, 16.3, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
+    _vision("eva02-tiny", 5.8, 4.68, 340, 52, 5.5, size=336, also=_eva02("tiny", 336)),
+    _vision("eva02-small", 22.1, 15.48, 340, 105, 11.0, size=336, also=_eva02("small", 336)),
+    _vision("eva02-base", 87.1, 107.11, 340, 372, 39, size=448, also=_eva02("base", 448)),
+    _vision("eva02-large", 305.1, 362.33, 670, 993, 52, size=448, also=_eva02("large", 448)),
     _vision("swin-s", 49.6, 8.74, 520, 145, 13.8, also="swin-small swin-small-patch4-window7-224"),
-    _vision("swin-b", 87.8, 15.43, 520, 193, 18.3, also="swin-base swin-base-patch4-window7-224"),
-    _vision("swin-l", 196.5, 34.53, 520, 290, 29, also="swin-large swin-large-patch4-window7-224"),
+    _vision(
+        "swin-b",
+        87.8,
+        15.43,
+        520,
+        193,
+        18.3,
+        also="swin-base swin-base-patch4-window7-224 swin-base-patch4-window7-224-in22k",
+    ),
+    _vision(
+        "swin-l",
+        196.5,
+        34.53,
+        520,
+        290,
+        29,
+        also="swin-large swin-large-patch4-window7-224 swin-large-patch4-window7-224-in22k",
+    ),
     # counted and measured (see above)
     _vision("yolov5s", 9.2, 12.00, 230, 330, 31, size=640, also="yolov5su"),
     _vision("yolov5m", 25.1, 32.10, 290, 599, 47, size=640, also="yolov5mu"),
@@ -215,11 +267,11 @@ FURTHER: Final = (
     _vision("squeezenet1-1", 1.2, 0.35, 70, 21, 5.2),
     _vision("googlenet", 6.6, 1.50, 170, 30, 6.7),
     _vision("shufflenet-v2-x1-0", 2.3, 0.14, 130, 21, 2.3),
-    _vision("mobilenet-v3-small", 2.5, 0.06, 120, 16, 1.9),
-    _vision("mobilenet-v3-large", 5.5, 0.22, 140, 48, 6.9),
+    _vision("mobilenet-v3-small", 2.5, 0.06, 120, 16, 1.9, also="mobilenetv3-small-100"),
+    _vision("mobilenet-v3-large", 5.5, 0.22, 140, 48, 6.9, also="mobilenetv3-large-100"),
     _vision("regnet-x-8gf", 39.6, 8.00, 270, 158, 12.0),
-    _vision("swin-v2-t", 28.4, 5.94, 460, 146, 18.0, size=256),
-    _vision("swin-v2-b", 87.9, 20.33, 940, 310, 24, size=256),
+    _vision("swin-v2-t", 28.4, 5.94, 460, 146, 18.0, size=256, also="swinv2-tiny-patch4-window8-256"),
+    _vision("swin-v2-b", 87.9, 20.33, 940, 310, 24, size=256, also="swinv2-base-patch4-window8-256"),
     # counted without a GPU: 0.7 of the operators that ran, of the outputs and of the live tensors what agrees with the
     # measured ones of the same makers
     _vision("yolov5n", 2.6, 3.86, 240, 175, 15.7, size=640, also="yolov5nu"),

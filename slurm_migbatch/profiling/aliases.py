@@ -11,34 +11,48 @@ from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, Measurem
 from slurm_migbatch.workload.refusal import show
 
 _NAMES: Final = (
-    ("gpu", 1.0, "gpu_name gpu_model"),
+    ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
     ("profile", 1.0, "mig_profile mig_slice slice"),
-    ("batch", 1.0, "batch_size batchsize bs"),
+    ("batch", 1.0, "batch_size batchsize bs infer_batch_size"),
     ("procs", 1.0, "processes num_processes num_procs n_procs"),
-    ("input_size", 1.0, "seq_len seq_length sequence_length image_size img_size"),
+    ("input_size", 1.0, "seq_len seq_length sequence_length image_size img_size infer_img_size resolution"),
+    ("input_size", 1.0, "input_len input_length input_resolution isl"),
+    ("output", 1.0, "output_len output_length osl"),
     ("sm_count", 1.0, "sms"),
     ("throughput_per_s", 1.0, "throughput throughput_s throughput_img_s throughput_imgs_s throughput_images_s"),
     ("throughput_per_s", 1.0, "throughput_samples_s throughput_items_s"),
-    ("throughput_per_s", 1.0, "images_per_s images_per_second samples_per_s samples_per_second"),
-    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms"),
-    ("latency_s", 1e-6, "latency_us"),
+    ("throughput_per_s", 1.0, "throughput_infer_s throughput_inferences_s throughput_fps infer_s inferences_s fps"),
+    ("throughput_per_s", 1.0, "img_s imgs_s images_s samples_s items_s"),
+    ("throughput_per_s", 1.0, "images_per_s imgs_per_s samples_per_s items_per_s inferences_per_s"),
+    ("throughput_per_s", 1.0, "infer_samples_per_s"),
+    ("latency_s", 1e-3, "infer_step_time"),
+    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s latency_mean_s latency_avg_s"),
+    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms latency_mean_ms latency_avg_ms"),
+    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us latency_mean_us latency_avg_us"),
     ("latency_p99_s", 1e-3, "latency_p99_ms p99_latency_ms p99_ms"),
-    ("ttft_s", 1e-3, "ttft_ms"),
-    ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
-    ("tpot_s", 1e-3, "tpot_ms itl_ms"),
-    ("tpot_p99_s", 1e-3, "tpot_p99_ms"),
-    ("memory_mib", 1.0, "memory_mb mem_mb peak_memory_mb"),
-    ("memory_mib", 1024.0, "memory_gb memory_gib mem_gb peak_memory_gb"),
+    ("ttft_s", 1e-3, "ttft_ms median_ttft_ms"),
+    ("ttft_p99_s", 1e-3, "ttft_p99_ms p99_ttft_ms"),
+    ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
+    ("tpot_p99_s", 1e-3, "tpot_p99_ms p99_tpot_ms"),
+    (
+        "memory_mib",
+        1.0,
+        "memory_mb mem_mb peak_memory_mb peak_memory_mib memory_used_mib memory_used_mb vram_mb vram_mib",
+    ),
+    ("memory_mib", 1.0, "gpu_memory_mb gpu_memory_mib gpu_mem_mb"),
+    ("memory_mib", 1024.0, "memory_gb memory_gib mem_gb peak_memory_gb peak_memory_gib vram_gb vram_gib gpu_memory_gb"),
+    ("memory_mib", 1024.0, "memory_used_gb memory_used_gib gpu_memory_gib gpu_mem_gb"),
     ("params", 1e6, "params_m"),
     ("params", 1e9, "params_b"),
     ("flops_per_item", 1e9, "gflops"),
+    ("flops_per_item", 2e9, "infer_gmacs gmacs"),
 )
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
     name: (column, factor) for column, factor, names in _NAMES for name in names.split()
 }
-"""Column of the common table and factor, by name in another table. A MB or GB counts as a MiB or GiB: programs that
-print them mostly mean these, and too much memory ends no job.
+"""Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
+counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
 _NOT_RUN: Final = frozenset({"oom", "out of memory"})
 """Cells of figures of a point that did not run. Others without a number (N/A) are refused: an empty speed means the
@@ -74,8 +88,15 @@ _OF_GPUS: Final = frozenset([
     "tensor_parallel", "tensor_parallel_size",
 ])  # fmt: skip
 """Names of columns with the number of GPUs that a row is of."""
-_SIDES: Final = re.compile(r"([0-9]{1,6}) ?[x\N{MULTIPLICATION SIGN}] ?([0-9]{1,6})", re.ASCII)
-"""The two sides of an image; the longer one counts, as in the hint `input=`."""
+_BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
+_SIDES: Final = re.compile(
+    rf"(?:(?:[0-9]+{_BY})?[134]{_BY})?([0-9]{{1,6}}){_BY}([0-9]{{1,6}})(?:{_BY}[134])?", re.ASCII
+)
+"""The two sides of an image; the longer one counts, as in the hint `input=`. Before them may be the batch and the
+channels, after them the channels.
+"""
+_WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
+"""An input size with its unit, as in that hint."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -85,14 +106,21 @@ CONTRADICTORY: Final = "?"
 """Instead of the decimal mark of a table that has decimal commas and decimal dots."""
 _NAMES_OF_MARKS: Final = {",": "comma", ".": "dot"}
 _TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
+_SPELT_OUT: Final = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millisec", "millisecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("percentage", "pct"), "percent"),
+    **dict.fromkeys(("usec", "usecs", "microsec", "microsecs", "microsecond", "microseconds"), "us"),
+}
+"""Usual unit by other words for it in a column's name."""
 _UNITS: Final = str.maketrans({"\N{MICRO SIGN}": "u", "\N{GREEK SMALL LETTER MU}": "u", "%": " percent "})
 """Characters of a unit that are no ASCII letters: without them `Latency (\N{MICRO SIGN}s)` would be in seconds."""
 
 
 def plain(name: str) -> str:
     """Return a column's name in words joined by _, with its unit: `Throughput (img/s)` is `throughput_img_s`."""
-    spelt = name.lower().translate(_UNITS)
-    return re.sub(r"[^a-z0-9]+", "_", spelt).strip("_")
+    words = re.findall(r"[a-z0-9]+", name.lower().translate(_UNITS))
+    return "_".join(_SPELT_OUT.get(word, word) for word in words)
 
 
 def renamed(header: Sequence[str]) -> tuple[str, ...]:
@@ -160,6 +188,8 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         words = {*called.split("_")}
         if "kind" not in columns and cell.lower() in ("train", "training") and not words & _OF_DATA:
             raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
+        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         if re.fullmatch(r"[0-9]+(?:\.0+)?", cell) is None or float(cell) <= 1:
             continue
         if called in _OF_GPUS:
@@ -220,8 +250,11 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return text
     if text.lower() in _NOT_RUN:
         return ""
-    if column == "input_size" and (sides := _SIDES.fullmatch(text.lower())):
-        return str(max(int(sides[1]), int(sides[2])))
+    if column == "input_size":
+        if sides := _SIDES.fullmatch(text.lower()):
+            return str(max(int(sides[1]), int(sides[2])))
+        if sized := _WITH_UNIT.fullmatch(text.lower()):
+            return sized[1]
     number = _number(name, text, decimal)
     factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
     try:

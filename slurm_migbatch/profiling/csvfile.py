@@ -1,6 +1,7 @@
 """Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages.
 
-Cells are separated by the one of `,`, `;`, tab and `|` that the header has most of.
+Cells are separated by the one of `,`, `;`, tab and `|` that the header has most of, or that a line before it states, as
+Excel writes it: `sep=;`. Empty lines before the header are skipped.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +34,8 @@ LARGEST_COUNT: Final = 10**9
 
 _LONGEST: Final = 65536
 """Most characters of a header that are searched for the separator."""
+_STATED: Final = re.compile(rf'"?sep=([{re.escape(SEPARATORS)}])"?[{re.escape(SEPARATORS)}]*', re.IGNORECASE)
+"""Excel's first line, which states the separator."""
 _GZIP: Final = b"\x1f\x8b"
 NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16 or Latin-1), compressed with gzip only"
 _UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
@@ -126,7 +130,7 @@ def header(path: Path) -> tuple[str, ...]:
     """
     try:
         with open_text(path) as file:
-            return _names(next(_lines(file), []))
+            return _names(next(_lines(file)[0], []))
     except _UNREADABLE:
         return ()
 
@@ -134,7 +138,7 @@ def header(path: Path) -> tuple[str, ...]:
 def separator(path: Path) -> str:
     """Return the character between the cells of a file whose `header` can be read. Raises OSError."""
     with open_text(path) as file:
-        return _separator(file.readline(_LONGEST))
+        return _before_header(file)[1]
 
 
 def unreadable(path: Path) -> str:
@@ -145,7 +149,7 @@ def unreadable(path: Path) -> str:
             file.seek(0)
             if is_foreign(first):
                 return NOT_UTF8
-            return "" if next(_lines(file), []) else "is empty"
+            return "" if next(_lines(file)[0], []) else "is empty"
     except UnicodeDecodeError:
         return NOT_UTF8
     except _UNREADABLE as error:
@@ -161,10 +165,10 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
     number = 1
     try:
         with open_text(path) as file:
-            lines = _lines(file)
+            lines, before = _lines(file)
             names = _names(next(lines, []))
             for cells in lines:
-                number = lines.line_num
+                number = lines.line_num + before
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(names):
@@ -203,15 +207,24 @@ def whole(row: Mapping[str, str], column: str) -> int:
     return int(value)
 
 
-def _lines(file: TextIO) -> Rows:
-    """Return a reader of the file's lines, which begins with the header."""
-    first = file.readline(_LONGEST)
+def _lines(file: TextIO) -> tuple[Rows, int]:
+    """Return a reader of the file's lines, which begins with the header, and the number of lines before that."""
+    before, separator = _before_header(file)
     file.seek(0)
-    return csv.reader(file, delimiter=_separator(first))
+    for _ in range(before):
+        file.readline(_LONGEST)
+    return csv.reader(file, delimiter=separator, skipinitialspace=True), before
 
 
-def _separator(first: str) -> str:
-    return max(SEPARATORS, key=first.count)
+def _before_header(file: TextIO) -> tuple[int, str]:
+    """Return the number of lines before the header, and the separator of cells."""
+    before, stated = 0, ""
+    while line := file.readline(_LONGEST):
+        match = _STATED.fullmatch(line.strip("\r\n "))
+        if match is None and line.strip():
+            break
+        before, stated = before + 1, match[1] if match else stated
+    return before, stated or max(SEPARATORS, key=line.count)
 
 
 def _names(cells: list[str]) -> tuple[str, ...]:

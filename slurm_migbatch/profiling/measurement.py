@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
@@ -253,11 +254,19 @@ def _count(name: str, text: str) -> int:
     return int(value)
 
 
+_NUMBER_AND_MORE: Final = re.compile(r"[0-9]+(?:\.[0-9]+)? ?[^0-9.,]")
+
+
 def _figure(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise MeasurementError(f"{name} must be a number, not {show(text)}: leave it empty if unknown")
+        advice = (
+            "write a number alone, in the column's unit"
+            if _NUMBER_AND_MORE.match(text)
+            else "leave it empty if unknown"
+        )
+        raise MeasurementError(f"{name} must be a number, not {show(text)}: {advice}")
     return value

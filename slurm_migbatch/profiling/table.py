@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +39,14 @@ _FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVE
 _MEASURED: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s",
 )  # fmt: skip
-_NEEDED: Final = frozenset({"gpu", "model", "batch"})
+_REQUIRED: Final = ("gpu", "model", "batch")
+_NEEDED: Final = frozenset(_REQUIRED)
 _SPEED: Final = ("throughput_per_s", "latency_s")
+_OF_SPEED: Final = re.compile(
+    r"throughput|latency|(?:^|_)(?:time|qps|rps|tps|ips|per_s|(?:it|req|requests|queries|batches|tokens|toks?)_s)(?:_|$)"
+)
+"""Parts of the names of columns of speed."""
+_JSON: Final = (".json", ".jsonl")
 _SINGLE: Final = {"params": "parameters", "flops_per_item": "operations"}
 DISAGREE: Final = 1.5
 """Throughput and latency that differ by more than this factor are inconsistent."""
@@ -119,13 +126,18 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give its directory")
+    elif path.suffix.lower() in _JSON:
+        problems.add(path, 0, "is JSON: write its figures as CSV, with the columns gpu, model, batch and others")
     elif why := csvfile.unreadable(path):
         problems.add(path, 0, why)
     else:
+        columns = aliases.renamed(header)
+        lacking = [name for name in _REQUIRED if name not in columns]
+        named = f" (it lacks {', '.join(lacking)})" if set(columns) & set(COLUMNS) else ""
         problems.add(
             path,
             0,
-            "is not a table of measurements: its first line must name gpu, model, batch and any of "
+            f"is not a table of measurements: its first line must name gpu, model, batch{named} and any of "
             + ", ".join(name for name in COLUMNS if name not in _NEEDED),
         )
     return Reading([], [])
@@ -284,9 +296,12 @@ def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:
 def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
     """Return why a table with these columns cannot be read; "" if it can."""
     if not set(renamed) & set(_SPEED):
-        unread = [show(name) for name in header if name.startswith(("throughput", "latency"))]
+        unread = [show(name) for name in header if _OF_SPEED.search(aliases.plain(name))]
         near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
-        return f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run"
+        return (
+            f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run; name the "
+            "column of items per second throughput_per_s, that of seconds per batch latency_s"
+        )
     duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1})
     return f"has duplicate columns: {', '.join(duplicates)}" if duplicates else ""
 

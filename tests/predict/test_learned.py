@@ -235,6 +235,13 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
         ("rt-detr-x", "rtdetr-l"),
         ("torchvision/deeplabv3_resnet101", "deeplabv3-resnet50"),
         ("nvidia/segformer-b5", "segformer-b0"),
+        ("google/vit-base-patch16-224-in21k", "deit-s"),
+        ("microsoft/swin-large-patch4-window7-224-in22k", "swin-b"),
+        ("facebook/convnext-base-224-22k-1k", "convnext-small"),
+        ("microsoft/swinv2-base-patch4-window8-256", "swin-v2-t"),
+        ("timm/mobilenetv3_large_100.ra_in1k", "mobilenet-v3-small"),
+        ("timm/eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", "eva02-base"),
+        ("eva02_base_patch14_224.mim_in22k", "eva02-small"),
     ],
 )
 def test_public_vision_models_are_known_under_their_usual_names(name: str, smaller: str) -> None:

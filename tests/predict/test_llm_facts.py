@@ -48,6 +48,10 @@ PUBLISHED = {
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
     "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
     "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
+    "bart-base": 139420416, "bart-large": 406291456, "nllb-200-distilled-600m": 615073792, "nllb-200-1.3b": 1370638336,
+    "nllb-200-3.3b": 3344863232, "m2m100-418m": 483905536, "m2m100-1.2b": 1239470080, "mt5-small": 300176768,
+    "mt5-base": 582401280, "mt5-large": 1229581312, "mt5-xl": 3742619648, "mt5-xxl": 12921057280,
+    "distilroberta-base": 82118400, "camembert-base": 110621952,
     "internlm3-8b": 8804241408, "distilbert-base-multilingual": 134734080, "multilingual-minilm-l12": 117653760,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
@@ -141,6 +145,27 @@ NAMED = {
     "Alibaba-NLP/gte-base-en-v1.5": ("nomic-embed-text-v1.5", "fp32"),
     "intfloat/e5-large": ("bge-large", "fp32"),
     "google/embeddinggemma-300m": ("embeddinggemma-300m", "fp32"),
+    "IDEA-Research/grounding-dino-tiny": ("grounding-dino-tiny", "fp32"),
+    "facebook/mask2former-swin-large-coco-panoptic": ("mask2former-swin-large", "fp32"),
+    "microsoft/Florence-2-large-ft": ("florence-2-large", "fp32"),
+    "facebook/sam3": ("sam3", "fp32"),
+    "facebook/esmfold_v1": ("esmfold", "fp32"),
+    "jinaai/jina-clip-v2": ("jina-clip-v2", "fp32"),
+    "jinaai/jina-embeddings-v2-base-en": ("jina-embeddings-v2-base", "fp32"),
+    "jinaai/jina-embeddings-v2-base-code": ("jina-embeddings-v2-base-de", "fp32"),
+    "jinaai/jina-embeddings-v4": ("jina-embeddings-v4", "bf16"),
+    "snowflake-arctic-embed2:568m": ("bge-m3", "fp32"),
+    "Snowflake/arctic-embed-l": ("bge-large", "fp32"),
+    "meta-llama/Llama-Prompt-Guard-2-86M": ("mdeberta-v3-base", "fp32"),
+    "facebook/nllb-200-distilled-600M": ("nllb-200-distilled-600m", "fp32"),
+    "facebook/bart-large-cnn": ("bart-large", "fp32"),
+    "google/mt5-xl": ("mt5-xl", "fp32"),
+    "internlm/internlm2_5-1_8b": ("internlm2-1.8b", "bf16"),
+    "ibm-granite/granite-embedding-278m-multilingual": ("xlm-roberta-base", "fp32"),
+    "dmis-lab/biobert-v1.1": ("bert-base", "fp32"),
+    "Tongyi-MAI/Z-Image-Turbo": ("z-image", "bf16"),
+    "segmind/SSD-1B": ("ssd-1b", "fp16"),
+    "zai-org/CogView4-6B": ("cogview4-6b", "bf16"),
 }
 
 
@@ -255,6 +280,17 @@ def test_unknown_size_word_does_not_resolve_to_the_family_default() -> None:
         assert found is None or found.name not in ("qwen3-8b", "mistral-7b", "clip-vit-base-patch32"), name
     with pytest.raises(Refusal, match="size of model qwen3-ultra is not known"):
         workload("model=qwen3-ultra")
+
+
+@pytest.mark.parametrize(
+    "name", ["royokong/e5-v", "BAAI/bge-code-v1", "BAAI/bge-reranker-v2.5-gemma2-lightweight", "gte-modern"]
+)
+def test_name_that_only_begins_as_a_base_model_does_is_another_model(name: str) -> None:
+    found = names.resolve(name.lower())
+    assert found is None or found.architecture.parameters > 9e9, "they have up to 9.2 billion parameters"
+    for same in ("bge", "bge-gguf", "e5", "nomic-ai/modernbert-embed-base", "gte-base-zh"):
+        base = names.resolve(same)
+        assert base is not None and base.how == "public", same
 
 
 def test_name_of_two_models_resolves_to_the_larger() -> None:
@@ -384,6 +420,8 @@ def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None
         ("zai-org/CogVideoX1.5-5B", 10.5),
         ("Lightricks/LTX-Video-0.9.7-13B-distilled", 18.0),
         ("Skywork/SkyReels-V2-DF-14B-720P", 20.2),
+        ("Wan-AI/Wan2.2-Animate-14B", 23.0),
+        ("zai-org/CogView3-Plus-3B", 7.9),
     ],
 )
 def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(name: str, billions: float) -> None:
@@ -460,7 +498,10 @@ def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
 @pytest.mark.parametrize(
     ("name", "millions"),
     [("gte-large-en-v1.5", 434), ("labse", 471), ("xlm-roberta-xl", 3480), ("deberta-v3-small", 141),
-     ("deberta-v3-xsmall", 70.7), ("distil-small.en", 166), ("distil-medium.en", 394), ("distil-large-v2", 756)],
+     ("deberta-v3-xsmall", 70.7), ("jina-embeddings-v2-base", 137), ("jina-embeddings-v2-small", 33),
+     ("jina-embeddings-v2-base-de", 161), ("mdeberta-v3-base", 279), ("prot-bert", 420), ("longformer-base-4096", 149),
+     ("granite-embedding-30m-english", 30.3),
+     ("internlm2-1.8b", 1890), ("distil-small.en", 166), ("distil-medium.en", 394), ("distil-large-v2", 756)],
 )  # fmt: skip
 def test_parameters_are_those_of_the_model_card(name: str, millions: float) -> None:
     assert BY_NAME[name].architecture.parameters == pytest.approx(1e6 * millions, rel=0.01)
@@ -483,6 +524,8 @@ def test_only_layers_with_attention_have_a_cache_that_grows(name: str, attending
     ("name", "millions"),
     [("facebook/wav2vec2-xls-r-2b", 2500), ("facebook/mms-1b-all", 1500), ("hexgrad/Kokoro-82M", 90.2),
      ("EuroBERT/EuroBERT-610m", 671), ("EvolutionaryScale/esmc-600m-2024-12", 660), ("esm-c-300m", 330),
+     ("google/timesfm-2.0-500m-pytorch", 550), ("OpenGVLab/InternViT-300M-448px", 330),
+     ("jhu-clsp/ettin-encoder-400m", 440),
      ("esm1b_t33_650M_UR50S", 715), ("InstaDeepAI/nucleotide-transformer-v2-500m-multi-species", 550)],
 )  # fmt: skip
 def test_encoder_of_known_size_has_no_cache_and_weights_of_32_bits(name: str, millions: float) -> None:
@@ -591,6 +634,76 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
+ENCODER = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        ({"model_type": "camembert", "vocab_size": 32005}, 110),
+        ({"model_type": "deberta", "vocab_size": 50265}, 124),
+        ({"model_type": "longformer", "vocab_size": 50265}, 149),
+        ({"model_type": "nomic_bert", "vocab_size": 30528}, 137),
+        ({"model_type": "modernbert", "vocab_size": 50368, "num_hidden_layers": 22, "intermediate_size": 1152}, 149),
+    ],
+)
+def test_config_of_an_encoder_is_described_as_one(config: dict[str, object], millions: int) -> None:
+    found = of_config({**ENCODER, **config}, "ours").architecture
+    assert found.kind == "encoder" and found.cache_values(512) == 0
+    assert found.parameters == pytest.approx(1e6 * millions, rel=0.02)
+
+
+def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:
+    config = {
+        "model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": [16384] * 35, "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert of_config(config, "g").architecture.parameters == pytest.approx(6.87e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "wider", [{"global_head_dim": 512}, {"per_layer_config": {"05": {"head_dim": 512}, "11": {"head_dim": 512}}}]
+)
+def test_heads_that_are_wider_where_all_tokens_are_seen_are_cached_so(wider: dict[str, object]) -> None:
+    kinds = [*["sliding_attention"] * 5, "full_attention"] * 5
+    config = {
+        **LLAMA, "num_hidden_layers": 30, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
+        "layer_types": kinds,
+    }  # fmt: skip
+    found = of_config({**config, **wider}, "g").architecture
+    assert found.cache_values(20_000) - found.cache_values(10_000) == 5 * 2 * 4 * 512 * 10_000
+
+
+@pytest.mark.parametrize("kind", ["indexed_attention", "compressed_sparse_attention"])
+def test_layer_with_some_attention_has_a_cache(kind: str) -> None:
+    config = {**HYBRID, "layer_types": [*["linear_attention"] * 36, *[kind] * 4]}
+    assert of_config(config, "h").numbers == of_config(HYBRID, "h").numbers
+
+
+@pytest.mark.parametrize("experts", [64, [64, 64]])
+def test_experts_for_text_and_for_images_are_counted(experts: object) -> None:
+    config = {
+        "hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4,
+        "intermediate_size": 12288, "moe_num_experts": experts, "moe_intermediate_size": [1536, 512], "moe_k": 6,
+        "vocab_size": 103424, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert of_config(config, "ernie").architecture.parameters == pytest.approx(29e9, rel=0.04)
+
+
+def test_falcon_with_one_head_of_keys_is_described_so() -> None:
+    config = {
+        "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+        "num_kv_heads": 71, "multi_query": True, "new_decoder_architecture": False, "vocab_size": 65024,
+    }  # fmt: skip
+    assert of_config(config, "f").architecture.cache_values(1) == BY_NAME["falcon-7b"].architecture.cache_values(1)
+    larger = of_config({**config, "num_kv_heads": 8, "new_decoder_architecture": True}, "f").architecture
+    assert larger.kv_heads == 8
+
+
 @pytest.mark.parametrize(
     ("method", "bits", "expected"),
     [
@@ -669,6 +782,12 @@ def test_vision_tower_beside_a_language_model_is_counted(tower: object, millions
     assert (seen.architecture.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == millions
     parsed = parse("migbatch: " + seen.hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == seen.architecture
+
+
+def test_encoder_of_sound_beside_a_language_model_is_counted() -> None:
+    whisper = {"model_type": "voxtral_encoder", "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32}
+    heard = of_config({"text_config": LLAMA, "audio_config": whisper}, "ears").architecture
+    assert (heard.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == 629
 
 
 def test_model_of_images_is_not_described_as_a_language_model() -> None:

@@ -60,6 +60,42 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
     assert row.latency_s == 0.0052
 
 
+@pytest.mark.parametrize(
+    ("name", "cell", "column", "figure"),
+    [
+        ("latency (msec)", "52", "latency_s", 0.052),
+        ("Avg Latency (milliseconds)", "52", "latency_s", 0.052),
+        ("latency_mean_us", "52000", "latency_s", 0.052),
+        ("latency [sec]", "0.052", "latency_s", 0.052),
+        ("Throughput (infer/sec)", "750", "throughput_per_s", 750.0),
+        ("Inferences/Second", "750", "throughput_per_s", 750.0),
+        ("images/sec", "750", "throughput_per_s", 750.0),
+        ("FPS", "750", "throughput_per_s", 750.0),
+    ],
+)
+def test_usual_words_for_units_are_read(tmp_path: Path, name: str, cell: str, column: str, figure: float) -> None:
+    (row,) = scan([table(tmp_path, f"accelerator,model,batch,{name}\na100-80gb,net,1,{cell}\n")]).rows
+    assert getattr(row, column) == pytest.approx(figure)
+
+
+def test_columns_of_public_benchmarks_are_read(tmp_path: Path) -> None:
+    timm = "gpu,model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_gmacs"
+    (row,) = scan([table(tmp_path, f"{timm}\na100-80gb,net,224,2560,100,256,4.1\n")]).rows
+    assert (row.batch, row.input_size, row.throughput_per_s, row.latency_s) == (256, 224, 2560.0, 0.1)
+    assert row.flops_per_item == 8.2e9
+    vllm = "gpu,model,kind,batch,input_len,output_len,throughput,mean_ttft_ms,median_ttft_ms,p99_ttft_ms,median_tpot_ms"
+    (row,) = scan([table(tmp_path, f"{vllm}\nh100-80gb,net,serve,8,512,256,2,45,40,90,8\n")]).rows
+    assert (row.input_size, row.output, row.ttft_s, row.ttft_p99_s, row.tpot_s) == (512, 256, 0.04, 0.09, 0.008)
+
+
+@pytest.mark.parametrize("name", ["mps_percentage", "CUDA MPS active thread percentage", "MPS (%)"])
+def test_row_of_a_part_of_the_gpu_by_mps_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TableError, match="leave out what MPS limits to a part of the GPU"):
+        scan([table(tmp_path, f"gpu,model,batch,latency_s,{name}\na100-80gb,net,1,0.1,50\n")])
+    for whole in ("100", "", "0"):
+        assert scan([table(tmp_path, f"gpu,model,batch,latency_s,{name}\na100-80gb,net,1,0.1,{whole}\n")]).rows
+
+
 @pytest.mark.parametrize("unit", ["%", "in %", "% of peak"])
 def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) -> None:
     header = f"gpu,model,batch,latency_s,Throughput ({unit}),SMs ({unit}),Processes ({unit})"
@@ -70,7 +106,17 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "cell", "size"), [("seq_len", "384", 384), ("Image Size", "224x320", 320), ("sequence_length", "", None)]
+    ("name", "cell", "size"),
+    [
+        ("seq_len", "384", 384),
+        ("Image Size", "224x320", 320),
+        ("sequence_length", "", None),
+        ("input_size", "3x224x320", 320),
+        ("input_size", "320x224x3", 320),
+        ("input_size", "8x3x224x224", 224),
+        ("input_size", "224px", 224),
+        ("input_size", "384 tokens", 384),
+    ],
 )
 def test_input_sizes_under_usual_names_distinguish_points(
     tmp_path: Path, name: str, cell: str, size: int | None

@@ -314,3 +314,35 @@ def test_identity_columns_distinguish_points() -> None:
     assert set(IDENTITY) < set(COLUMNS)
     assert replace(POINT, memory_mib=5.0).point == POINT.point
     assert replace(POINT, procs=2).point != POINT.point
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;", "sep=;;;;", "", "\n\nsep=;"])
+def test_line_of_excel_before_the_header_states_the_separator(tmp_path: Path, first: str) -> None:
+    header, good = "gpu;model,net;batch;model;latency_s", "a100;x;1;net;0,5"
+    (row,) = scan([table(tmp_path / "excel.csv", first, header, good, "")]).rows
+    assert (row.model, row.latency_s) == ("net", 0.5)
+    with pytest.raises(TableError, match=rf"excel\.csv:{first.count(chr(10)) + 4}: batch must be a whole number"):
+        scan([table(tmp_path / "excel.csv", first, header, good, "a100;x;0.5;net;1")])
+
+
+def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
+    (row,) = scan(
+        [table(tmp_path / "spaced.csv", '"gpu", "model", "batch", "latency_s"', '"a100", "net", "2", "1"')]
+    ).rows
+    assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
+        ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
+        ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
+        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,12 ms\n", "not 12 ms: write a number alone, in the column's"),
+        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if unknown"),
+    ],
+)
+def test_refusal_says_what_to_change(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TableError, match=message):
+        scan([tmp_path / name])

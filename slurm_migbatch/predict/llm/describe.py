@@ -6,6 +6,7 @@ No part of the model is run or loaded. The file is read up to a size limit, and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,12 +48,17 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("v_head_dim",),
 }
 """Keys of each number in configurations in Hugging Face's form."""
-ENCODERS: Final = frozenset(
-    ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "electra", "albert", "modernbert", "esm"]
+GATED_ENCODERS: Final = frozenset(
+    ["modernbert", "nomic_bert", "eurobert", "gte", "new", "neobert", "esmc", "longformer"]
 )
+ENCODERS: Final = GATED_ENCODERS | frozenset([
+    "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "distilbert", "mpnet", "deberta", "deberta-v2",
+    "electra", "albert", "esm", "big_bird", "megatron-bert", "data2vec-text", "ernie", "layoutlm",
+    "roberta-prelayernorm", "rembert", "roformer", "nystromformer", "convbert", "jina_embeddings_v3", "xmod",
+])  # fmt: skip
 TWO_STACKS: Final = frozenset(["bart", "mbart", "marian", "m2m_100", "pegasus", "whisper"])
 UNGATED: Final = (
-    ENCODERS
+    (ENCODERS - GATED_ENCODERS)
     | TWO_STACKS
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
@@ -63,9 +69,11 @@ TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
     "cohere",
 ])  # fmt: skip
-"""Model types by the properties that their configuration does not state."""
-ATTENTION: Final = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers that keep keys and values."""
+"""Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
+parameters in its global attention.
+"""
+ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention")
+"""Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4)."""
 _TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
 """Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
@@ -199,6 +207,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
+    numbers |= _listed(text)
     numbers |= _moe(text, numbers) | _windows(text, numbers)
     model_type = str(text.get("model_type", ""))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
@@ -210,7 +219,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     )
     numbers["bias"] = int(model_type in BIASED)
     numbers["encoder"] = int(model_type in ENCODERS)
-    if text.get("multi_query") is True and "kv" not in numbers:
+    # Falcon states as many heads of keys as of queries beside it
+    if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
     described = Described(
         name,
@@ -224,16 +234,25 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    tower = _tower(config.get("vision_config"))
-    if not tower:
+    towers = sum(_tower(config.get(f"{sense}_config")) for sense in ("vision", "audio"))
+    beside = towers + _embedded_by_layer(text, architecture.layers)
+    if not beside:
         return described
     return replace(
-        described, numbers={**described.numbers, "params": min(architecture.parameters + tower, LIMITS["params"])}
+        described, numbers={**described.numbers, "params": min(architecture.parameters + beside, LIMITS["params"])}
     )
 
 
+def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
+    """Return the parameters of embeddings that each layer adds of its own (Gemma 3n and 4); 0 if there are none."""
+    vocab, width = (_number(text, (f"{key}_per_layer_input",)) or 0 for key in ("vocab_size", "hidden_size"))
+    return vocab * width * layers if vocab <= LIMITS["vocab"] and width <= LIMITS["hidden"] else 0
+
+
 def _tower(config: Any) -> int:
-    """Return the parameters of the transformer that encodes images beside a language model; 0 if there is none."""
+    """Return the parameters of a transformer that encodes images or sound beside a language model; 0 if there is
+    none.
+    """
     if not isinstance(config, dict):
         return 0
     layers, width = (_number(config, (first, *KEYS[key])) or 0 for first, key in _TOWER)
@@ -270,6 +289,25 @@ def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return None
 
 
+def _listed(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers that a configuration lists: a feed-forward for each layer (Gemma 3n), experts for each of text
+    and images (ERNIE 4.5 VL), which are as many. Of heads, which are wider in layers that see all tokens (Gemma 4), the
+    widest.
+    """
+    found: dict[str, int] = {}
+    keys = {"ffn": "intermediate_size", "experts": "moe_num_experts", "expert_ffn": "moe_intermediate_size"}
+    for key, name in keys.items():
+        values = text.get(name)
+        if isinstance(values, list) and values and all(type(value) is int for value in values):
+            found[key] = sum(values) if key == "expert_ffn" else max(values)
+    layers = text.get("per_layer_config")
+    own = [layer for layer in layers.values() if isinstance(layer, dict)] if isinstance(layers, dict) else []
+    heads = [_number(text, ("global_head_dim",)), *(_number(layer, ("head_dim",)) for layer in own)]
+    if any(heads):
+        found["head"] = max(filter(None, (*heads, _number(text, KEYS["head"]))))
+    return found
+
+
 def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     shared = _number(text, ("n_shared_experts",))
     if not numbers.get("experts") or not shared or numbers.get("shared_ffn"):
@@ -288,7 +326,7 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, i
     kinds = layer_types[:layers]
     if window and "sliding_attention" in kinds:
         return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
-    attending = sum(isinstance(kind, str) and kind in ATTENTION for kind in kinds)
+    attending = sum(isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None for kind in kinds)
     heads = numbers.get("kv") or numbers.get("heads")
     if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}

@@ -59,13 +59,13 @@ def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more
     )
 
 
-def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Architecture:
+def _t5(*, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, **more: Any) -> Architecture:
     """Return a T5; `first`: version 1.0, whose feed-forward is not gated and whose output shares the embedding."""
     return Architecture(
         heads=heads,
         kv_heads=heads,
         head=head,
-        vocab=32128,
+        vocab=vocab,
         context=512,
         gated=not first,
         tied=first,
@@ -74,6 +74,27 @@ def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Arch
         kind="both",
         scores=True,
         **more,
+    )
+
+
+def _bart(layers: int, width: int, heads: int, ffn: int, vocab: int, positions: int = 1026) -> Architecture:
+    """Return a BART: encoder and decoder of as many layers, each with `positions` and a norm after the embedding."""
+    return Architecture(
+        layers,
+        width,
+        heads,
+        heads,
+        head=width // heads,
+        ffn=ffn,
+        vocab=vocab,
+        context=1024,
+        gated=False,
+        tied=True,
+        bias="all",
+        norm_bias=True,
+        positions=2 * positions,
+        encoder_layers=layers,
+        kind="both",
     )
 
 
@@ -128,6 +149,7 @@ _SHAPES: Final[Mapping[str, Callable[..., Architecture]]] = {
     "decoder": _decoder,
     "stateful": _stateful,
     "t5": _t5,
+    "bart": _bart,
     "whisper": _whisper,
     "bert": _bert,
     "plain": _plain,

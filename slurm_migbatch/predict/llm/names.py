@@ -73,9 +73,9 @@ _IMAGE_TEXT: Final = frozenset({"clip", "vit"})
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
 _OF_VIDEO: Final = re.compile(
-    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi"
+    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*"
 )
-_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana")
+_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana|cogview[0-9]*")
 """Words that name a generator of video or of images, whose size is that of the part that removes noise."""
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
@@ -87,8 +87,13 @@ and those for images.
 """
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
-ENCODERS: Final = re.compile(r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide")
-"""A word that names an encoder of texts, proteins or genomes, like BERT: it has no key-value cache."""
+ENCODERS: Final = re.compile(
+    r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide|geneformer|"
+    r"encoder|timesfm|internvit|prithvi|vggt"
+)
+"""A word that names an encoder of texts, proteins, genomes or images, like BERT: it has no key-value cache. Nor has
+TimesFM, a decoder of time series that passes its whole input for every patch of its forecast.
+"""
 ENCODED: Final = 8192
 """Its longest input, as of the longest of the public ones."""
 SPEECH: Final = re.compile(r"(?:wav2vec|hubert|wavlm|unispeech|data2vec|mms|parakeet|kokoro)[0-9]*")
@@ -173,6 +178,13 @@ def _index() -> Mapping[str, Model]:
     return models
 
 
+def _stems() -> frozenset[str]:
+    """Return the squeezed names that only leaving out the word `base` makes of a public one: `bge` of `bge-base`."""
+    whole = [_words(name) for model in ALL for name in (model.name, *model.aliases)]
+    stems = {"".join(word for word in words if word not in FILLERS) for words in whole if "base" in words}
+    return frozenset(stems - {"".join(words) for words in whole})
+
+
 def _groups(name: str) -> set[str]:
     """Return the trigrams of a name, with its beginning and end marked."""
     marked = f"^{name}$"
@@ -196,6 +208,7 @@ def _families() -> frozenset[str]:
 
 
 _BY_NAME: Final = _index()
+_STEMS: Final = _stems()
 _FAMILIES: Final = _families()
 _BY_GROUP: Final = _by_group()
 
@@ -456,12 +469,15 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
 
 def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
     """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
-    the other words state another size, or nothing states one and another version follows.
+    the other words state another size, or nothing states one and another version follows, or if `base` is left out and
+    there are other words: `bge-code` and `e5-v` are no base models.
     """
     name = "".join(words[start:end])
     model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
     rest = [*words[:start], *words[end:]]
     if model is None or any(map(_names_size, rest)):
+        return None
+    if name in _STEMS and "base" not in words and not FILLERS.issuperset(rest):
         return None
     if end < len(words) and _VERSION.fullmatch(words[end]) and size_of(words) is None:
         return None
