@@ -199,6 +199,18 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
 
 
+@pytest.mark.parametrize(
+    "state",
+    ["REQUEUED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "CANCELLED by 1234"],
+)
+def test_log_rows_that_have_run_are_jobs_whatever_their_end(write: Write, state: str) -> None:
+    (job,) = joblog.read(write(f"job_id,user,gpu_num,state,submit_time,duration\n1,u,1,{state},0,60\n")).jobs
+    assert job.work == 60.0
+    for unfinished in ("RUNNING", "COMPLETING"):
+        log = write(f"job_id,user,gpu_num,state,submit_time,duration\n1,u,1,{unfinished},0,60\n")
+        assert not joblog.read(log).jobs
+
+
 def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Write) -> None:
     log = write("job_id,gpu_num,submit_time,duration\n1,1,1585699201,3600\n2,1,1585699261000,60\n")
     with pytest.raises(TraceError, match=r":3: submit_time must be in seconds, not 1585699261000: .*divide it by 1000"):
