@@ -15,6 +15,7 @@ import pytest
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import (
+    csvlines,
     joblog,
     jobtable,
     mixed,
@@ -158,6 +159,9 @@ def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
     zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
     first, second = joblog.read(write(zones)).jobs
     assert (first.user, second.user, second.arrival) == ("a", "b", 3600)
+    # as PostgreSQL, BigQuery and `date -Iseconds` of some systems print them
+    for zone, offset in (("+00", 0), (" UTC", 0), ("+0530", 19800), ("-03", -10800)):
+        assert csvlines.moment(f"2017-10-09 07:01:55{zone}") == csvlines.moment("2017-10-09T07:01:55Z") - offset
     days = PHILLY.replace("2017-10-09 07:01:55,", "2017-10-10,").replace("06:13:03,", "23:59:59.5+00:00,")
     assert [job.arrival for job in joblog.read(write(days)).jobs] == [0, 0.5]
     for wrong in ("2017-10-09 07:01:55.5e3", "2017-10-09 07:01:55.nan", "2017-10-09+02:00"):
