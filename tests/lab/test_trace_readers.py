@@ -716,6 +716,13 @@ def test_line_with_an_extra_cell_and_no_text_of_users_is_refused(write: Write) -
         sacct.read(write(SACCT.replace("|JobName|", "|Account|").replace("|train|", "|tr|ain|")))
 
 
+def test_sacct_columns_may_follow_an_index_without_a_name(write: Write) -> None:
+    """pandas writes one."""
+    row = "0,7,n,ann,gpu,2026-01-05T10:00:00,2026-01-05T10:00:00,2026-01-05T10:01:00,00:01:00,60,COMPLETED,,gres/gpu=1"
+    (job,) = sacct.read(write(f",{SACCT.partition(chr(10))[0].replace('|', ',')}\n{row}\n")).jobs
+    assert (job.name, job.work) == ("7", 60.0)
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "^", "~"])
 def test_sacct_with_another_delimiter_is_read(write: Write, delimiter: str) -> None:
     text = "".join(f"{row}\n" for row in SACCT.splitlines()).replace("|", delimiter)
