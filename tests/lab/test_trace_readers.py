@@ -499,6 +499,15 @@ def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Wr
     ]
 
 
+def test_export_of_a_slurm_that_does_not_record_gpus_says_so(write: Write) -> None:
+    row = (
+        "1|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:01:00|00:01:00|1:00|COMPLETED||cpu=8,mem=3G\n"
+    )
+    trace = sacct.read(write(SACCT.partition("\n")[0] + "\n" + row))
+    assert trace.notices == ("1 jobs without a GPU are skipped", sacct.UNTRACKED)
+    assert sacct.UNTRACKED not in sacct.read(write(SACCT + row)).notices
+
+
 def test_sacct_raw_columns_are_accepted(write: Write) -> None:
     raw = SACCT.replace("JobID|", "JobIDRaw|").replace("|Elapsed|Timelimit|", "|ElapsedRaw|TimelimitRaw|")
     for text, number in (("01:00:00|1-00:00:00", "3600|1440"), ("00:00:30|UNL", "30|UNL"), ("00:00:00|1:00", "0|1")):

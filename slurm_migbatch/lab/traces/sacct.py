@@ -47,6 +47,7 @@ from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
 COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+UNTRACKED: Final = "Slurm records GPUs in AllocTRES only while slurm.conf has gres/gpu in AccountingStorageTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """States of a run that has not ended: one that ended in a requeue or a change of size is REQUEUED or RESIZING."""
@@ -110,6 +111,8 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
         )
     trace = trace_of("sacct", jobs, {})
     notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    if not jobs and left_out["jobs without a GPU"]:
+        notices.append(UNTRACKED)
     notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
     if absent := sorted(set(infer) - ran_in):
         notices.append(f"no job with a GPU ran in {', '.join(absent)}, which should do inference")
