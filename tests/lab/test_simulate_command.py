@@ -14,6 +14,7 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.config.reader import ConfigError
 from slurm_migbatch.lab.bars import exponent
 from slurm_migbatch.lab.bench import scale, simulator
+from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.cli.simulate import simulate
 from slurm_migbatch.lab.sim import scenario
 from slurm_migbatch.lab.sim.play import UNIX_TIMES, ScenarioData, play
@@ -91,6 +92,18 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
     assert [job.arrival for job in jobs] == [0, 30, 60, 90, 120]
     assert all(job.start_slo_s is None for job in jobs)  # a start objective does not apply to training
     assert all(run.ended is not None for run in play(loaded, ScenarioData(loaded), 0).runs)
+
+
+@pytest.mark.parametrize("option", ["--html", "--log"])
+def test_missing_directory_of_an_output_is_reported_before_the_simulation(tmp_path: Path, option: str) -> None:
+    done = CliRunner().invoke(simulate, [str(tmp_path / "no.toml"), option, str(tmp_path / "no" / "r")])
+    assert f"no such directory: {tmp_path / 'no'}: create it" in str(done.exception)
+
+
+def test_unusable_directory_of_plots_is_reported_before_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(bench, ["lending", "--data", str(tmp_path), "--plot", str(tmp_path / "file" / "plots")])
+    assert isinstance(done.exception, NotADirectoryError)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import (
+    csvlines,
     joblog,
     jobtable,
     mixed,
@@ -158,6 +159,9 @@ def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
     zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
     first, second = joblog.read(write(zones)).jobs
     assert (first.user, second.user, second.arrival) == ("a", "b", 3600)
+    # as PostgreSQL, BigQuery and `date -Iseconds` of some systems print them
+    for zone, offset in (("+00", 0), (" UTC", 0), ("+0530", 19800), ("-03", -10800)):
+        assert csvlines.moment(f"2017-10-09 07:01:55{zone}") == csvlines.moment("2017-10-09T07:01:55Z") - offset
     days = PHILLY.replace("2017-10-09 07:01:55,", "2017-10-10,").replace("06:13:03,", "23:59:59.5+00:00,")
     assert [job.arrival for job in joblog.read(write(days)).jobs] == [0, 0.5]
     for wrong in ("2017-10-09 07:01:55.5e3", "2017-10-09 07:01:55.nan", "2017-10-09+02:00"):
@@ -197,6 +201,18 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     served, spot = joblog.read(write(SPOT), A100, ["HP"]).jobs
     assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["REQUEUED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "CANCELLED by 1234"],
+)
+def test_log_rows_that_have_run_are_jobs_whatever_their_end(write: Write, state: str) -> None:
+    (job,) = joblog.read(write(f"job_id,user,gpu_num,state,submit_time,duration\n1,u,1,{state},0,60\n")).jobs
+    assert job.work == 60.0
+    for unfinished in ("RUNNING", "COMPLETING"):
+        log = write(f"job_id,user,gpu_num,state,submit_time,duration\n1,u,1,{unfinished},0,60\n")
+        assert not joblog.read(log).jobs
 
 
 def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Write) -> None:
@@ -483,6 +499,15 @@ def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Wr
     ]
 
 
+def test_export_of_a_slurm_that_does_not_record_gpus_says_so(write: Write) -> None:
+    row = (
+        "1|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:01:00|00:01:00|1:00|COMPLETED||cpu=8,mem=3G\n"
+    )
+    trace = sacct.read(write(SACCT.partition("\n")[0] + "\n" + row))
+    assert trace.notices == ("1 jobs without a GPU are skipped", sacct.UNTRACKED)
+    assert sacct.UNTRACKED not in sacct.read(write(SACCT + row)).notices
+
+
 def test_sacct_raw_columns_are_accepted(write: Write) -> None:
     raw = SACCT.replace("JobID|", "JobIDRaw|").replace("|Elapsed|Timelimit|", "|ElapsedRaw|TimelimitRaw|")
     for text, number in (("01:00:00|1-00:00:00", "3600|1440"), ("00:00:30|UNL", "30|UNL"), ("00:00:00|1:00", "0|1")):
@@ -698,6 +723,13 @@ def test_line_whose_texts_cannot_be_told_apart_is_skipped_and_counted(write: Wri
 def test_line_with_an_extra_cell_and_no_text_of_users_is_refused(write: Write) -> None:
     with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12"):
         sacct.read(write(SACCT.replace("|JobName|", "|Account|").replace("|train|", "|tr|ain|")))
+
+
+def test_sacct_columns_may_follow_an_index_without_a_name(write: Write) -> None:
+    """pandas writes one."""
+    row = "0,7,n,ann,gpu,2026-01-05T10:00:00,2026-01-05T10:00:00,2026-01-05T10:01:00,00:01:00,60,COMPLETED,,gres/gpu=1"
+    (job,) = sacct.read(write(f",{SACCT.partition(chr(10))[0].replace('|', ',')}\n{row}\n")).jobs
+    assert (job.name, job.work) == ("7", 60.0)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "^", "~"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -35,11 +36,28 @@ data_option = click.option(
 
 
 def _plot_folder(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+    """Create the directory before the work of minutes to hours whose result is plotted."""
     if value is not None:
         from slurm_migbatch.profiling.plot import require
 
         require()
+        value.mkdir(parents=True, exist_ok=True)
+        _require_writable(value)
     return value
+
+
+def writable_file(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+    """Return the option's file. Raises Failure if it could not be written after the work whose result it is to get."""
+    if value is not None:
+        if not value.parent.is_dir():
+            raise Failure(f"no such directory: {value.parent}: create it, or choose another file")
+        _require_writable(value if value.exists() else value.parent)
+    return value
+
+
+def _require_writable(path: Path) -> None:
+    if not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
+        raise Failure(f"{path} is not writable by this user")
 
 
 plot_option = click.option(

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.lab.cli.common import writable_file
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.play import ScenarioData
     from slurm_migbatch.lab.sim.result import SimulationResult
     from slurm_migbatch.lab.sim.scenario import Scenario
 
-_out = click.Path(dir_okay=False, path_type=Path)
+_out: Any = {"metavar": "FILE", "type": click.Path(dir_okay=False, path_type=Path), "callback": writable_file}
 _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("jobs", ("all", "jobs"), "count"),
     ("done", ("all", "done"), "count"),
@@ -68,8 +69,8 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     help="The migbatch.toml for policy migbatch, instead of the scenario's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
-@click.option("--html", metavar="FILE", type=_out, help="Write a report with plots (of the first seed).")
-@click.option("--log", metavar="FILE", type=_out, help="Write every event of the first seed as JSON lines.")
+@click.option("--html", **_out, help="Write a report with plots (of the first seed).")
+@click.option("--log", **_out, help="Write every event of the first seed as JSON lines.")
 def simulate(
     scenario: Path | None,
     example: bool,

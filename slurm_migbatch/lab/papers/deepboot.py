@@ -70,29 +70,62 @@ def _turn(
     worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
 ) -> None:
     """Solve the knapsack of one kind in `chosen`; a job's alternative is its present choice of another kind."""
-    best = np.zeros(capacity + 1)
-    taken = np.zeros((len(worths), capacity + 1), dtype=np.int64)
-    for job, offers in enumerate(worths):
-        have = chosen[job]
-        new = best + (offers[have] if have is not None and have.kind != kind else 0.0)
-        row = taken[job]
-        for choice, worth in offers.items():
-            count = choice.count
-            if choice.kind == kind and 0 < count <= capacity and worth > 0:
-                values = best[: capacity + 1 - count] + worth
-                better = values > new[count:] + _GAIN
-                new[count:][better] = values[better]
-                row[count:][better] = count
-        best = new
-    capacity_left = capacity
-    for job in range(len(worths) - 1, -1, -1):
-        count = int(taken[job, capacity_left])
+    of_kind = [{choice.count: worth for choice, worth in offers.items() if choice.kind == kind} for offers in worths]
+    others = [
+        offers[have] if have is not None and have.kind != kind else 0.0
+        for offers, have in zip(worths, chosen, strict=True)
+    ]
+    for job, count in enumerate(knapsack(of_kind, capacity, others)):
         have = chosen[job]
         if count:
             chosen[job] = Choice(kind, count)
-            capacity_left -= count
         elif have is not None and have.kind == kind:
             chosen[job] = None
+
+
+def knapsack(worths: Sequence[Mapping[int, float]], capacity: int, others: Sequence[float] = ()) -> list[int]:
+    """Return each job's count (0: none) that maximises the sum of values, within the capacity.
+
+    Args:
+        worths: value by count, for each job. Counts above the capacity and values that are not above 0 are not used.
+        others: the value of each job that gets none, 0 by default.
+    """
+    offers = [
+        [(count, worth) for count, worth in values.items() if 0 < count <= capacity and worth > 0] for values in worths
+    ]
+    others = others or [0.0] * len(offers)
+    counts = _unbounded(offers, others)
+    if sum(counts) <= capacity:
+        return counts
+    sums = [np.zeros(capacity + 1)]
+    for choices, other in zip(offers, others, strict=True):
+        best = sums[-1]
+        new = best + other
+        for count, worth in choices:
+            values, rest = best[: capacity + 1 - count] + worth, new[count:]
+            np.copyto(rest, values, where=values > rest + _GAIN)
+        sums.append(new)
+    for job in range(len(offers) - 1, -1, -1):
+        best = sums[job]
+        reached, counts[job] = best[capacity] + others[job], 0
+        for count, worth in offers[job]:
+            if count <= capacity and best[capacity - count] + worth > reached + _GAIN:
+                reached, counts[job] = best[capacity - count] + worth, count
+        capacity -= counts[job]
+    return counts
+
+
+def _unbounded(offers: Sequence[Sequence[tuple[int, float]]], others: Sequence[float]) -> list[int]:
+    """Return each job's best count if the capacity suffices for all."""
+    best, counts = 0.0, []
+    for choices, other in zip(offers, others, strict=True):
+        new, chosen = best + other, 0
+        for count, worth in choices:
+            if best + worth > new + _GAIN:
+                new, chosen = best + worth, count
+        best = new
+        counts.append(chosen)
+    return counts
 
 
 # -- the inference half ------------------------------------------------------------------------------------------------

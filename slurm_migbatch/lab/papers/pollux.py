@@ -7,7 +7,7 @@ so in the authors' simulator (adaptdl, `pollux.py`), including the constants.
 
 The optimisation is a reconstruction. The authors search placements by a genetic algorithm (population 100, 100
 generations), whose results are random. Here the counts are solved exactly: the harmonic mean is greatest if a sum over
-jobs is, which is a knapsack (`deepboot.allocate`); the value of every count is that on the fewest nodes. The counts are
+jobs is, which is a knapsack (`deepboot.knapsack`); the value of every count is that on the fewest nodes. The counts are
 placed afterwards (`place`); a count that cannot be placed is reduced to one that can.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from slurm_migbatch.lab.papers.deepboot import Choice, allocate
+from slurm_migbatch.lab.papers.deepboot import knapsack
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -55,19 +55,23 @@ def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
 
 def speedup(job: PolluxJob, count: int) -> float:
     """Return the speedup over the fair share with `count` GPUs, reduced if that is a change; 0 without GPUs."""
-    if not count:
-        return 0.0
-    factor = 1.0 if count == job.have else penalty(job.age_s, job.restarts, job.delay_s)
-    return job.speeds[count] / job.fair * factor
+    return _speedups(job, (count,))[0] if count else 0.0
+
+
+def _speedups(job: PolluxJob, counts: Sequence[int]) -> list[float]:
+    changed = penalty(job.age_s, job.restarts, job.delay_s)
+    return [job.speeds[n] / job.fair * (1.0 if n == job.have else changed) for n in counts]
 
 
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
     """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest."""
-    worths = [
-        {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
-        for job in jobs
-    ]
-    return [0 if choice is None else choice.count for choice in allocate(worths, {"gpu": gpus})]
+    worths = []
+    for job in jobs:
+        counts = sorted(job.speeds)
+        worths.append(
+            {n: 1 / _NOTHING - 1 / (gain + _NOTHING) for n, gain in zip(counts, _speedups(job, counts), strict=True)}
+        )
+    return knapsack(worths, gpus)
 
 
 def place(

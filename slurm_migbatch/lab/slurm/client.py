@@ -200,7 +200,7 @@ class SimulatedSlurm(Slurmctld):
     def cancel(self, job_id: int | str) -> None:
         """See SlurmClient."""
         self._asked("cancel")
-        for row in self._named(str(job_id), split=False):
+        for row in self._named(str(job_id)):
             self.cancelled(row.job_id)
 
     # -- updates -----------------------------------------------------------------------------------------------------

@@ -383,6 +383,8 @@ class Slurmctld(JobQueue):
         ended = EndedJob(row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row)
         self.ended_jobs[row.job_id] = ended
         if row.array_job is not None:
+            if row.job_id == row.array_job:
+                self.arrays[row.array_job].waiting.clear()  # the tasks that share this row
             self.ended_tasks.setdefault(row.array_job, []).append(ended)
         self.on_change(row.job_id, None)
         for waiting in self._waiting_for.get(row.job_id if row.array_job is None else row.array_job, ()):

@@ -16,7 +16,7 @@ from slurm_migbatch.profiling.csvfile import NOT_UTF8, is_foreign, open_text
 from slurm_migbatch.workload.refusal import show
 
 _MOMENT: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(\.\d{1,12})? ?(Z|[+-]\d\d:\d\d)?)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(\.\d{1,12})? ?(Z|UTC|([+-]\d\d)(?::?(\d\d))?)?)?", re.ASCII
 )
 """Date, time of day, fraction of a second, zone."""
 
@@ -109,8 +109,8 @@ def moment(text: str) -> float:
     try:
         if match is None:
             raise ValueError(text)
-        day, clock, fraction, zone = match.groups()
-        zone = "+00:00" if zone in (None, "Z") else zone
+        day, clock, fraction, _, hours, minutes = match.groups()
+        zone = f"{hours or '+00'}:{minutes or '00'}"
         return datetime.fromisoformat(f"{day} {clock or '00:00'}{zone}").timestamp() + float(fraction or 0)
     except (ValueError, OverflowError):
         raise ValueError(f"a time such as 2017-10-09 07:01:55, not '{show(text)}'") from None

@@ -40,13 +40,17 @@ class _Counts(NamedTuple):
     shares: bool
 
 
-@lru_cache(maxsize=1 << 12)
 def held_in(tres_list: str, geometry: Geometry | None = None) -> Held:
     """Return the largest profile and the number of slices, or the number of GPUs if the job had any.
 
     The profile is that of the geometry, if it has one under another name. Raises GresError and ProfileError.
     """
-    counts = _counted(tres_list)
+    return _of_gres(",".join(entry for entry in re.split("[,;]", tres_list) if entry.startswith("gres/")), geometry)
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_gres(entries: str, geometry: Geometry | None) -> Held:
+    counts = _counted(entries)
     sized, unknown, remark = Counter(counts.sized), counts.unknown, ""
     for compute, count in counts.bare.items():
         profile = None if geometry is None else _usual(geometry, compute)
@@ -69,8 +73,7 @@ def held_in(tres_list: str, geometry: Geometry | None = None) -> Held:
     return Held(None, total, "" if total else nothing)
 
 
-def _counted(tres_list: str) -> _Counts:
-    entries = ",".join(entry for entry in re.split("[,;]", tres_list) if entry.startswith("gres/"))
+def _counted(entries: str) -> _Counts:
     sized: Counter[Profile] = Counter()
     bare: Counter[int] = Counter()
     gpus: Counter[bool] = Counter()

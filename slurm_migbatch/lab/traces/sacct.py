@@ -28,15 +28,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine
 from slurm_migbatch.lab.traces.held import Held, held_in
+from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -46,6 +47,7 @@ from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
 COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+UNTRACKED: Final = "Slurm records GPUs in AllocTRES only while slurm.conf has gres/gpu in AccountingStorageTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """States of a run that has not ended: one that ended in a requeue or a change of size is REQUEUED or RESIZING."""
@@ -63,7 +65,9 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
         geometry: of the GPU whose profiles the slices have by other names; None: the names of the export.
     """
     left_out: Counter[str] = Counter()
-    rows: list[tuple[float, CsvLine, str, Held, float]] = []
+    remarks: Counter[str] = Counter()
+    jobs: list[LoggedJob] = []
+    ran_in: set[str] = set()
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
     for line in sacctlines.read(path, columns, COMMAND, left_out):
@@ -88,32 +92,31 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
         if not work:
             left_out["jobs that ended within a second"] += 1
             continue
-        rows.append((_moment(line, "Submit"), line, run[0], held, work))
-    rows.sort(key=lambda row: (row[0], row[1].number))
-    begin = rows[0][0] if rows else 0.0
-    jobs = []
-    for number, (submit, line, job_id, held, work) in enumerate(rows):
-        partition = line.text("Partition") if line.has("Partition") else ""
+        partition = line.text("Partition") if infer else ""
+        ran_in.add(partition)
+        if held.remark:
+            remarks[held.remark] += 1
         jobs.append(
-            SimulatedJob(
-                number,
-                job_id,
-                submit - begin,
+            LoggedJob(
+                _moment(line, "Submit"),
+                line.number,
+                run[0],
                 work,
+                held.gpus,
+                line.text("User"),
                 "infer" if partition in infer else "train",
-                gpus=held.gpus,
-                profile=held.profile,
-                user=line.text("User"),
-                estimate=_seconds(line, "Timelimit", 60),
+                held.profile,
+                _seconds(line, "Timelimit", 60),
             )
         )
+    trace = trace_of("sacct", jobs, {})
     notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
-    remarks = Counter(held.remark for *_, held, _ in rows if held.remark)
+    if not jobs and left_out["jobs without a GPU"]:
+        notices.append(UNTRACKED)
     notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
-    ran_in = {line.text("Partition") for _, line, *_ in rows} if infer else set()
     if absent := sorted(set(infer) - ran_in):
         notices.append(f"no job with a GPU ran in {', '.join(absent)}, which should do inference")
-    return Trace("sacct", tuple(jobs), notices=tuple(notices))
+    return replace(trace, notices=tuple(notices))
 
 
 def _held(line: CsvLine, geometry: Geometry | None) -> Held:

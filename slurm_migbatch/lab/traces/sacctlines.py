@@ -21,7 +21,7 @@ TEXTS: Final = frozenset(
     {"AdminComment", "Comment", "Constraints", "Extra", "JobName", "SubmitLine", "SystemComment", "WCKey", "WorkDir"}
 )
 """Columns that may contain the delimiter."""
-_DELIMITED: Final = re.compile(r'"?[A-Za-z]+"?([^A-Za-z0-9_%" \r\n])')
+_DELIMITED: Final = re.compile(r'(?:"?[A-Za-z]+"?|(?=,))([^A-Za-z0-9_%" \r\n])')
 _TRES: Final = re.compile(r"((?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=]*)=)", re.ASCII)
 _JSON_COLUMNS: Final = (
     "JobID", "User", "Partition", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State", "AllocTRES",

@@ -205,3 +205,16 @@ def test_failed_dependency_is_never_satisfied_and_an_unknown_one_is_refused() ->
     assert (s.queue[waiting].state, s.queue[waiting].reason) == ("PENDING", "DependencyNeverSatisfied")
     with pytest.raises(SlurmError, match="dependency"):
         s.submit("mig:1g.10gb:1", after=(99,))
+
+
+def test_dependency_on_a_cancelled_pending_array_is_never_satisfied() -> None:
+    s = slurm()
+    array = s.submit("mig:1g.10gb:1", array="0-3", held=True)
+    waiting = s.submit("mig:1g.10gb:1", after=(array,))
+    s.cancel(f"{array}_1")
+    assert s.queue[array].tasks == 3, "only that task is cancelled"
+    s.cancel(array)
+    assert array not in s.queue
+    assert (s.queue[waiting].state, s.queue[waiting].reason) == ("PENDING", "DependencyNeverSatisfied")
+    with pytest.raises(SlurmRefused, match="Invalid job id"):
+        s.update_jobs({f"{array}_0": {"Comment": "x"}})

@@ -33,7 +33,8 @@ class Pollux(Policy):
         self.part = Part(0, 0, 0)
         self.runs: dict[SimulatedRun, None] = {}
         self._due = self._woken = False
-        self._speeds: dict[tuple[int, int], float] = {}
+        self._speeds: dict[tuple[int, int], dict[int, float]] = {}
+        self._shares: dict[tuple[int, int], float] = {}
 
     def begin(self, sim: Simulation) -> None:
         """Determine the policy's GPUs."""
@@ -73,6 +74,8 @@ class Pollux(Policy):
             return
         fair = max(1, -(-self.part.size // len(self.runs)))
         counts = divide([self._candidate(sim, run, fair) for run in runs], capacity)
+        if all(count == len(run.places) for run, count in zip(runs, counts, strict=True)):
+            return
         had = {run: self._by_node(sim, run) for run in runs if run.places}
         free = {
             node: (sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])).bit_count()
@@ -91,21 +94,29 @@ class Pollux(Policy):
 
     def _candidate(self, sim: Simulation, run: SimulatedRun, fair: int) -> PolluxJob:
         job, have = run.job, len(run.places)
-        least, most = self._least(job), min(self._most(job), self.part.size)
+        speeds = self._speeds.get((job.id, have))
+        if speeds is None:
+            speeds = self._speeds[job.id, have] = self._speeds_of(sim, job, have)
+        share = self._shares.get((job.id, fair))
+        if share is None:
+            least, most = self._bounds(job)
+            share = self._shares[job.id, fair] = self._speed(sim, job, min(max(fair, least), most))
+        share = share or max(speeds.values(), default=1.0)
+        return PolluxJob(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
+
+    def _speeds_of(self, sim: Simulation, job: SimulatedJob, have: int) -> dict[int, float]:
+        least, most = self._bounds(job)
         per_node = len(sim.cluster.nodes[0])
         sizes = {n for n in range(least, most + 1) if n <= _FINE or n % per_node == 0} | {least, most}
         if have:
             sizes.add(have)
-        speeds = {n: speed for n in sorted(sizes) if (speed := self._speed(sim, job, n)) > 0}
-        share = self._speed(sim, job, min(max(fair, least), most)) or max(speeds.values(), default=1.0)
-        return PolluxJob(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
+        return {n: speed for n in sorted(sizes) if (speed := self._speed(sim, job, n)) > 0}
+
+    def _bounds(self, job: SimulatedJob) -> tuple[int, int]:
+        return self._least(job), min(self._most(job), self.part.size)
 
     def _speed(self, sim: Simulation, job: SimulatedJob, count: int) -> float:
-        cached = self._speeds.get((job.id, count))
-        if cached is None:
-            packed = [gpu.whole for gpu in sim.cluster.gpus[:count]]
-            cached = self._speeds[job.id, count] = sim.speeds.speed(job, packed)
-        return cached
+        return sim.speeds.speed(job, [gpu.whole for gpu in sim.cluster.gpus[:count]])
 
     def _least(self, job: SimulatedJob) -> int:
         return job.least if job.kind == "infer" or job.least < job.most else 1
