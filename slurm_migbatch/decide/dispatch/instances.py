@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
@@ -81,6 +81,7 @@ def instances(rate: float, running: int, predicted: float | None, load: Instance
     return fewest(rate if load is None else load.each * running * (1 + RESERVE), instance_rate)
 
 
+@dataclass
 class LoadHistory:
     """Reports of instances, and recent numbers needed; as long as Slurm lists the arrays.
 
@@ -91,11 +92,10 @@ class LoadHistory:
         needs: of each array, times and numbers of instances needed; each number lower than the one before.
     """
 
-    def __init__(self) -> None:
-        self.counts: dict[Run, tuple[tuple[float, float], ...]] = {}
-        self.latency: dict[Run, float] = {}
-        self.most: dict[int, float] = {}
-        self.needs: dict[int, tuple[tuple[float, int], ...]] = {}
+    counts: dict[Run, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    latency: dict[Run, float] = field(default_factory=dict)
+    most: dict[int, float] = field(default_factory=dict)
+    needs: dict[int, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
     def add_report(self, run: Run, started: float, report: Report, now: float) -> None:
         """Add a report of an instance's run, which began at `started` (unix seconds)."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _GRAIN: Final = 1e-9
@@ -164,6 +164,7 @@ def _fits(now: float, chosen: Sequence[Claim], free_slices: int) -> bool:
     return True
 
 
+@dataclass
 class ServedTime:
     """Compute-slice seconds of elastic arrays of each user, decaying with time.
 
@@ -174,11 +175,10 @@ class ServedTime:
         seen: arrays whose past is included.
     """
 
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-        self.at: float | None = None
-        self.fade_s = 0.0
-        self.seen: set[int] = set()
+    spent: dict[str, float] = field(default_factory=dict)
+    at: float | None = None
+    fade_s: float = 0.0
+    seen: set[int] = field(default_factory=set)
 
     def count(self, now: float, running: Mapping[int, tuple[str, int]], fade_s: float) -> None:
         """Add the service that arrays got since the last time.

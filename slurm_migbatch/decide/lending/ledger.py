@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -176,25 +176,25 @@ Place = tuple[str, str, Slot]
 """Node, UUID of the GPU, and slot of a run."""
 
 
+@dataclass
 class Ledger:
     """Every active loan, by job, and the history of ended ones."""
 
-    def __init__(self) -> None:
-        self.open: dict[int, Loan] = {}
-        #: the inference job that a loan ends for, by the loan's job
-        self.ends_for: dict[int, int] = {}
-        self.past: dict[int, LoanHistory] = {}
-        #: targets of jobs that were stopped for another slice, until they are released
-        self.targets: dict[int, Target] = {}
-        #: runs (job, restart count) that are or were loans and may still hold a slice
-        self.runs: set[Run] = set()
-        #: when a loan was last reclaimed from a GPU, by its UUID
-        self.reclaimed: dict[str, float] = {}
-        self._unsaved: dict[tuple[int, int, float], Loan] = {}
-        #: by job, nodes where a run ended recently, and until when slurmd there may confuse the next run with that one
-        self.ran_on: dict[int, dict[str, float]] = {}
-        #: releases of array tasks that shared a row with others; a task has its own job id only after its release
-        self._expected: dict[tuple[int, int], Loan] = {}
+    open: dict[int, Loan] = field(default_factory=dict)
+    #: the inference job that a loan ends for, by the loan's job
+    ends_for: dict[int, int] = field(default_factory=dict)
+    past: dict[int, LoanHistory] = field(default_factory=dict)
+    #: targets of jobs that were stopped for another slice, until they are released
+    targets: dict[int, Target] = field(default_factory=dict)
+    #: runs (job, restart count) that are or were loans and may still hold a slice
+    runs: set[Run] = field(default_factory=set)
+    #: when a loan was last reclaimed from a GPU, by its UUID
+    reclaimed: dict[str, float] = field(default_factory=dict)
+    _unsaved: dict[tuple[int, int, float], Loan] = field(default_factory=dict)
+    #: by job, nodes where a run ended recently, and until when slurmd there may confuse the next run with that one
+    ran_on: dict[int, dict[str, float]] = field(default_factory=dict)
+    #: releases of array tasks that shared a row with others; a task has its own job id only after its release
+    _expected: dict[tuple[int, int], Loan] = field(default_factory=dict)
 
     def load(self, loans: Iterable[Loan]) -> None:
         """Start from the record: active loans and recently ended ones, in the order of their decisions."""

@@ -19,7 +19,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.forecast import Expectation, LevelGaps, Part
 from slurm_migbatch.decide.lending.idleness import Idleness
-from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
+from slurm_migbatch.decide.lending.ledger import Ledger
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, Stretch
 from slurm_migbatch.decide.lending.pairs import Pair
@@ -28,7 +28,6 @@ from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import SpeedReport
-from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.decide.supply.moves import MoveMemory
@@ -54,13 +53,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DispatchMemory: _fields(DispatchMemory),
     RetypeHistory: _fields(RetypeHistory, "hold_s"),
     Bounds: _fields(Bounds),
-    ServedTime: {"spent": dict[str, float], "at": float | None, "fade_s": float, "seen": set[int]},
-    LoadHistory: {
-        "counts": dict[Run, tuple[tuple[float, float], ...]],
-        "latency": dict[Run, float],
-        "most": dict[int, float],
-        "needs": dict[int, tuple[tuple[float, int], ...]],
-    },
+    ServedTime: _fields(ServedTime),
+    LoadHistory: _fields(LoadHistory),
     LendingMemory: {
         "ledger": Ledger,
         "elastic_jobs": ElasticJobs,
@@ -72,17 +66,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "loaded": bool,
         "asked": set[int],
     },
-    Ledger: {
-        "open": dict[int, Loan],
-        "ends_for": dict[int, int],
-        "past": dict[int, LoanHistory],
-        "runs": set[Run],
-        "reclaimed": dict[str, float],
-        "targets": dict[int, Target],
-        "ran_on": dict[int, dict[str, float]],
-        "_unsaved": dict[tuple[int, int, float], Loan],
-        "_expected": dict[tuple[int, int], Loan],
-    },
+    Ledger: _fields(Ledger),
     ElasticJobs: {
         "_version": str | None,
         "_reports": dict[Run, Report],
