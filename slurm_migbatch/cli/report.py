@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +10,14 @@ import click
 
 from slurm_migbatch.cli.common import HELP, show_stage, source_option
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.cli.usage import filters
+from slurm_migbatch.cli.usage import filters, window_options
 
 
 @click.command(context_settings=HELP)
 @click.option(
     "--html", metavar="FILE", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Output file."
 )
-@click.option("-S", "--starttime", default="now-30days", show_default=True, metavar="TIME", help="Start of the window.")
-@click.option("-E", "--endtime", default="now", show_default=True, metavar="TIME", help="End of the window.")
-@click.option(
-    "-A", "--account", "--accounts", "accounts", multiple=True, metavar="NAMES", help="Only runs of these accounts."
-)
-@click.option(
-    "-u", "--user", "users", multiple=True, metavar="NAMES", help="Only runs of these users (names or numbers)."
-)
-@click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only runs in these partitions.")
-@click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7.")
-@click.option(
-    "--db",
-    envvar="MIGBATCH_DB",
-    metavar="URL",
-    help="Database to read [env MIGBATCH_DB; default: from the configuration].",
-)
+@partial(window_options, start="now-30days", end="now")
 @source_option
 def report(html: Path, db: str | None, config: str | None, **options: Any) -> None:
     """Draw the use of GPU slices as one self-contained HTML file.

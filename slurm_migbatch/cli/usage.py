@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -13,23 +14,19 @@ from slurm_migbatch.cli.common import F, source_option
 from slurm_migbatch.query.questions import UsageQuestion
 
 
-def window_options(command: F) -> F:
-    """Return the options of migacct that select runs: -u -A -r -N -S -E, and --db."""
+def window_options(command: F, start: str = "", end: str = "") -> F:
+    """Return the options of migacct that select runs: -u -A -r -N -S -E, and --db; `start`, `end`: default window."""
+    since, until = start or "midnight", end or "now"
+    words = partial(click.option, multiple=True)
     options: tuple[Callable[[F], F], ...] = (
-        click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only these users."),
+        words("-u", "--user", "users", metavar="USERS", help="Only these users (names or numbers)."),
+        words("-A", "--account", "--accounts", "accounts", metavar="ACCOUNTS", help="Only these, without subaccounts."),
+        words("-r", "--partition", "partitions", metavar="NAMES", help="Only these partitions."),
+        words("-N", "--nodelist", metavar="NODES", help="Only these nodes: n[1-4],m7."),
         click.option(
-            "-A",
-            "--account",
-            "--accounts",
-            "accounts",
-            multiple=True,
-            metavar="ACCOUNTS",
-            help="Only these accounts, without subaccounts.",
+            "-S", "--starttime", default=start, metavar="TIME", help=f"Start of the window [default: {since}]."
         ),
-        click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only these partitions."),
-        click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only these nodes: n[1-4],m7."),
-        click.option("-S", "--starttime", default="", metavar="TIME", help="Start of the window [default: midnight]."),
-        click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window [default: now]."),
+        click.option("-E", "--endtime", default=end, metavar="TIME", help=f"End of the window [default: {until}]."),
         click.option("--db", envvar="MIGBATCH_DB", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
     )
     for option in reversed(options):
