@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import chain
+from itertools import chain, islice
 
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.query.reply import Reply, Unanswerable
@@ -236,15 +236,6 @@ def _print_remarks(reply: Reply) -> None:
 
 
 def _write_all(lines: Iterable[str]) -> None:
-    some: list[str] = []
-    for line in lines:
-        some.append(line)
-        if len(some) == _LINES_AT_ONCE:
-            _write(some)
-            some.clear()
-    _write(some)
-
-
-def _write(lines: list[str]) -> None:
-    if lines:
-        sys.stdout.write("\n".join(lines) + "\n")
+    rest = iter(lines)
+    while some := list(islice(rest, _LINES_AT_ONCE)):
+        sys.stdout.write("\n".join(some) + "\n")
