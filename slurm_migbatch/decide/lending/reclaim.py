@@ -43,31 +43,23 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
         job_view = view.job_views.get(job)
         if job_view is None:
             continue
-        running = job_view.row.state == "RUNNING"
-        if loan.state is State.SIGNALLED and job_view.row.active:
+        row = job_view.row
+        if loan.state is State.SIGNALLED and row.active:
             order = _signalled(view, rules, loan)
             orders += [] if order is None else [order]
-        elif loan.state is State.REQUEUED and running:
+        elif loan.state is State.REQUEUED and row.state == "RUNNING":
             if loan.requeued is None or passed_s(loan.requeued, view.now) >= rules.again_s:
                 orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
-        elif (
-            loan.state in (State.RELEASED, State.WITHDRAWN)
-            and job_view.row.pending
-            and job_view.hints.slice is not None
-        ):
+        elif loan.state in (State.RELEASED, State.WITHDRAWN) and row.pending and job_view.hints.slice is not None:
             late = loan.released is not None and passed_s(loan.released, view.now) >= rules.start_s
             if loan.state is State.WITHDRAWN or late:
                 why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
                 orders.append(LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
     for job, job_view in view.job_views.items():
-        if (
-            job not in view.loans
-            and job_view.row.pending
-            and not job_view.hints.guest
-            and job_view.hints.slice is not None
-        ):
+        row, hints = job_view.row, job_view.hints
+        if job not in view.loans and row.pending and not hints.guest and hints.slice is not None:
             why = "it is requeued and waits for another slice"
-            orders.append(LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why))
+            orders.append(LoanOrder(Kind.RETYPE, job, row.restarts, why))
     return orders
 
 
@@ -80,11 +72,8 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
         return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
     if loan.checkpoint is None and passed_s(loan.signalled, view.now) < rules.grace_s:
         return None
-    why = (
-        "its checkpoint is written"
-        if loan.checkpoint is not None
-        else f"it reported no checkpoint within {rules.grace_s:g} s"
-    )
+    late = f"it reported no checkpoint within {rules.grace_s:g} s"
+    why = late if loan.checkpoint is None else "its checkpoint is written"
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
