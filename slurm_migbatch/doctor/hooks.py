@@ -108,18 +108,14 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
             advice = f"add to {present[-1].path} below its first line: {scripts.hook_line(ours)}"
         yield Finding(FAIL, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
     if len(calling) > 1:
-        *others, kept = sorted(calling, key=lambda program: _is_only_ours(program, ours))
+        # one that does nothing but run our hook is kept, if there is any
+        *others, kept = sorted(calling, key=lambda found: found.path == ours or found.text == scripts.stub(ours))
         text = f"{ours} runs {len(calling)} times for each job, by {', '.join(program.path for program in calling)}"
         advice = " and ".join(f"remove its line from {program.path}" for program in others)
         yield Finding(WARN, facts.key, text, f"{advice}: {kept.path} is sufficient")
     for program in calling:
         if program.path != ours:
             yield from _runs(facts.key, program)
-
-
-def _is_only_ours(program: HostProgram, ours: str) -> bool:
-    """Return whether a program does nothing but run our hook."""
-    return program.path == ours or program.text == scripts.stub(ours)
 
 
 def _closed(key: str, program: HostProgram) -> Finding:

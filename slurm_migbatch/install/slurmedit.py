@@ -111,7 +111,8 @@ def plan(
     result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, result)
     if topology_conf is not None:
-        topology_plan = topology.plan(topology.plugin_of(conf), topology_conf, site.catalog.names, site.version)
+        plugin = conf.value("TopologyPlugin").lower().removeprefix("topology/")
+        topology_plan = topology.plan(plugin, topology_conf, site.catalog.names, site.version)
         result.edits += topology_plan.edits
         result.notes += topology_plan.notes
         result.problems += topology_plan.problems

@@ -39,11 +39,6 @@ class _Unit:
     below: frozenset[str]
 
 
-def plugin_of(conf: Conf) -> str:
-    """Return the plugin that slurm.conf names, without the prefix `topology/`: "tree"; empty for none."""
-    return conf.value("TopologyPlugin").lower().removeprefix("topology/")
-
-
 def plan(plugin: str, topology: Conf, catalog: str, version: tuple[int, int]) -> TopologyPlan:
     """Return what topology.conf needs for requests to wait for what is not on offer. `plugin`: "tree", "block", or one
     that needs nothing; `catalog`: its host list; `version`: Slurm's.

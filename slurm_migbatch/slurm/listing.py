@@ -227,9 +227,7 @@ def _nodes(text: str) -> tuple[str, ...]:
     return expand(text) if "[" in text or "," in text else _node_alone(text)
 
 
-@lru_cache(maxsize=1 << 15)
-def _node_alone(text: str) -> tuple[str, ...]:
-    return expand(text)
+_node_alone = lru_cache(maxsize=1 << 15)(expand)
 
 
 @lru_cache(maxsize=1024)
