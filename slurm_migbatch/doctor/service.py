@@ -43,12 +43,8 @@ def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]
 def check_query(config: Config) -> Iterator[Finding]:
     """Check that the service for user queries listens, and that it is this one."""
     if not config.query.enabled:
-        yield Finding(
-            WARN,
-            "query service",
-            "is disabled ([query] enabled)",
-            "migacct and migbatch why do not work on login nodes",
-        )
+        advice = "migacct and migbatch why do not work on login nodes"
+        yield Finding(WARN, "query service", "is disabled ([query] enabled)", advice)
         return
     url = url_of(config.query.listen, config.query.port)
     advice = "check migbatchd's log: the port may be in use ([query] port), or munge may be missing"

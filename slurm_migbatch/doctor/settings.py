@@ -50,12 +50,8 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         )
     tracking = conf.get("proctracktype", "")
     if tracking and not tracking.endswith("cgroup"):
-        yield Finding(
-            WARN,
-            "ProctrackType",
-            f"is {tracking}: what leaves its process group or parent outlives the job, and keeps its slice",
-            "set ProctrackType=proctrack/cgroup and restart every slurmd",
-        )
+        text = f"is {tracking}: what leaves its process group or parent outlives the job, and keeps its slice"
+        yield Finding(WARN, "ProctrackType", text, "set ProctrackType=proctrack/cgroup and restart every slurmd")
     if conf.get("accountingstoragetype", "").endswith("slurmdbd") and "gres/mig" not in conf.get(
         "accountingstoragetres", ""
     ):

@@ -33,20 +33,16 @@ def check_autodetect(gres_conf: Conf, nodes: Collection[str]) -> Iterator[Findin
         names, detect = line.get("nodename"), line.get("autodetect")
         if names and detect:
             node_lines.update(dict.fromkeys(devices.expanded(names.value), line))
-    detecting: dict[tuple[str, int, str], list[str]] = {}
+    detecting: dict[str, list[str]] = {}
     for node in sorted(nodes):
         setting = node_lines.get(node, default_line)
         detect = setting.get("autodetect") if setting else None
         if setting and detect and detect.value.lower() in _DETECTS:
-            detecting.setdefault((setting.path, setting.number, detect.value), []).append(node)
-    for (path, number, value), members in detecting.items():
-        text = f"{path}:{number}: AutoDetect={value} counts the slices of {fold(members)} when slurmd starts"
-        yield Finding(
-            FAIL,
-            "gres.conf",
-            f"{text}, and drains the node when they change",
-            f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)",
-        )
+            detecting.setdefault(f"{setting.place}: AutoDetect={detect.value}", []).append(node)
+    for where, members in detecting.items():
+        text = f"{where} counts the slices of {fold(members)} when slurmd starts, and drains the node when they change"
+        advice = f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)"
+        yield Finding(FAIL, "gres.conf", text, advice)
     if not detecting:
         yield Finding(OK, "gres.conf", "AutoDetect is off for MIG nodes")
 
@@ -84,16 +80,16 @@ def check_cgroup(
         if not denied:
             yield Finding(OK, "cgroup.conf", "ConstrainDevices=yes")
             return
-        yield Finding(
-            FAIL,
-            "cgroup.conf",
+        text = (
             f"with ConstrainDevices=yes a job can open {', '.join(denied)}, a device of gres.conf, only if Slurm has "
-            "allocated the whole GPU to it: jobs with slices of that GPU cannot use them",
-            "run `migbatch install --role controller --edit` on the controller: it says, or changes, what the node may "
-            "count as gpu in its Gres=; then restart slurmctld and slurmd",
+            "allocated the whole GPU to it: jobs with slices of that GPU cannot use them"
         )
-        return
-    if whole:
+        advice = (
+            "run `migbatch install --role controller --edit` on the controller: it says, or changes, what the node may "
+            "count as gpu in its Gres=; then restart slurmctld and slurmd"
+        )
+        yield Finding(FAIL, "cgroup.conf", text, advice)
+    elif whole:
         shown = ", ".join(sorted(whole))
         text = f"devices are not constrained: every job can open {shown}, which Slurm allocates as whole GPUs"
         advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf, and list only these"

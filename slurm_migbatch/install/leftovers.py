@@ -50,7 +50,7 @@ def _lua(conf: Conf, removed: Collection[str], left: Callable[[str], str | None]
         script, module = conf.beside(name), conf.beside(scripts.BESIDE[name])
         setting = conf.setting(key)
         if script in removed and setting and "lua" in scripts.plugins(setting[1].value):
-            yield _sentence(f"{setting[0].path}:{setting[0].number}", script)
+            yield _sentence(setting[0].place, script)
         if module in removed and scripts.calls_lua(left(script) or "", module):
             yield _sentence(script, module)
 
