@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.tasks import with_timeout
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
@@ -85,8 +85,11 @@ class Poller:
         began, jobs = time.monotonic(), self._client.jobs()
         nodes = tuple(self._client.nodes())
         if began >= self._defaults_until:
-            self._defaults = self._client.gpu_defaults()
             self._defaults_until = began + _CONFIG_S
+            try:
+                self._defaults = self._client.gpu_defaults()
+            except SlurmError as error:  # the client may get jobs and nodes in another way
+                log.warning("the partitions' defaults for each GPU stay those of the last query: %s", error)
         return SlurmView(began, self._kept.of(jobs), nodes, self._defaults)
 
 

@@ -5,7 +5,8 @@ Tested with slurmrestd of 24.11.5 (API versions 40 to 42) and 26.05.5 (42 to 45)
 - changes of single array tasks ("123_4"): `POST job/` refuses them ("Submit job update against Array Job's JobID
   instead of array task id"), and a task that shares its array's record has no id of its own;
 - `requeue` before version 45, the default partition before version 45, and updates of other fields than `_FIELDS`;
-- squeue's `gres_texts`, jobs' excluded nodes, and the queries of `daemon.ended.HistoryClient`.
+- squeue's `gres_texts`, jobs' excluded nodes, the partitions' `gpu_defaults`, and the queries of
+  `daemon.ended.HistoryClient`.
 
 The API does the same as the commands for: `Gres` of nodes and of jobs, comments with any bytes, throttles of arrays,
 signals to the whole job and to single tasks, reservations.

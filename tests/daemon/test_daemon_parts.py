@@ -1,5 +1,6 @@
 """Lock, log lines, faults, ages, readiness and the audit."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -11,14 +12,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.daemon import poll
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
-from slurm_migbatch.daemon.poll import UnsavedJobs
+from slurm_migbatch.daemon.poll import Poller, UnsavedJobs
 from slurm_migbatch.daemon.records import asked_text
 from slurm_migbatch.node.notify import notify
-from slurm_migbatch.slurm.client import UNREAD, JobRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
+from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
+from tests.support.daemon_fakes import FakeSlurm
 from tests.support.directories import open_to_users
+
+
+def test_poll_goes_on_with_the_last_defaults_for_each_gpu(monkeypatch):
+    """Jobs and nodes may come from slurmrestd while Slurm's commands do not answer."""
+    slurm, seen = FakeSlurm(), []
+
+    async def act(view):
+        seen.append(view.gpu_defaults)
+        if len(seen) == 1:
+            slurm.gpu_defaults = failing
+        return len(seen) < 3
+
+    def failing():
+        raise SlurmError("scontrol: Unable to contact slurm controller")
+
+    async def polls():
+        task = asyncio.create_task(Poller(slurm, 0.01, act).run())
+        while len(seen) < 3:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    monkeypatch.setattr(poll, "_CONFIG_S", 0.0)
+    slurm.gpu_defaults = lambda: {"gpu": GpuDefaults(8)}
+    asyncio.run(asyncio.wait_for(polls(), 60))
+    assert seen == [{"gpu": GpuDefaults(8)}] * 3
 
 
 def test_second_instance_is_refused_and_names_the_first(tmp_path):
