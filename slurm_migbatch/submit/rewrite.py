@@ -171,7 +171,8 @@ class _Job:
         _check_lengths(now)
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
         elastic = is_marked(now.comment or "")
-        moved = elastic and request.partition is not None
+        present = [getattr(now, name) for name in TRES_FIELDS]
+        moved = request.partition not in (None, now.partition) and (has_marker(now.comment) or mentions(present))
         other_changes = any(getattr(request, name) is not None for name in (*TEXT_FIELDS, "req_nodes", "exc_nodes"))
         if not (tres_given or moved or other_changes):
             return Pass()
@@ -184,7 +185,7 @@ class _Job:
             raise Refusal("nodes_later", NODE_FEATURE + "...")
         if not now.pending:
             return self._modify_started(marker, excluded, tres_given=tres_given)
-        if not tres_given and not marker:
+        if not (tres_given or moved or marker):
             return Pass()
         kept: dict[str, Any] = {
             name: getattr(now, name)

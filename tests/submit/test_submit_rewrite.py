@@ -458,9 +458,31 @@ def test_a_started_job_keeps_its_marker_and_its_slices(ask) -> None:
 
 
 def test_updates_by_root_or_unrelated_to_slices_pass(ask) -> None:
-    assert isinstance(ask(None, None, partition="old", now=JOB), Pass)
+    assert isinstance(ask(None, None, partition="gpu", now=JOB), Pass)
+    assert isinstance(ask(None, None, partition="old", now=Present(True, "cpu", "gres:fpga:1")), Pass)
     assert isinstance(ask(None, "hello", partition=None, now=Present(True, "cpu")), Pass)
     assert isinstance(ask("gres:mig:auto", "x [mig:7g.80gb:1]", uid=0, partition=None, now=JOB), Pass)
+
+
+def test_job_that_is_moved_to_another_partition_keeps_slices_that_this_one_has(ask) -> None:
+    """Otherwise it would pend for good."""
+    assert ask(None, None, partition="mixed", now=JOB).changes == {}
+    assert ask(None, None, partition="old", now=JOB).code == "unknown_profile"
+    assert ask(None, None, partition="cpu", now=JOB).code == "no_partition"
+    assert ask("gres:mig:auto", None, partition="old", now=JOB).changes["tres_per_node"] == "gres:mig:2g.10gb:1"
+    started = Present(False, "gpu", "gres:mig:2g.20gb:1", comment="[mig:2g.20gb:1#old]")
+    assert isinstance(ask(None, None, partition="old", now=started), Pass)
+
+
+def test_job_with_whole_gpus_that_is_moved_to_a_partition_with_slices_gets_one(ask) -> None:
+    whole = Present(True, "cpu", tres_per_job="gres:gpu:1")
+    answer = ask(None, None, partition="gpu", now=whole)
+    assert answer.changes == {
+        "tres_per_node": "gres:mig:7g.80gb:1",
+        "tres_per_job": "",
+        "comment": "[mig:7g.80gb:1#abc12345]",
+    }
+    assert isinstance(ask(None, None, partition="other", now=whole), Pass)
 
 
 def test_job_without_slices_may_get_one_by_an_update(ask) -> None:

@@ -183,6 +183,8 @@ def test_updates_of_a_pending_job_rewrite_its_gres_and_marker(bed: Cluster) -> N
     assert change("Comment=x [mig:7g.80gb:1]") != 0
     assert change("Extra=[mig:7g.80gb:1]") != 0
     assert change("Gres=mig:1g") != 0
+    assert change("Partition=train") != 0, "no partition of SITE"
+    assert change("Partition=gpu") == 0
     assert change("Gres=mig:auto") == 0
     assert job_of(bed, job) == ("gres:mig:1g.10gb:1", "other [mig:1g.10gb:1#chgauto]")
     assert change("Gres=gpu:1") == 0
