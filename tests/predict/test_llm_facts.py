@@ -464,6 +464,9 @@ def test_other_version_of_a_model_is_resolved_by_size_only() -> None:
 
 def test_misspelt_name_resolves_to_the_nearest_public_name() -> None:
     assert names.suggestion("mixtrall") == "mixtral"
+    assert names.suggestion("brt-large") == "bert-large"
+    assert names.suggestion("raft-large") is None
+    assert names.suggestion("unet-small") is None
     assert names.suggestion("something-else-entirely") is None
     found = names.resolve("lama-3.1-8b")
     assert found is not None and (found.name, found.how) == ("llama-3.1-8b", "near")

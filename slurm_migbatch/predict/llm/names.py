@@ -319,9 +319,18 @@ def native(model: Model) -> Precision:
 
 @lru_cache(maxsize=1024)
 def suggestion(name: str) -> str | None:
-    """Return the most similar public name; None if there is none."""
+    """Return the most similar public name; None if there is none.
+
+    Names must be alike without the words of size that both have, too: `raft-large` does not mean `bert-large`.
+    """
     kept, _ = _without_quantisation(_words(name))
-    return next(iter(_alike("-".join(word for word in kept if word not in FILLERS))), None)
+    words = [word for word in kept if word not in FILLERS]
+    for candidate in _alike("-".join(words)):
+        common = SIZES.intersection(words, candidate.split("-"))
+        own, other = ("-".join(w for w in name if w not in common) for name in (words, candidate.split("-")))
+        if difflib.SequenceMatcher(None, own, other).ratio() >= ALIKE:
+            return candidate
+    return None
 
 
 def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
