@@ -92,6 +92,8 @@ class CliClient:
         self._odd_nodes = Unread("node")
         self._odd_reservations = Unread("reservation")
         self._reserved = False
+        self._reservations: list[reservations.NodeReservation] = []
+        self._reservations_at = 0.0  # unix seconds
         #: commands run so far, for reports and tests
         self.calls = 0
         #: called before every command that changes something; may raise SlurmError
@@ -162,7 +164,7 @@ class CliClient:
         return parse_field(self._run(*field_command(mark, field, *options, width=width)), mark)
 
     def nodes(self) -> list[NodeRow]:
-        """List nodes by one scontrol call, and by one more while some are reserved; see SlurmClient."""
+        """List nodes by one scontrol call, and reservations by another one, at least once a minute; see SlurmClient."""
         unread: dict[str, str] = {}
         rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
         self._odd_nodes.name(unread)
@@ -170,15 +172,21 @@ class CliClient:
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:
         self._reserved = any(reservations.RESERVED in row.states for row in rows)
-        if not self._reserved:
-            return rows
-        unread: dict[str, str] = {}
-        active = self._active_reservations(unread.__setitem__)
-        self._odd_reservations.name(unread)
-        return reservations.of_nodes(rows, active)
+        now = time.time()
+        if self._reserved or not 0 <= now - self._reservations_at < reservations.EVERY_S:
+            unread: dict[str, str] = {}
+            self._reservations = self._current_reservations(unread.__setitem__, now)
+            self._odd_reservations.name(unread)
+            self._reservations_at = now
+        # those that were active are over
+        known = [held for held in self._reservations if self._reserved or held.start > now]
+        return reservations.of_nodes(rows, known, now) if known else rows
 
-    def _active_reservations(self, unread: Callable[[str, str], None]) -> list[reservations.NodeReservation]:
-        return reservations.parse(self._run(*reservations.COMMAND), unread)
+    def _current_reservations(
+        self, unread: Callable[[str, str], None], now: float
+    ) -> list[reservations.NodeReservation]:
+        """Return the active and coming reservations; `unread` is called for each that cannot be read."""
+        return reservations.parse(self._run(*reservations.COMMAND), unread, now)
 
     def default_partition(self) -> str:
         """Return the partition that sinfo marks with a star."""

@@ -195,6 +195,7 @@ class NodeRow:
     other_gres: str = ""  # gres other than mig, which a new Gres= has to repeat: "gpu:h100:4"
     reservations: frozenset[str] = frozenset()  # active jobs that hold it
     set_aside: bool = False  # whether it is now limited to jobs of a reservation
+    free_for_s: int = 0  # until a coming reservation limits it to its jobs, rounded up; 0: none is known
 
     @property
     def cpus_free(self) -> int:

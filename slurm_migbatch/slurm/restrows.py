@@ -181,7 +181,7 @@ def default_partition(found: Mapping[str, Any]) -> str:
 
 
 def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, str], object]) -> list[NodeReservation]:
-    """Return the active reservations from the answer to `reservations/`.
+    """Return the active reservations from the answer to `reservations/`, and those that begin after `now`.
 
     Those that cannot be read are left out; `unread` is called for each. Raises SlurmError.
     """
@@ -189,10 +189,19 @@ def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, st
     for record in records(found, "reservations"):
         try:
             nodes = frozenset(expand(record["node_list"]))
-            if nodes and _number(record["start_time"]) <= now < _number(record["end_time"]):
+            start = _number(record["start_time"])
+            if nodes and now < _number(record["end_time"]):
                 cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
                 flags = frozenset(record["flags"])
-                rows.append(NodeReservation(_text(record, "name"), nodes, flags, int(cpus[1]) if cpus else None))
+                rows.append(
+                    NodeReservation(
+                        _text(record, "name"),
+                        nodes,
+                        flags,
+                        int(cpus[1]) if cpus else None,
+                        start if start > now else 0.0,
+                    )
+                )
         except _ODD as error:
             unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     return rows

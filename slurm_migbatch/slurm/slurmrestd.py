@@ -89,14 +89,14 @@ class SlurmrestdClient(CliClient):
         return on_nodes(self.jobs(), nodes)
 
     def nodes(self) -> list[NodeRow]:
-        """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
+        """List nodes by one request, reservations by another one, as `CliClient` does; see SlurmClient."""
         unread: dict[str, str] = {}
         rows = restrows.nodes(self.api.ask("GET", "nodes/"), unread.__setitem__)
         self._odd_nodes.name(unread)
         return self._with_reservations(rows)
 
-    def _active_reservations(self, unread: Callable[[str, str], None]) -> list[NodeReservation]:
-        return restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread)
+    def _current_reservations(self, unread: Callable[[str, str], None], now: float) -> list[NodeReservation]:
+        return restrows.reservations(self.api.ask("GET", "reservations/"), now, unread)
 
     def default_partition(self) -> str:
         """See SlurmClient."""

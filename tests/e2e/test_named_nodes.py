@@ -120,9 +120,11 @@ def test_jobs_with_exclusive_user_or_switches_get_their_slices(bed: Cluster) -> 
     assert started(bed, "--gres=mig:7g.80gb", "-N2", "--switches=1") in ("n[1-2]", "n[2-3]", "n[1,3]")
 
 
-def reserve(bed: Cluster, name: str, nodes: str, user: str = "mbalice", flags: str = "IGNORE_JOBS") -> None:
+def reserve(
+    bed: Cluster, name: str, nodes: str, user: str = "mbalice", flags: str = "IGNORE_JOBS", start: str = "now"
+) -> None:
     what = [f"ReservationName={name}", f"Nodes={nodes}", f"Users={user}"]
-    bed.run(["scontrol", "create", "reservation", *what, "StartTime=now", "Duration=60", f"Flags={flags}"])
+    bed.run(["scontrol", "create", "reservation", *what, f"StartTime={start}", "Duration=60", f"Flags={flags}"])
 
 
 def test_jobs_wait_in_a_reservation_that_has_the_catalog_node(bed: Cluster) -> None:
@@ -145,6 +147,20 @@ def test_jobs_without_a_reservation_run_on_unreserved_nodes(bed: Cluster) -> Non
     reserve(bed, "most", "n[1-2],no-mig-slice-free1", "mbbob")
     for profile in ("7g.80gb", "3g.40gb:2", "1g.10gb:7"):
         assert started(bed, f"--gres=mig:{profile}") == "n3"
+
+
+def test_long_jobs_hold_no_slices_before_a_coming_reservation(bed: Cluster) -> None:
+    """Before maintenance only short jobs can start; migbatchd reads coming reservations when it starts."""
+    reserve(bed, "soon", "n[1-3]", "root", "MAINT,IGNORE_JOBS", "now+1hour")
+    bed.restart("migbatchd")
+    for profile in ("7g.80gb", "4g.40gb", "1g.10gb:7", "3g.40gb:2"):
+        assert sbatch(bed, f"--gres=mig:{profile}", "--time=2:00:00", wrap="true")[0]
+    assert started(bed, "--gres=mig:1g.20gb:4", "--time=10") in NODES
+    assert started(bed, "--gres=mig:2g.20gb:3", "--time=10") in NODES
+    assert set(bed.run(["squeue", "-h", "-o", "%T"]).stdout.split()) == {"PENDING"}
+    bed.run(["scontrol", "delete", "ReservationName=soon"])
+    bed.restart("migbatchd")
+    bed.wait("the long jobs", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), 120.0)
 
 
 def test_refusal_names_a_reservation_without_the_catalog_node(bed: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,11 +37,13 @@ RUNNABLE = frozenset(
 )
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
-#: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, its other GRES, CPUs.
-_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int]
+#: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, its other GRES, CPUs,
+#: and seconds until a coming reservation (0: none).
+_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int, int]
 
-#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_Site._size` of CPUs.
-_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int]
+#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_Site._size` of CPUs and
+#: `_Site._length` of its time limit.
+_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int, float]
 
 _NONE = frozenset[str]()
 _MOST_POOLS = 4096
@@ -290,6 +293,8 @@ class _Site:
         self._mixed = mixed
         #: the numbers of CPUs that nodes have, in use or not, ascending
         self._sizes = sorted({fact[6] for fact in facts if fact[6]})
+        #: the seconds until coming reservations of nodes, ascending
+        self._lengths = sorted({fact[7] for fact in facts if fact[7]})
         self._in_partition: dict[str, set[str]] = {}
         for name, partitions, *_ in facts:
             for partition in partitions:
@@ -317,10 +322,14 @@ class _Site:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
         cpus = self._size(row.cpus) if row.num_nodes == 1 and len(self._sizes) > 1 else 0
-        request = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others, cpus)
+        length = self._length(row.time_limit_s) if self._lengths else 0
+        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
+        request = (*asked, others, cpus, length)
         pool = self._pools.get((request, apart))
         if pool is None:
             pool = self._with_cpus(self._found(row), cpus).difference(apart)
+            if length:
+                pool = frozenset([name for name in pool if not 0 < self._facts[name][7] < length])
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
             pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
@@ -330,6 +339,13 @@ class _Site:
         """Return the CPUs of the smallest nodes that have so many; 0 if all nodes have, or none."""
         number = bisect_left(self._sizes, cpus)
         return self._sizes[number] if 0 < number < len(self._sizes) else 0
+
+    def _length(self, limit_s: int | None) -> float:
+        """Return the shortest time until a reservation in which a job with this time limit can end; 0 if in all."""
+        if limit_s is None:
+            return math.inf
+        number = bisect_left(self._lengths, limit_s)
+        return 0 if number == 0 else self._lengths[number] if number < len(self._lengths) else math.inf
 
     def _with_cpus(self, names: frozenset[str], cpus: int) -> frozenset[str]:
         """Return the nodes that have so many CPUs or an unknown number; all of them if none does."""
@@ -360,8 +376,9 @@ def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list
     mixed: set[str] = set()
     for node in nodes:
         if node.name in supply:
-            aside, others = node.set_aside, node.other_gres
-            facts.append((node.name, node.partitions, node.features, node.reservations, aside, others, node.cpus))
+            aside, others, free_for_s = node.set_aside, node.other_gres, node.free_for_s
+            of_slurm = (node.name, node.partitions, node.features, node.reservations)
+            facts.append((*of_slurm, aside, others, node.cpus, free_for_s))
         elif node.open:
             mixed.update(node.partitions)
     return facts, frozenset(mixed)
