@@ -35,6 +35,7 @@ ANSWERS: Answers = {
     "partitions/": (200, PARTITIONS),
     "jobs/": (200, {"jobs": [], "errors": []}),
     "nodes/": (200, {"nodes": [NODE], "errors": []}),
+    "reservations/": (200, {"reservations": [], "errors": []}),
 }
 
 
