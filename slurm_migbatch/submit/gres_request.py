@@ -175,7 +175,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
             count_per_node = count * request.sockets_per_node
-    elif (tasks := request.num_tasks if takes_one_node(asking, request) else tasks_per_node(request)) is not None:
+    elif (tasks := nodes_and_tasks(asking, request)[1]) is not None:
         count_per_node = count * tasks
     if count_per_node is None:
         raise Refusal("per_node", asking.option)
@@ -184,7 +184,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     return count_per_node
 
 
-def tasks_per_node(request: JobRequest) -> int | None:
+def _tasks_per_node(request: JobRequest) -> int | None:
     """Return the most tasks that a node of the job gets; --ntasks-per-node is only a limit beside --ntasks."""
     nodes, tasks, most = nodes_of(request), request.num_tasks, request.ntasks_per_node
     if most and not tasks:
@@ -208,7 +208,7 @@ def even_tasks(asking: GresRequest, request: JobRequest, slices: int) -> int | N
 
 
 def _share_of_total(asking: GresRequest, count: int, request: JobRequest) -> int | None:
-    nodes = 1 if takes_one_node(asking, request) else nodes_of(request)
+    nodes, _ = nodes_and_tasks(asking, request)
     return count // nodes if nodes and count % nodes == 0 else None
 
 
@@ -216,7 +216,7 @@ def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | Non
     """Return the nodes of the job and the most tasks on one of them, None where the request does not determine it."""
     if takes_one_node(asking, request):
         return 1, request.num_tasks or 1
-    return nodes_of(request), tasks_per_node(request)
+    return nodes_of(request), _tasks_per_node(request)
 
 
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:

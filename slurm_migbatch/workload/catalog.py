@@ -167,7 +167,7 @@ class Partition:
         least one CPU; 0: no default.
         """
         kinds = [kind.full.compute_slices for kind in self.kinds if offer.profile in kind.geometry]
-        of_gpu, whole = self.gpu_defaults, max([offer.compute_slices, *kinds])
+        of_gpu, whole = self.gpu_defaults, max(kinds)
         cpus = max(of_gpu.cpus * offer.compute_slices // whole, 1) if of_gpu.cpus else 0
         return GpuDefaults(cpus, of_gpu.memory_mib * offer.compute_slices // whole)
 
