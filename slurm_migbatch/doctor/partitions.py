@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from slurm_migbatch.node.findings import OK, WARN, Finding
+from slurm_migbatch.slurm import gpu_defaults
 from slurm_migbatch.slurm.fields import fields_of
 
 _UNSET: Final = frozenset({"", "0", "UNLIMITED"})
@@ -51,7 +52,7 @@ def _exclusive_by(words: Mapping[str, str]) -> str:
 def _takes_all_memory(partitions: Mapping[str, Mapping[str, str]], name: str, conf: Mapping[str, str]) -> bool:
     """Return whether memory is allocated to jobs, and neither the partition nor the cluster has a default for it."""
     words = partitions.get(name, {})
-    if "DefMemPerGPU=" in words.get("JobDefaults", "") + conf.get("jobdefaults", ""):
+    if gpu_defaults.read(words.get("JobDefaults", ""), gpu_defaults.read(conf.get("jobdefaults", ""))).memory_mib:
         return False  # jobs with slices get their share of it
     own = words.get("SelectTypeParameters", "NONE")
     parameters = conf.get("selecttypeparameters", "") if own == "NONE" else own

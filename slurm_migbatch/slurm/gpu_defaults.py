@@ -30,17 +30,18 @@ NO_DEFAULTS: Final = GpuDefaults()
 def parse(partitions: str, config: str) -> dict[str, GpuDefaults]:
     """Return the defaults of each partition that has any: its own, else those of the cluster."""
     cluster = _OF_CLUSTER.search(config)
-    general = _defaults(cluster[1], NO_DEFAULTS) if cluster else NO_DEFAULTS
+    general = read(cluster[1]) if cluster else NO_DEFAULTS
     found = {}
     for record in partitions.splitlines():
         words = fields_of(record)
-        own = _defaults(words.get("JobDefaults", ""), general)
+        own = read(words.get("JobDefaults", ""), general)
         if own != NO_DEFAULTS and words.get("PartitionName"):
             found[words["PartitionName"]] = own
     return found
 
 
-def _defaults(text: str, general: GpuDefaults) -> GpuDefaults:
+def read(text: str, general: GpuDefaults = NO_DEFAULTS) -> GpuDefaults:
+    """Return the defaults in a value of JobDefaults; `general`: for what it does not set."""
     values = {key.lower(): value for key, _, value in (word.partition("=") for word in text.split(","))}
 
     def number(key: str, default: int) -> int:
