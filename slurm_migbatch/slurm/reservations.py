@@ -22,7 +22,7 @@ COMMAND: Final = ("scontrol", "--oneliner", "show", "reservation")
 EVERY_S: Final = 60.0
 """Seconds between two queries of coming reservations."""
 _STEPS: Final = 64
-"""Least number of steps in which the time until a reservation shrinks: with each, supply is planned anew."""
+"""A time until a reservation is rounded up to steps of at most this part of it."""
 #: flag of a reservation that accepts jobs which do not request it
 _MAGNETIC: Final = "MAGNETIC"
 _CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
@@ -109,7 +109,7 @@ def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation], n
 
 
 def _rounded_up(seconds: float) -> int:
-    """Return at least this time, at most a part of `_STEPS` more, or a minute."""
+    """Round up to whole steps of a minute, or of more for long times, so that rows stay equal from poll to poll."""
     step = 60
     while step * 2 * _STEPS <= seconds:
         step *= 2

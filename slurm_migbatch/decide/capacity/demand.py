@@ -42,7 +42,7 @@ _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 _NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int, int]
 
 #: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_Site._size` of CPUs and
-#: `_Site._length` of its time limit.
+#: `_Site._free_time` for its time limit.
 _Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int, float]
 
 _NONE = frozenset[str]()
@@ -293,8 +293,8 @@ class _Site:
         self._mixed = mixed
         #: the numbers of CPUs that nodes have, in use or not, ascending
         self._sizes = sorted({fact[6] for fact in facts if fact[6]})
-        #: the seconds until coming reservations of nodes, ascending
-        self._lengths = sorted({fact[7] for fact in facts if fact[7]})
+        #: the seconds for which nodes are free until coming reservations, ascending
+        self._free_times = sorted({fact[7] for fact in facts if fact[7]})
         self._in_partition: dict[str, set[str]] = {}
         for name, partitions, *_ in facts:
             for partition in partitions:
@@ -322,14 +322,14 @@ class _Site:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
         cpus = self._size(row.cpus) if row.num_nodes == 1 and len(self._sizes) > 1 else 0
-        length = self._length(row.time_limit_s) if self._lengths else 0
+        free_time = self._free_time(row.time_limit_s) if self._free_times else 0
         asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
-        request = (*asked, others, cpus, length)
+        request = (*asked, others, cpus, free_time)
         pool = self._pools.get((request, apart))
         if pool is None:
             pool = self._with_cpus(self._found(row), cpus).difference(apart)
-            if length:
-                pool = frozenset([name for name in pool if not 0 < self._facts[name][7] < length])
+            if free_time:
+                pool = frozenset([name for name in pool if not 0 < self._facts[name][7] < free_time])
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
             pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
@@ -340,12 +340,12 @@ class _Site:
         number = bisect_left(self._sizes, cpus)
         return self._sizes[number] if 0 < number < len(self._sizes) else 0
 
-    def _length(self, limit_s: int | None) -> float:
-        """Return the shortest time until a reservation in which a job with this time limit can end; 0 if in all."""
-        if limit_s is None:
-            return math.inf
-        number = bisect_left(self._lengths, limit_s)
-        return 0 if number == 0 else self._lengths[number] if number < len(self._lengths) else math.inf
+    def _free_time(self, limit_s: int | None) -> float:
+        """Return the shortest of `_free_times` that is enough for a time limit; 0 if all are, infinite if none is."""
+        number = len(self._free_times) if limit_s is None else bisect_left(self._free_times, limit_s)
+        if number == 0:
+            return 0
+        return self._free_times[number] if number < len(self._free_times) else math.inf
 
     def _with_cpus(self, names: frozenset[str], cpus: int) -> frozenset[str]:
         """Return the nodes that have so many CPUs or an unknown number; all of them if none does."""
@@ -376,9 +376,10 @@ def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list
     mixed: set[str] = set()
     for node in nodes:
         if node.name in supply:
-            aside, others, free_for_s = node.set_aside, node.other_gres, node.free_for_s
-            of_slurm = (node.name, node.partitions, node.features, node.reservations)
-            facts.append((*of_slurm, aside, others, node.cpus, free_for_s))
+            facts.append((
+                node.name, node.partitions, node.features, node.reservations, node.set_aside, node.other_gres,
+                node.cpus, node.free_for_s,
+            ))  # fmt: skip
         elif node.open:
             mixed.update(node.partitions)
     return facts, frozenset(mixed)
