@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
@@ -31,7 +31,7 @@ class Standing(NamedTuple):
 
 
 class StillHeld(SlurmError):
-    """A job was requeued and could not be released."""
+    """A job was requeued, or may be requeued later, and could not be released."""
 
 
 class HistoryClient(CliClient):
@@ -136,10 +136,13 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: Slurm no longer knows the job, refuses, or has requeued it already. A job that was requeued and
                 not updated runs unchanged.
-            StillHeld: it was requeued and could not be released.
+            StillHeld: it was requeued and could not be released, or Slurm did not answer.
         """
         job = self._ended_name(job_id)
-        self._change("scontrol", "requeuehold", job)
+        try:
+            self._change("scontrol", "requeuehold", job)
+        except SlurmTimeout as error:
+            raise StillHeld(f"job {job} may be requeued and held: {error}") from None
         self.release_requeued(job_id, job, update=update)
 
     def release_requeued(self, job_id: int, job: str, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:

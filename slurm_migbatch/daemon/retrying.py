@@ -122,7 +122,7 @@ class OomRetries:
         """Requeue one job or task; return the error, empty if none. Blocks.
 
         Raises:
-            StillHeld: it was requeued; `left_held` will return it.
+            StillHeld: it was requeued, or may be requeued later; `left_held` will return it then.
         """
         try:
             if self._client.version() < FORGETS:
@@ -153,13 +153,14 @@ class OomRetries:
         """Give a job that was left held its new profile and release it; return the error, empty if none. Blocks.
 
         Raises:
-            StillHeld: it is still held, until the next start of the service or until somebody releases it.
+            StillHeld: it is still held; `left_held` will return it again.
         """
         job = name_of(row)
         try:
             self._client.release_requeued(row.job_id, job, update=lambda job: changes(job, profile))
         except StillHeld as error:
-            log.error("%s; run `scontrol release %s`", error, job)
+            log.error("%s; migbatchd tries again after the next query, or run `scontrol release %s`", error, job)
+            self.held[row.job_id] = row.restarts, profile
             raise
         except (SlurmError, ValueError) as error:
             log.warning("job %s ran out of memory and is retried on the same slice: %s", job, error)

@@ -279,7 +279,7 @@ class Service:
         action = _retry_row(row.job_id, row.restarts, next(iter(map(str, slices(row.gres))), ""), profile)
         with contextlib.suppress(StillHeld):
             self._retried(action, await asyncio.to_thread(self._retries.release, row, profile))
-        self.poller.nudge()
+            self.poller.nudge()
 
     def _retried(self, action: Mapping[str, Any], trouble: str) -> None:
         if not trouble:

@@ -18,7 +18,7 @@ from typing import Final
 
 from slurm_migbatch.slurm import gpu_defaults, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, SlurmTimeout, merge_partitions, on_nodes
 from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
@@ -375,7 +375,7 @@ class CliClient:
                 cwd="/",
             )
         except subprocess.TimeoutExpired:
-            raise SlurmError(
+            raise SlurmTimeout(
                 f"{program} did not answer within {timeout:g} s; is slurmctld running and not overloaded?"
             ) from None
         except OSError as error:

@@ -19,6 +19,10 @@ class SlurmError(RuntimeError):
     """Slurm did not answer or refused; nothing may be concluded from it."""
 
 
+class SlurmTimeout(SlurmError):
+    """Slurm did not answer in time; a change may be carried out all the same, now or later."""
+
+
 class SlurmRefused(SlurmError):
     """Slurm refused some of several changes; the others are done.
 

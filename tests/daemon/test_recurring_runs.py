@@ -14,7 +14,7 @@ from slurm_migbatch.daemon.retrying import HOLD, OomRetries, changes
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
-from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
 from slurm_migbatch.store.recurring import RecurringRun
 from tests.support.daemon_running import Running
 from tests.support.gpu_kinds import SITE
@@ -239,6 +239,31 @@ def test_job_that_could_not_be_released_is_released_after_the_next_query() -> No
     assert again.release(held, offer.profile) == ""
     assert client.run[-3:] == [("update", "7"), ("update", "7"), RELEASE]
     assert again.left_held([held]) == []
+    client.busy = True
+    with pytest.raises(StillHeld, match="still held"):
+        again.release(held, offer.profile)
+    assert again.left_held([held]) == [(held, offer.profile)]
+
+
+def test_job_that_slurm_requeues_after_migbatchd_gave_up_waiting_is_released() -> None:
+    """`scontrol requeuehold` that did not answer may be carried out later: the job would stay held."""
+
+    class Overloaded(Commands):
+        def version(self):
+            return (24, 11)
+
+        def _run(self, program, *arguments):
+            if arguments[0] == "requeuehold":
+                raise SlurmTimeout("scontrol did not answer within 20 s")
+            return super()._run(program, *arguments)
+
+    again = retries(Overloaded())
+    ((found, offer),) = again.due([dataclasses.replace(row(1, FAILED, key=""), job=7)], lambda key: ())
+    with pytest.raises(StillHeld, match="may be requeued and held"):
+        again.send(found, offer)
+    assert again.left_held([JobRow(8)]) == [], "not requeued yet"
+    held = JobRow(7, restarts=1, gres="gres/mig:1g.10gb:1", comment="[mig:1g.10gb:1#abc]")
+    assert again.left_held([held]) == [(held, offer.profile)]
 
 
 def hold(job: int, restart: int = 1, kind: str = HOLD) -> dict:
