@@ -18,6 +18,7 @@ from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, no
 from slurm_migbatch.doctor.database import check_file, check_log, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
+from slurm_migbatch.doctor.limits import check_limits, check_weights
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import check_release, untyped_gres
@@ -157,6 +158,8 @@ def _slurm(
     yield from _topology(config, served, partitions)
     yield from check_partitions(partitions, served, conf)
     yield from check_reservations(_scontrol(config, *COMMAND[1:]))
+    yield from check_weights(partitions, served, conf)
+    yield from check_limits(conf, lambda *words: _run(config, "sacctmgr", "-n", "-P", "show", *words))
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 
@@ -225,7 +228,11 @@ def _no_slurm(error: SlurmError) -> Finding:
 
 
 def _scontrol(config: Config, *arguments: str) -> str:
-    program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
+    return _run(config, "scontrol", *arguments)
+
+
+def _run(config: Config, name: str, *arguments: str) -> str:
+    program = f"{config.cluster.slurm_bin}/{name}" if config.cluster.slurm_bin else name
     env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
     words = [program, *arguments]
     try:

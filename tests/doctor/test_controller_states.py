@@ -31,6 +31,7 @@ from slurm_migbatch.doctor import (
     database,
     health,
     lending,
+    limits,
     lua,
     nodes,
     partitions,
@@ -477,6 +478,52 @@ def test_reservation_of_slices_is_reported(tres: str, named: list[str]) -> None:
     found = list(partitions.check_reservations(shown))
     assert [finding.text.partition(" ")[0] for finding in found] == named
     assert all(finding.level == WARN and "reserve whole nodes" in finding.advice for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reported"),
+    [
+        ("", False),
+        ("CPU=1.0,Mem=0.25G", False),
+        ("CPU=1.0,GRES/gpu=4.0", True),
+        ("CPU=1.0,GRES/gpu:h100=4.0", True),
+        ("GRES/gpu=4.0,GRES/mig:1g.10gb=0.57,GRES/mig:7g.80gb=4", False),
+    ],
+)
+def test_weights_of_gpus_without_those_of_slices_are_reported(weights: str, reported: bool) -> None:
+    """The words are those of `scontrol -o show partition` and `scontrol show config`."""
+    shown = {"gpu": {"TRESBillingWeights": weights} if weights else {}, "old": {"TRESBillingWeights": "GRES/gpu=1"}}
+    found = list(limits.check_weights(shown, {"gpu"}, {}))
+    assert [(finding.level, "of gpu has" in finding.text) for finding in found] == [(WARN, True)] * reported
+    assert len(list(limits.check_weights(shown, (), {"priorityweighttres": weights}))) == reported
+
+
+def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
+    """The rows are those of sacctmgr of Slurm 24.11."""
+    rows = {
+        "qos": "normal|||||||||\ngpumin|||||||||gres/gpu=1\ngpumax||||||cpu=64,gres/gpu=1|||\n"
+        "both||||gres/gpu=8,gres/mig=4|||||\nmig||||||gres/mig:7g.80gb=1|||\n",
+        "associations": "root||||||||\nphysics|||gres/gpu=4||gres/gpu=600|||\nphysics|alice|gpu|||||||\n",
+    }
+    asked = []
+
+    def show(*words: str) -> str:
+        asked.append(words)
+        return rows[words[0]]
+
+    assert list(limits.check_limits({"accountingstorageenforce": "associations"}, show)) == [] == asked
+    conf = {"accountingstorageenforce": "associations,limits,qos", "clustername": "hpc"}
+    least, others = limits.check_limits(conf, show)
+    assert least.level == others.level == WARN
+    assert "of QOS gpumin demands" in least.text and "QOSMinGRES" in least.text
+    assert others.text.endswith("slices: QOS gpumax (MaxTRESPU), physics (GrpTRES, GrpTRESRunMins)")
+    assert "clusters=hpc" in asked[1]
+
+
+def test_only_some_of_many_limits_are_named() -> None:
+    rows = {"qos": "".join(f"q{number}|gres/gpu=1||||||||\n" for number in range(9)), "associations": ""}
+    (found,) = limits.check_limits({"accountingstorageenforce": "safe"}, lambda *words: rows[words[0]])
+    assert found.text.endswith("q4 (GrpTRES) and 4 more")
 
 
 def test_slurmctld_that_stops_answering_during_the_checks_is_reported(
