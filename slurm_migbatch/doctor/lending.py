@@ -36,6 +36,10 @@ def check_lending(
     yield from _catalog(config, rows)
     if version < FORGETS:
         yield from _remembering(config, rows, version)
+        if "tmpfs" in conf.get("jobcontainertype", ""):
+            text = "on this release a training job that returns to its node within seconds may fail: no job container"
+            advice = "install Slurm 23.11 or later, or give each partition that lends at least two nodes"
+            yield Finding(WARN, "lending", f"JobContainerType is {conf['jobcontainertype']}: {text}", advice)
     for name in config.lending.partitions:
         yield from _partition(name, conf.get("preempttype", ""), partitions)
     if conf.get("preempttype") in _PREEMPTING and conf.get("preemptexempttime", "").strip() in _AT_ONCE:

@@ -446,6 +446,10 @@ def test_doctor_checks_lending():
     assert preempt[0] == "warn" and "migbatchd is down" in preempt[1]
     (mode,) = lending_said(shown=SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF"))
     assert mode == preempt
+    contained = {"jobcontainertype": "job_container/tmpfs"}
+    assert lending_said(conf=contained) == []
+    *_, container = lending_said(conf=contained, node={"loan": 1}, version=(22, 5))
+    assert container[0] == "warn" and "job_container/tmpfs: on this release" in container[1]
     (exempt,) = lending_said(conf={"preemptexempttime": "00:00:00"})
     assert exempt[0] == "warn" and "PreemptExemptTime is 0" in exempt[1]
     (tier,) = lending_said(shown=SHOWN.replace("PriorityTier=10", "PriorityTier=1"))
