@@ -18,7 +18,15 @@ from typing import Final
 
 from slurm_migbatch.slurm import gpu_defaults, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, SlurmTimeout, merge_partitions, on_nodes
+from slurm_migbatch.slurm.client import (
+    JobRow,
+    NodeRow,
+    SlurmError,
+    SlurmRefused,
+    SlurmTimeout,
+    merge_partitions,
+    on_nodes,
+)
 from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
