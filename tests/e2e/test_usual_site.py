@@ -22,6 +22,7 @@ USER = "slurm"
 SITE = {
     "SelectTypeParameters": "CR_Core_Memory",
     "DefMemPerCPU": "100",
+    "EnforcePartLimits": "ALL",
     "SchedulerParameters": "bf_interval=30,batch_sched_delay=3",
     "KillWait": "30",
     "MessageTimeout": "10",
