@@ -188,6 +188,7 @@ class Executor:
             return self._send_back(env, str(error), deadline, owner_id)
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see `ending.py`
             self.run_repairer.noted(note)
+            ending.remove(self.paths.run, note)  # also if an interrupted start is left: it would end this run
         self._release_earlier(env, owner_id, ("running", "ending"))
         earlier_handoffs = self._handoffs(env)
         if grant is None:  # an update may have removed the slices of a requeued job, whose tasks need none any more
