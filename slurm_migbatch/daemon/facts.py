@@ -80,7 +80,7 @@ def chooser_of(config: Config) -> Chooser:
 
 
 def policy_of(config: Config) -> SubmitPolicy:
-    """Return the site's choices for the rewrite; root and SlurmUser are not restricted."""
+    """Return the site's choices for the rewrite; updates of jobs by root and SlurmUser are not restricted."""
     recurring = config.recurring
     runs = RunsPolicy(recurring.runs if recurring.enabled else 0, recurring.slowdown)
     return SubmitPolicy(slurm_uids(config), config.submit.allow_extra, runs, recurring.advise, config.submit.describe)

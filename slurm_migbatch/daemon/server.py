@@ -226,7 +226,7 @@ class Link(H11Protocol):
 def _peer_uid(connection: Any) -> int | None:
     if connection is None or connection.family != socket.AF_UNIX:
         return None
-    uid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    uid: int = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
     return uid
 
 

@@ -172,7 +172,7 @@ class Agent:
     def _answer(self, executor: Executor, link: socket.socket) -> None:
         link.settimeout(REQUEST_TIMEOUT_S)
         try:
-            peer = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            peer = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if peer[1] != 0:
                 log.warning("uid %d tried to run a hook", peer[1])
                 return

@@ -77,7 +77,8 @@ def finish(code: int, line: str) -> None:
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
     """Return exit code and line for one hook with this environment."""
-    if hook == "prolog" and environ.get(b"SLURM_JOB_UID") != b"0" and MARKER not in _comment(environ):
+    unmarked = environ.get(b"SLURM_JOB_UID") != b"0" and MARKER not in _comment(environ)
+    if hook == "prolog" and unmarked and not had_slices(etc, environ):
         return exits.OK, ""
     posix.umask(0o077)
     posix.chdir("/")
@@ -104,6 +105,19 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
     from slurm_migbatch.node.fallback import run as work
 
     return work(hook, etc, kept, reason)
+
+
+def had_slices(etc: str, environ: dict[bytes, bytes]) -> bool:
+    """Return whether an earlier run of a requeued job left a hand-off here, which would stop the tasks of this one."""
+    job = environ.get(b"SLURM_JOB_ID", b"").decode("ascii", "replace")
+    if environ.get(b"SLURM_JOB_RESTART_COUNT", b"0") == b"0":
+        return False
+    try:
+        node = conf.node_name(environ)
+        names = posix.listdir(conf.run_dir(conf.read(f"{etc}/{conf.NAME}", node), node) + "/job")
+    except (ValueError, OSError):  # a fault here must not stop jobs without slices
+        return False
+    return any(name.partition(".")[0] == job for name in names)
 
 
 def _comment(environ: dict[bytes, bytes]) -> bytes:

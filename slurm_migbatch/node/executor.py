@@ -8,7 +8,7 @@ node unsafe drain it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.mig.driver import DriverError
@@ -186,12 +186,14 @@ class Executor:
             grant = grants.find(self.config, env, deadline)
         except GrantError as error:
             return self._send_back(env, str(error), deadline, owner_id)
-        if grant is None:
-            return exits.OK, ""
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see `ending.py`
             self.run_repairer.noted(note)
+            ending.remove(self.paths.run, note)  # also if an interrupted start is left: it would end this run
         self._release_earlier(env, owner_id, ("running", "ending"))
         earlier_handoffs = self._handoffs(env)
+        if grant is None:  # an update may have removed the slices of a requeued job, whose tasks need none any more
+            self._forget_earlier(env, owner_id, earlier_handoffs)
+            return exits.OK, ""
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known, grant):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
@@ -205,9 +207,7 @@ class Executor:
             self.gpus.reset()
             return self._unexpected(env, str(error), deadline, owner_id)
         self._clear_errors()
-        self._release_earlier(env, owner_id)
-        for restart in earlier_handoffs:
-            handoff.remove(self.paths.job, env.job, restart)
+        self._forget_earlier(env, owner_id, earlier_handoffs)
         places = ", ".join(str(row) for row in allocation.slices)
         made = "warm" if allocation.warm else "made"
         return exits.OK, f"{env.run}: {places} {made} in {allocation.elapsed_ms} ms{self._map_jobs()}"
@@ -255,6 +255,12 @@ class Executor:
             if stale is not None and stale.uid != env.uid:
                 handoff.remove(self.paths.job, env.job, restart)
         return earlier
+
+    def _forget_earlier(self, env: HookEnv, owner_id: str, restarts: Iterable[int]) -> None:
+        """Remove what stops the tasks of the job's earlier runs; `restarts`: of those that have a hand-off."""
+        self._release_earlier(env, owner_id)
+        for restart in restarts:
+            handoff.remove(self.paths.job, env.job, restart)
 
     def _release_earlier(self, env: HookEnv, owner_id: str, states: Sequence[str] = ("misfit",)) -> None:
         """Release slices of earlier runs of the job: a job has one run on a node at a time.

@@ -89,17 +89,19 @@ class RunRepairer:
             self._journal.drop_run(run)
 
     def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
-        """End the runs that an Epilog has noted as over; the run's lock must be held.
+        """End the runs that an Epilog has noted as over; the run's lock must be held, so no other process ends them.
 
         The note is deleted once none of them is unfinished.
         """
         unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
-        runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
+        runs = [run for run in self._journal.runs(unfinished, note) if run.state != "starting"]
         done = [f"{run}: its interrupted Epilog is completed" for run in runs]
         if dry:
             return done
         try:
-            self._end(runs, lambda: ending.exit_code(self._paths.run, note))
+            for run in [run for run in runs if run.state == "ending"]:
+                self.finish(run)
+            self._end([run for run in runs if run.state == "running"], lambda: ending.exit_code(self._paths.run, note))
         except FileNotFoundError:
             return []  # another process has done it
         if not self._journal.runs(unfinished, note):

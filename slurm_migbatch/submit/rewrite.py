@@ -94,7 +94,8 @@ class SubmitPolicy:
     """Settings of the site.
 
     Attributes:
-        trusted_uids: users who are not restricted: root, and the user migbatchd runs as.
+        trusted_uids: users whose updates of jobs are not restricted: root, SlurmUser, and the user migbatchd runs as.
+            Of their own jobs only root's are left as they are: the Prolog asks slurmctld about these.
         hints_in_extra: whether hints in --extra are read too.
         runs: how earlier runs choose the profile of jobs without hints.
         advise: whether users are told that earlier runs used little of a whole GPU.
@@ -159,7 +160,7 @@ class _Job:
         _check_lengths(request)
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
-        if request.uid in self.policy.trusted_uids:
+        if not request.uid and request.uid in self.policy.trusted_uids:
             return Pass()
         return self._grant(request, old_marker="")
 

@@ -43,7 +43,7 @@ EARLIER: Final = 3
 """Earlier catalogs whose answers are kept: a node whose reports alternate brings them back up to once a second."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 
 
 def new_id() -> str:

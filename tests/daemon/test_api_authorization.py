@@ -267,6 +267,16 @@ def test_private_jobs_are_shown_only_to_users_who_may_see_them(
         assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData every user may query"
 
 
+def test_user_with_a_number_above_two_billion_sees_own_private_jobs(
+    make: Callable[..., Service], slurm: FakeSlurm, config: Any
+) -> None:
+    slurm.queue[2] = dataclasses.replace(pending(2, "gres/mig:7g.80gb:1"), uid=3 * 10**9)
+    slurm.private = "jobs,usage"
+    with Running(make()) as running:
+        eventually(lambda: running.service.rounds.controller.decision)
+        assert "does not list" not in asked(config, 3 * 10**9, "/v1/why/2")
+
+
 TIED = "migbatch: model=resnet-50 items=600 pipeline=merger-with-acme deadline=9h [mig:1g.6gb:1#abc12345]"
 SHARING = "beside job 4 on its 1g.6gb: both end 321 s sooner on average than one after the other"
 

@@ -10,6 +10,8 @@ import pytest
 from slurm_migbatch.node import effects, exits, handoff, plan, run_repair
 from slurm_migbatch.node.caps import CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
+from tests.support.environments import exported
+from tests.support.node_processes import run_hook
 from tests.support.nodes import ALICE, BOB
 
 
@@ -290,6 +292,28 @@ def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, re
     assert code == exits.OK and "requeued" in line and "does not read" in line
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
     node.check()
+
+
+@pytest.mark.parametrize("first", ["[mig:1g.10gb:1]", "[mig:9g.99gb:1]"])
+@pytest.mark.parametrize("second", ["", "[mig:1g.10gb:1#chg]"])
+@pytest.mark.parametrize("epilog", [True, False])
+def test_requeued_job_whose_slices_were_removed_runs_without_any(node, first, second, epilog):
+    """The hand-off of its earlier run, which held slices or was refused, stops only tasks that need slices."""
+    node.slurm_says("1 1 N/A")
+    node.prolog(1, first)
+    if epilog:
+        node.epilog(1, restart=1)
+    assert run_hook(node, "prolog", 1, second, restart=1) == (exits.OK, "-")
+    assert exported(node, 1) == {}
+    assert not node.slices("held")
+    node.check()
+    node.reconcile()
+    assert exported(node, 1) == {}
+
+
+def test_requeued_job_without_slices_starts_whatever_the_state_of_the_node(node):
+    (node.etc / "node.conf").write_text("Gpus\n")
+    assert run_hook(node, "prolog", 1, restart=1) == (exits.OK, "-")
 
 
 def test_gres_of_the_next_run_is_not_granted_to_the_current_run(node):

@@ -249,6 +249,23 @@ def test_epilog_that_waited_until_the_next_run_had_begun_does_not_end_it(node):
     node.check()
 
 
+@pytest.mark.parametrize("left", ["starting", "ending"])
+def test_note_of_an_epilog_that_was_interrupted_does_not_end_the_next_run(node, left):
+    """It names the restart count of the next run, which may start before the agent has completed the earlier one."""
+    assert node.prolog(1, "[mig:2g.20gb:1]")[0] == exits.OK
+    (run,) = node.journal.runs()
+    (row,) = node.slices("held")
+    with node.journal.write():
+        node.journal.put_run(run._replace(state=left, owner="1.1.1"))
+        if left == "starting":
+            node.journal.put(row._replace(state="intent", owner="1.1.1"))
+    ending.make(node.executor.paths.run, 1, 1)
+    assert node.prolog(1, "[mig:2g.20gb:1]", restart=1)[0] == exits.OK
+    node.reconcile()
+    assert [(row.job, row.restart) for row in node.slices("held")] == [(1, 1)]
+    node.check()
+
+
 def test_epilog_that_the_host_delays_anywhere_still_ends_a_run_of_just_before(node, monkeypatch):
     """Its start is compared with that of the run, which may be milliseconds earlier."""
     node.prolog(1, "[mig:2g.20gb:1]")

@@ -59,7 +59,7 @@ def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: 
         local = shim(request)
         assert shim.errors == []
         if isinstance(local, Refuse) and NOT_READ in local.sentence:
-            assert isinstance(seen, Accept) and not is_read(request, seen), name
+            assert isinstance(plain, Accept) and not is_read(request, plain), name
         elif isinstance(local, Refuse) and AWAY in local.sentence:
             hints = hints_of(request, SubmitPolicy())
             assert hints is not None and unsized(hints, chooser), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +14,9 @@ from slurm_migbatch.submit.comment import split_marker
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
-USER = 1001
+USER, SLURM_USER = 1001, 64030
 
 
 @pytest.fixture
@@ -334,6 +337,20 @@ def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:
     assert ask("gres:migration:1") == Pass("")
     assert ask("gres:gpu:0") == Pass("")
     assert "add --gres=mig:auto" in ask(None, "migbatch: model=bert-large").message
+
+
+def test_jobs_of_slurm_user_get_their_slices(ask, tmp_path: Path) -> None:
+    """The Prolog asks slurmctld about root's jobs only; without a marker there would be no slice and no message."""
+    policy = SubmitPolicy(trusted_uids=frozenset({0, SLURM_USER}))
+    with Shim(tmp_path, policy=policy) as shim:
+        for answer in (
+            ask("gres/mig:2g.20gb:1", policy=policy, uid=SLURM_USER),
+            shim(JobRequest(SLURM_USER, partition="gpu", tres_per_node="gres/mig:2g.20gb:1")),
+        ):
+            assert granted(answer) == "mig:2g.20gb:1"
+        assert shim(JobRequest(0, partition="gpu", tres_per_node="gres/mig:2g.20gb:1")) == Pass()
+    assert ask("gres/mig:2g.20gb:1", policy=policy, uid=0) == Pass()
+    assert ask("gres/mig:1g.10gb:1", policy=policy, uid=SLURM_USER, now=Present()) == Pass(), "migbatchd updates jobs"
 
 
 @pytest.mark.parametrize("gres", ["gres:gpu:1", "gres:mig:auto", "gres:mig:1g.10gb"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +23,22 @@ from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
+from tests.support.directories import open_to_users
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 from tests.support.submit_running import running
 
 USER = 1001
+
+
+ASK = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect(sys.argv[2])
+link.send(bytes.fromhex(sys.argv[3]))
+os.write(1, link.recv(65536))
+"""
 
 
 @pytest.fixture
@@ -335,6 +348,13 @@ def test_an_ordinary_user_may_hold_few_connections(tmp_path: Path, address: Path
     os.waitpid(child, 0)
     assert os.read(reading, 10) == b"3"
     os.close(reading)
+
+
+def test_user_with_a_number_above_two_billion_is_recognised(address: Path) -> None:
+    """A directory service may give such numbers, which the kernel reports without a sign."""
+    open_to_users(address.parent)
+    argv = [sys.executable, "-c", ASK, str(3 * 10**9), str(address), protocol.encode(auto(3 * 10**9).to_fields()).hex()]
+    assert b"verdict=accept" in subprocess.run(argv, check=True, capture_output=True).stdout
 
 
 def test_the_socket_is_replaced_and_removed(tmp_path: Path, service: SubmitService) -> None:
