@@ -179,22 +179,30 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
 
     In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). A step runs in the
     component whose nodes are the step's; in a step over several components the ranks are numbered through all of them.
+    srun that allocates such a job itself names its components by the older PACK_GROUP (seen on 24.11). A job
+    that was submitted from one inherits all these variables, and is none of the components.
     """
+    own = environ.get(b"SLURM_JOB_ID", b"")
     size = min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)
-    ids = [environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b"") for i in range(size)]
-    nodes = [environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) for i in range(size)]
+    for group in (b"HET_GROUP", b"PACK_GROUP"):
+        ids = [environ.get(b"SLURM_JOB_ID_%s_%d" % (group, i), b"") for i in range(size)]
+        if own in ids:
+            break
+    else:
+        size, ids = 0, []
+    nodes = [environ.get(b"SLURM_JOB_NODELIST_%s_%d" % (group, i)) for i in range(size)]
     candidates = [
         job for job, job_nodes in zip(ids, nodes, strict=True) if job_nodes == environ.get(b"SLURM_JOB_NODELIST")
     ]
     if size and not candidates:
         rank = _number(environ, b"SLURM_PROCID", 0)
         for i, job in enumerate(ids):
-            rank -= _number(environ, b"SLURM_NTASKS_HET_GROUP_%d" % i, 1)
+            rank -= _number(environ, b"SLURM_NTASKS_%s_%d" % (group, i), 1)
             if rank < 0:
                 candidates.append(job)
                 break
         candidates += ids
-    return [job.decode("ascii") for job in candidates or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
+    return [job.decode("ascii") for job in candidates or [own] if job.isdigit()]
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
