@@ -33,6 +33,9 @@ the job does not have.
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
+CPUS, SRUN_CPUS = "MIGBATCH_CPUS", "SRUN_CPUS_PER_TASK"
+"""The submit filter sets both to one number where it converts --cpus-per-gpu; TaskProlog adds the job to the first."""
+
 STEP_GRES = "MIGBATCH_STEP_GRES"
 """Set to `none` by the cli_filter for srun --gres=none, which Slurm does not pass to a task."""
 
@@ -65,7 +68,7 @@ def main(etc: str) -> None:
     code, out, err = exits.OK, "", ""
     environ = dict(posix.environ)
     try:
-        out = exports(etc, environ, posix.getuid())
+        out = exports(etc, environ, posix.getuid()) + cpus(environ)
     except NoSlice as refusal:
         lines = [str(refusal)]
         if problem := send_back(etc, environ):
@@ -218,6 +221,20 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     return "".join(lines)
+
+
+def cpus(environ: dict[bytes, bytes]) -> str:
+    """Return the lines by which a job claims the CPUs per task that the submit filter wrote for its steps, or loses
+    those that it inherits from the job that submitted it: srun of 22.05 would use them for every step.
+    """
+    own = environ.get(b"SLURM_JOB_ID", b"")
+    number, _, job = environ.get(CPUS.encode(), b"").partition(b":")
+    if not number.isdigit() or not own.isdigit() or job == own:
+        return ""
+    if not job:
+        return f"export {CPUS}={number.decode()}:{own.decode()}\n"
+    stale = environ.get(SRUN_CPUS.encode()) == number
+    return "".join(f"unset {name}\n" for name in ([CPUS, SRUN_CPUS] if stale else [CPUS]))
 
 
 def without() -> str:

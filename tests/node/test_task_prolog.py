@@ -340,6 +340,17 @@ def test_job_that_was_submitted_from_a_heterogeneous_one_gets_its_own_slice(node
     assert exported(node, 9, SLURM_JOB_NODELIST="n1", **outer)["MIGBATCH_PROFILE"] == "2g.20gb"
 
 
+def test_job_does_not_inherit_the_cpus_of_the_steps_of_the_job_that_submitted_it():
+    outer = {b"SLURM_JOB_ID": b"7", b"MIGBATCH_CPUS": b"4", b"SRUN_CPUS_PER_TASK": b"4"}
+    assert task_prolog.cpus(outer) == "export MIGBATCH_CPUS=4:7\n"
+    step = outer | {b"MIGBATCH_CPUS": b"4:7"}
+    assert task_prolog.cpus(step) == ""
+    inner = step | {b"SLURM_JOB_ID": b"8"}
+    assert task_prolog.cpus(inner).splitlines() == ["unset MIGBATCH_CPUS", "unset SRUN_CPUS_PER_TASK"]
+    assert task_prolog.cpus(inner | {b"SRUN_CPUS_PER_TASK": b"8"}) == "unset MIGBATCH_CPUS\n", "the user's own"
+    assert task_prolog.cpus({b"SLURM_JOB_ID": b"8", b"SRUN_CPUS_PER_TASK": b"4"}) == ""
+
+
 def test_variables_inherited_from_another_job_are_unset(node):
     lines = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"MIG-a"})
     assert lines.splitlines() == [f"unset {key}" for key in (*task_prolog.KEYS[1:], "CUDA_VISIBLE_DEVICES")]
