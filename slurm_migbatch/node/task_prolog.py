@@ -33,6 +33,9 @@ the job does not have.
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
+CPUS, SRUN_CPUS = "MIGBATCH_CPUS", "SRUN_CPUS_PER_TASK"
+"""The submit filter sets both to one number where it converts --cpus-per-gpu; TaskProlog adds the job to the first."""
+
 STEP_GRES = "MIGBATCH_STEP_GRES"
 """Set to `none` by the cli_filter for srun --gres=none, which Slurm does not pass to a task."""
 
@@ -65,7 +68,7 @@ def main(etc: str) -> None:
     code, out, err = exits.OK, "", ""
     environ = dict(posix.environ)
     try:
-        out = exports(etc, environ, posix.getuid())
+        out = exports(etc, environ, posix.getuid()) + cpus(environ)
     except NoSlice as refusal:
         lines = [str(refusal)]
         if problem := send_back(etc, environ):
@@ -179,22 +182,30 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
 
     In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). A step runs in the
     component whose nodes are the step's; in a step over several components the ranks are numbered through all of them.
+    srun that allocates such a job itself names its components by the older PACK_GROUP (seen on 24.11). A job
+    that was submitted from one inherits all these variables, and is none of the components.
     """
+    own = environ.get(b"SLURM_JOB_ID", b"")
     size = min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)
-    ids = [environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b"") for i in range(size)]
-    nodes = [environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) for i in range(size)]
+    for group in (b"HET_GROUP", b"PACK_GROUP"):
+        ids = [environ.get(b"SLURM_JOB_ID_%s_%d" % (group, i), b"") for i in range(size)]
+        if own in ids:
+            break
+    else:
+        size, ids = 0, []
+    nodes = [environ.get(b"SLURM_JOB_NODELIST_%s_%d" % (group, i)) for i in range(size)]
     candidates = [
         job for job, job_nodes in zip(ids, nodes, strict=True) if job_nodes == environ.get(b"SLURM_JOB_NODELIST")
     ]
     if size and not candidates:
         rank = _number(environ, b"SLURM_PROCID", 0)
         for i, job in enumerate(ids):
-            rank -= _number(environ, b"SLURM_NTASKS_HET_GROUP_%d" % i, 1)
+            rank -= _number(environ, b"SLURM_NTASKS_%s_%d" % (group, i), 1)
             if rank < 0:
                 candidates.append(job)
                 break
         candidates += ids
-    return [job.decode("ascii") for job in candidates or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
+    return [job.decode("ascii") for job in candidates or [own] if job.isdigit()]
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
@@ -210,6 +221,20 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     return "".join(lines)
+
+
+def cpus(environ: dict[bytes, bytes]) -> str:
+    """Return the lines by which a job claims the CPUs per task that the submit filter wrote for its steps, or loses
+    those that it inherits from the job that submitted it: srun of 22.05 would use them for every step.
+    """
+    own = environ.get(b"SLURM_JOB_ID", b"")
+    number, _, job = environ.get(CPUS.encode(), b"").partition(b":")
+    if not number.isdigit() or not own.isdigit() or job == own:
+        return ""
+    if not job:
+        return f"export {CPUS}={number.decode()}:{own.decode()}\n"
+    stale = environ.get(SRUN_CPUS.encode()) == number
+    return "".join(f"unset {name}\n" for name in ([CPUS, SRUN_CPUS] if stale else [CPUS]))
 
 
 def without() -> str:

@@ -78,7 +78,7 @@ def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, .
 
 
 def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
-    per_node = [part for part in (question.gres, _gpu(question.gpus_per_node)) if part]
+    per_node = [part for part in (_gpu(question.gpus_per_node), question.gres) if part]  # as Slurm
     return JobRequest(
         uid=uid or _NOBODY,  # the filter does not change root's own jobs
         partition=partition,

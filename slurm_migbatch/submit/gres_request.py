@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -110,12 +110,23 @@ def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
         text = getattr(request, name)
         if not text or not mentions((text,)):
             continue
-        candidate = GresRequest(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
+        candidate = GresRequest(name, _effective([_entry(entry, gpus=gpus) for entry in text.split(",")]))
         if candidate.parts:
             requests.append(candidate)
     if len(requests) > 1:
         raise Refusal("two_ways", " and ".join(candidate.option for candidate in requests))
     return requests[0] if requests else None
+
+
+def _effective(entries: Sequence[GresEntry | str]) -> tuple[GresEntry | str, ...]:
+    """Leave out GPUs that a later entry of the same type replaces, as in Slurm (tried on 23.11 and 25.11).
+
+    `--gres=gpu:1 --gpus-per-node=1` fills one field with `gpu:1,gpu:1`, which is one GPU.
+    """
+    last = {entry.type: entry for entry in entries if isinstance(entry, GresEntry) and entry.name == "gpu"}
+    return tuple(
+        entry for entry in entries if isinstance(entry, str) or entry.name != "gpu" or entry is last[entry.type]
+    )
 
 
 def _entry(text: str, *, gpus: bool) -> GresEntry | str:

@@ -86,8 +86,9 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     if (constraint and satisfies is None) or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
-    if len(names) > 1 and (request.min_nodes or 0) < len(names):
-        changes["min_nodes"] = str(len(names))
+    wanted = min(len(names), request.max_nodes or len(names))  # with -N 1 or -n 1 Slurm takes one of those named
+    if len(names) > 1 and (request.min_nodes or 0) < wanted:
+        changes["min_nodes"] = str(wanted)
     return NodeChoice(chosen, changes)
 
 

@@ -66,6 +66,11 @@ def test_whole_gpus_of_several_types_are_explained(shown) -> None:
     assert found["changes"]["tres_per_node"] == "mig:7g.80gb:1,mig:7g.40gb:2"
 
 
+def test_gpus_that_two_options_request_count_once(shown) -> None:
+    found = json.loads(shown("--gpus-per-node=2", "--gres=gpu:1", "--json").output)
+    assert found["changes"]["tres_per_node"] == "mig:7g.80gb:1"
+
+
 def test_job_without_slices_is_unchanged(shown) -> None:
     result = shown("--comment", "hello")
     assert result.return_value == 0 and "unchanged" in result.output

@@ -154,6 +154,14 @@ def test_tasks_of_a_step_over_two_components_get_different_slices(stack: Cluster
     assert {len(uuids) for uuids in seen.values()} == {1}, seen
 
 
+def test_components_that_srun_allocates_get_their_slices(stack: Cluster) -> None:
+    show = ["sh", "-c", "echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES"]
+    first, second = ["srun", "-n1", "--gres=mig:1g.10gb", *show], ["-n2", "--gres=mig:auto:2", *show]
+    seen = sights(stack.run([*first, ":", *second], "mbbob").stdout)
+    assert len({tuple(seen[f"task {task}"]) for task in range(3)}) == 3, seen
+    assert {len(uuids) for uuids in seen.values()} == {1}, seen
+
+
 def test_job_on_two_nodes_gets_a_slice_of_each(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N2", "-n2", "--ntasks-per-node=1", "--gres=mig:3g.40gb:1")
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)

@@ -129,6 +129,13 @@ def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, opti
     assert f" NumCPUs={3 * tasks} " in of_job and f" MinMemoryNode={50 * tasks}M " in of_job, of_job
 
 
+def test_job_that_such_a_script_submits_starts_its_steps(stack: Cluster) -> None:
+    inner = "sbatch --wait -o inner.out --gres=mig:1g.10gb --wrap 'srun echo stepped'; cat inner.out"
+    job, message = sbatch(stack, "--gpus=1", "--cpus-per-gpu=3", wrap=inner)
+    assert job and stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", message
+    assert stack.output(job).splitlines()[-1] == "stepped"
+
+
 def test_jobs_get_their_slices_share_of_slurms_defaults_for_each_gpu(new_cluster: Callable[..., Cluster]) -> None:
     options = {"DefCpuPerGPU": "7", "DefMemPerGPU": "70", "SelectTypeParameters": "CR_CPU_Memory"}
     bed = new_cluster(migbatch="all", nodes=1, gpus=1, options=options)

@@ -312,6 +312,45 @@ def test_step_of_a_heterogeneous_job_gets_its_components_slices(node):
     assert exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n0", **groups) == {}
 
 
+def test_component_of_a_job_that_srun_allocated_gets_its_slices(node):
+    """srun itself names the components in another way, and their nodes together."""
+    node.prolog(8, "[mig:1g.10gb:1]")
+    groups = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_ID_PACK_GROUP_0": "7",
+        "SLURM_JOB_ID_PACK_GROUP_1": "8",
+        "SLURM_JOB_NODELIST_PACK_GROUP_0": "n0",
+        "SLURM_JOB_NODELIST_PACK_GROUP_1": "n1",
+    }
+    variables = exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n[0-1]", SLURM_PROCID="1", **groups)
+    assert variables["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
+
+
+@pytest.mark.parametrize("group", ["HET_GROUP", "PACK_GROUP"])
+def test_job_that_was_submitted_from_a_heterogeneous_one_gets_its_own_slice(node, group):
+    node.prolog(8, "[mig:1g.10gb:1]")
+    node.prolog(9, "[mig:2g.20gb:1]")
+    outer = {
+        "SLURM_HET_SIZE": "2",
+        f"SLURM_JOB_ID_{group}_0": "7",
+        f"SLURM_JOB_ID_{group}_1": "8",
+        f"SLURM_JOB_NODELIST_{group}_0": "n0",
+        f"SLURM_JOB_NODELIST_{group}_1": "n1",
+    }
+    assert exported(node, 9, SLURM_JOB_NODELIST="n1", **outer)["MIGBATCH_PROFILE"] == "2g.20gb"
+
+
+def test_job_does_not_inherit_the_cpus_of_the_steps_of_the_job_that_submitted_it():
+    outer = {b"SLURM_JOB_ID": b"7", b"MIGBATCH_CPUS": b"4", b"SRUN_CPUS_PER_TASK": b"4"}
+    assert task_prolog.cpus(outer) == "export MIGBATCH_CPUS=4:7\n"
+    step = outer | {b"MIGBATCH_CPUS": b"4:7"}
+    assert task_prolog.cpus(step) == ""
+    inner = step | {b"SLURM_JOB_ID": b"8"}
+    assert task_prolog.cpus(inner).splitlines() == ["unset MIGBATCH_CPUS", "unset SRUN_CPUS_PER_TASK"]
+    assert task_prolog.cpus(inner | {b"SRUN_CPUS_PER_TASK": b"8"}) == "unset MIGBATCH_CPUS\n", "the user's own"
+    assert task_prolog.cpus({b"SLURM_JOB_ID": b"8", b"SRUN_CPUS_PER_TASK": b"4"}) == ""
+
+
 def test_variables_inherited_from_another_job_are_unset(node):
     lines = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"MIG-a"})
     assert lines.splitlines() == [f"unset {key}" for key in (*task_prolog.KEYS[1:], "CUDA_VISIBLE_DEVICES")]

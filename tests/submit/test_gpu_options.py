@@ -68,3 +68,21 @@ def test_gpus_of_every_option_become_slices(shim: Shim, chooser: Chooser, field:
     assert isinstance(answer, Accept)
     assert "mig:7g.80gb" in answer.changes["tres_per_node"]
     assert not gpus(answer.changes["tres_per_node"]) and not gpus(answer.changes.get(field))
+
+
+@pytest.mark.parametrize(
+    ("text", "granted"),
+    [
+        ("gres/gpu:1,gres/gpu:1", "7g.80gb:1"),
+        ("gres/gpu:2,gres/gpu:1", "7g.80gb:1"),
+        ("gres/gpu:1,gres/gpu:2", "7g.80gb:2"),
+        ("gres/gpu:h100:1,gres/fpga:1,gres/gpu:h100:2", "7g.80gb:2"),
+    ],
+)
+def test_the_last_of_several_requests_for_gpus_counts(shim: Shim, chooser: Chooser, text: str, granted: str) -> None:
+    """As in Slurm, whose clients put --gpus-per-node before --gres."""
+    for field in ("tres_per_node", "tres_per_job"):
+        answer = agree(JobRequest(uid=1001, partition="gpu", **{field: text}), shim, chooser)
+        assert isinstance(answer, Accept)
+        assert f"[mig:{granted}" in answer.changes["comment"]
+        assert f"mig:{granted}" in answer.changes["tres_per_node"]

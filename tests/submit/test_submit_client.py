@@ -124,6 +124,11 @@ def test_gpus_of_several_types_all_become_slices(tmp_path: Path, option: str) ->
     assert (code, gres) == ("0", "mig:7g.80gb:1,mig:7g.40gb:2")
 
 
+def test_gpus_that_two_options_request_count_once(tmp_path: Path) -> None:
+    code, gres, *_ = ask(tmp_path, "type=srun", "gpus-per-node=2", "gres=gpu:1", "nodes=1", "ntasks=1")
+    assert (code, gres) == ("0", "mig:7g.80gb:1")
+
+
 def test_gpus_per_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
     assert (code, gres) == ("0", "mig:7g.80gb:2")

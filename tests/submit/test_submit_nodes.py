@@ -89,6 +89,15 @@ def both(request: JobRequest, shim: Shim, chooser: Chooser) -> Answer:
         ({"req_nodes": "n1", "min_nodes": 1}, {"req_nodes": "", "features": "mig_node_n1"}),
         ({"req_nodes": "n[1-2]"}, {"req_nodes": "", "features": "mig_node_n1|mig_node_n2", "min_nodes": "2"}),
         ({"req_nodes": "n2,n1,n2", "min_nodes": 2}, {"req_nodes": "", "features": "mig_node_n2|mig_node_n1"}),
+        # Slurm takes as many of the nodes as the job may have
+        (
+            {"req_nodes": "n[1-2]", "min_nodes": 1, "max_nodes": 1},
+            {"req_nodes": "", "features": "mig_node_n1|mig_node_n2"},
+        ),
+        (
+            {"req_nodes": "n[1-3]", "min_nodes": 1, "max_nodes": 2},
+            {"req_nodes": "", "features": "mig_node_n1|mig_node_n2|mig_node_n3", "min_nodes": "2"},
+        ),
         ({"req_nodes": "n1", "features": "h100&fast"}, {"req_nodes": "", "features": "mig_node_n1"}),
         ({"features": "h100"}, {}),
         ({"exc_nodes": "n1"}, {}),
@@ -288,6 +297,7 @@ requests = st.builds(
     features=constraints,
     uncatalogued=st.sampled_from([None, None, 1]),
     min_nodes=st.sampled_from([None, 0, 1, 2, 3]),
+    max_nodes=st.sampled_from([None, 0, 1, 2, 3]),
 )
 
 
