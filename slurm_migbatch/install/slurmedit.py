@@ -428,21 +428,10 @@ def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
 
 def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: SlurmPlan) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
-    own_file = conf.beside(INCLUDED_GRES)
-    described: set[str] = set()
-    detects = False
-    for line in conf.lines:
-        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
-        if line.path == own_file:
-            continue
-        if name is not None and name.value == "gpu":
-            if nodes is None:
-                return
-            described |= set(_hosts(line, nodes.value, done))
-        elif detect is not None and detect.value.lower() != "off":
-            detects = True
-    if not detects:
+    described = _described(conf, done)
+    if described is None:
         return
+    nodes_by_gpus: dict[str, list[str]] = {}  # not by line: a first run splits these into a line for each node
     for line, values, names in rows:
         members = [name for name in names if name in counts and name not in described]
         gpus = [entry for _, entry in gres_entries(values) if entry.name == "gpu"]
@@ -457,7 +446,26 @@ def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: Slu
         (gpu,) = gpus
         last = f"[0-{gpu.count - 1}]" if gpu.count > 1 else "0"
         kind = f" Type={gpu.type}" if gpu.type else ""
-        yield f"NodeName={fold(members)} Name=gpu{kind} File=/dev/nvidia{last}"
+        nodes_by_gpus.setdefault(f"Name=gpu{kind} File=/dev/nvidia{last}", []).extend(members)
+    for gpus_of_nodes, members in nodes_by_gpus.items():
+        yield f"NodeName={fold(members)} {gpus_of_nodes}"
+
+
+def _described(conf: Conf, done: SlurmPlan) -> set[str] | None:
+    """Return the nodes whose GPUs the site's gres.conf describes; None if those of all, or none are detected."""
+    described: set[str] = set()
+    detects = False
+    for line in conf.lines:
+        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
+        if line.path == conf.beside(INCLUDED_GRES):
+            continue
+        if name is not None and name.value == "gpu":
+            if nodes is None:
+                return None
+            described |= set(_hosts(line, nodes.value, done))
+        elif detect is not None and detect.value.lower() != "off":
+            detects = True
+    return described if detects else None
 
 
 def rendered(slurm: SlurmPlan) -> dict[str, str]:

@@ -107,7 +107,8 @@ def test_existing_setting_is_changed_in_place(theirs, then):
 
 
 def test_second_plan_has_nothing_to_do():
-    start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{NODES}"
+    nodes = NODES.replace("h[1-2]", "h[1-2] Gres=gpu:h100:2")
+    start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{nodes}"
     slurm, gres, (included, included_gres), _ = edited(start, "AutoDetect=nvml\n")
     files = {
         MAIN: slurm,
