@@ -48,7 +48,9 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
         advice = "clear it for each QOS that is used on MIG nodes: sacctmgr modify qos NAME set MinTRES=gres/gpu=-1"
         yield Finding(WARN, "limits", text, advice)
     columns = f"format=Account,User,Partition,{','.join(_LIMITS)}"
-    associations = _rows(show("associations", f"clusters={conf.get('clustername', '')}", columns), _LIMITS)
+    # WOPLimits: otherwise the limits of an account are shown for each of its users too
+    shown = show("associations", "WOPLimits", f"clusters={conf.get('clustername', '')}", columns)
+    associations = _rows(shown, _LIMITS)
     named = [*((f"QOS {name}", limits) for name, limits in qos), *associations]
     others = [f"{name} ({', '.join(found)})" for name, limits in named if (found := sorted(limits - {"MinTRES"}))]
     if others:

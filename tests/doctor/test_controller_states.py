@@ -518,6 +518,7 @@ def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     assert "of QOS gpumin demands" in least.text and "QOSMinGRES" in least.text
     assert others.text.endswith("slices: QOS gpumax (MaxTRESPU), physics (GrpTRES, GrpTRESRunMins)")
     assert "clusters=hpc" in asked[1]
+    assert "WOPLimits" in asked[1], "the limits of an account would be shown for each of its users"
 
 
 def test_only_some_of_many_limits_are_named() -> None:
