@@ -8,7 +8,7 @@ from typing import Final
 from slurm_migbatch.node.findings import WARN, Finding
 
 _LIMITS: Final = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins")
-_QOS_LIMITS: Final = (*_LIMITS[:-1], "MaxTRESPU", "MaxTRESPA", "MaxTRESMins", "MinTRES")
+_QOS_LIMITS: Final = (*_LIMITS, "MaxTRESPU", "MaxTRESPA", "MaxTRESRunMinsPU", "MaxTRESRunMinsPA", "MinTRES")
 _SHOWN: Final = 5
 
 

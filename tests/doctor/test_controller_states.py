@@ -501,8 +501,8 @@ def test_weights_of_gpus_without_those_of_slices_are_reported(weights: str, repo
 def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     """The rows are those of sacctmgr of Slurm 24.11."""
     rows = {
-        "qos": "normal|||||||||\ngpumin|||||||||gres/gpu=1\ngpumax||||||cpu=64,gres/gpu=1|||\n"
-        "both||||gres/gpu=8,gres/mig=4|||||\nmig||||||gres/mig:7g.80gb=1|||\n",
+        "qos": "normal|||||||||||\ngpumin|||||||||||gres/gpu=1\ngpumax|||||||cpu=64,gres/gpu=1||||\n"
+        "both||||gres/gpu=8,gres/mig=4|||||||\nmig|||||||gres/mig:7g.80gb=1||||\nday|||||||||gres/gpu=1440||\n",
         "associations": "root||||||||\nphysics|||gres/gpu=4||gres/gpu=600|||\nphysics|alice|gpu|||||||\n",
     }
     asked = []
@@ -516,13 +516,15 @@ def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     least, others = limits.check_limits(conf, show)
     assert least.level == others.level == WARN
     assert "of QOS gpumin demands" in least.text and "QOSMinGRES" in least.text
-    assert others.text.endswith("slices: QOS gpumax (MaxTRESPU), physics (GrpTRES, GrpTRESRunMins)")
+    assert others.text.endswith(
+        "slices: QOS gpumax (MaxTRESPU), QOS day (MaxTRESRunMinsPU), physics (GrpTRES, GrpTRESRunMins)"
+    )
     assert "clusters=hpc" in asked[1]
     assert "WOPLimits" in asked[1], "the limits of an account would be shown for each of its users"
 
 
 def test_only_some_of_many_limits_are_named() -> None:
-    rows = {"qos": "".join(f"q{number}|gres/gpu=1||||||||\n" for number in range(9)), "associations": ""}
+    rows = {"qos": "".join(f"q{number}|gres/gpu=1||||||||||\n" for number in range(9)), "associations": ""}
     (found,) = limits.check_limits({"accountingstorageenforce": "safe"}, lambda *words: rows[words[0]])
     assert found.text.endswith("q4 (GrpTRES) and 4 more")
 
