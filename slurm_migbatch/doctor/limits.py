@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.node.findings import WARN, Finding
+from slurm_migbatch.node.findings import UNKNOWN, WARN, Finding
+from slurm_migbatch.slurm.client import SlurmError
 
 _LIMITS: Final = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins")
 _QOS_LIMITS: Final = (*_LIMITS, "MaxTRESPU", "MaxTRESPA", "MaxTRESRunMinsPU", "MaxTRESRunMinsPA", "MinTRES")
@@ -41,16 +42,20 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
     enforced = {word.strip() for word in conf.get("accountingstorageenforce", "").lower().split(",")}
     if not enforced & {"limits", "safe", "all"}:
         return
-    qos = _rows(show("qos", f"format=Name,{','.join(_QOS_LIMITS)}"), _QOS_LIMITS)
+    columns = f"format=Account,User,Partition,{','.join(_LIMITS)}"
+    try:
+        qos = _rows(show("qos", f"format=Name,{','.join(_QOS_LIMITS)}"), _QOS_LIMITS)
+        # WOPLimits: otherwise the limits of an account are shown for each of its users too
+        shown = show("associations", "WOPLimits", f"clusters={conf.get('clustername', '')}", columns)
+    except SlurmError as error:
+        yield Finding(UNKNOWN, "limits", str(error), "check that slurmdbd runs, and that sacctmgr reaches it")
+        return
+    associations = _rows(shown, _LIMITS)
     least = [name for name, limits in qos if "MinTRES" in limits]
     if least:
         text = f"MinTRES of QOS {_listed(least)} demands gres/gpu: a job with slices waits for good there (QOSMinGRES)"
         advice = "clear it for each QOS that is used on MIG nodes: sacctmgr modify qos NAME set MinTRES=gres/gpu=-1"
         yield Finding(WARN, "limits", text, advice)
-    columns = f"format=Account,User,Partition,{','.join(_LIMITS)}"
-    # WOPLimits: otherwise the limits of an account are shown for each of its users too
-    shown = show("associations", "WOPLimits", f"clusters={conf.get('clustername', '')}", columns)
-    associations = _rows(shown, _LIMITS)
     named = [*((f"QOS {name}", limits) for name, limits in qos), *associations]
     others = [f"{name} ({', '.join(found)})" for name, limits in named if (found := sorted(limits - {"MinTRES"}))]
     if others:

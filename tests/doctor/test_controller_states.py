@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 from slurm_migbatch.cli.doctor import doctor, roles
 from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
+from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.jsonfields import MessageError
@@ -521,6 +523,17 @@ def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     )
     assert "clusters=hpc" in asked[1]
     assert "WOPLimits" in asked[1], "the limits of an account would be shown for each of its users"
+
+
+def test_limits_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "sacctmgr").write_text(
+        "#!/bin/sh\necho sacctmgr: error: Sending PersistInit msg: Connection refused >&2\nexit 1\n"
+    )
+    (tmp_path / "sacctmgr").chmod(0o755)
+    config = Config(cluster=ClusterConfig(slurm_bin=str(tmp_path)))
+    show = partial(controller._sacctmgr, config)
+    (found,) = limits.check_limits({"accountingstorageenforce": "limits"}, show)
+    assert (found.level, found.text) == (UNKNOWN, "sacctmgr: Sending PersistInit msg: Connection refused")
 
 
 def test_only_some_of_many_limits_are_named() -> None:
