@@ -113,7 +113,7 @@ def _plan(
         check_plain(place)
     if role == "node":
         words = {name: options[name] for name in ("controller", "python", "task_python")}
-        return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(), **words)
+        return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(conf), **words)
     if role == "login":
         return hosts.login(conf)
     from slurm_migbatch.cli.installcontroller import Choices, controller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -156,10 +157,11 @@ def slurmctld_hosts(conf: Conf) -> list[str]:
     return conf.values("SlurmctldHost") or [host for host in (conf.value("ControlMachine"),) if host]
 
 
-def slurm_release() -> tuple[int, ...]:
-    """Return the release of this host's Slurm; empty if unknown."""
+def slurm_release(conf: Conf) -> tuple[int, ...]:
+    """Return the release of this host's Slurm; empty if unknown. Even `scontrol --version` needs a slurm.conf."""
+    words, env = ["scontrol", "--version"], {**os.environ, "SLURM_CONF": conf.main}
     try:
-        result = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     match = re.search(r"(\d+)\.(\d+)", result.stdout)

@@ -53,6 +53,16 @@ def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
     assert hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True).wanted
 
 
+def test_release_is_known_where_only_an_option_names_slurm_conf(tmp_path, monkeypatch):
+    """scontrol prints its release only if it finds a slurm.conf."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\ngrep -q SlurmctldHost "$SLURM_CONF" && echo slurm-wlm 23.11.4\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert hosts.slurm_release(load(str(tmp_path / "slurm.conf"), read)) == (23, 11)
+
+
 @pytest.mark.parametrize("how", ["option", "environment"])
 def test_missing_given_slurm_conf_is_reported(tmp_path, monkeypatch, how):
     path = str(tmp_path / "slrum.conf")
