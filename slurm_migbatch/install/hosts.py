@@ -21,6 +21,7 @@ UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
 CONFIGLESS: Final = "/run/slurm/conf/slurm.conf"
 """slurmd's copy on a configless node, with the other files that slurmctld sends."""
+_USUAL: Final = ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf")
 HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 """Keys of slurm.conf, and the names of migbatch's programs for them."""
 _PORT: Final = 6830
@@ -94,7 +95,8 @@ def node(
     user_paths = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
     for reason in filter(None, map(_closed, user_paths)):
         plan.problems.append(f"users run TaskProlog, but {reason}")
-    settings = node_install.settings(url, shutil.which("scontrol") or "")
+    elsewhere = "" if conf.main in _USUAL else conf.main
+    settings = node_install.settings(url, shutil.which("scontrol") or "", elsewhere)
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
@@ -219,7 +221,7 @@ def stub_path(conf: Conf, hook: str) -> str:
 def slurm_conf(given: str, environment: str) -> Conf | None:
     """Read this host's slurm.conf at one of two paths, or without any in Slurm's places; None if there is none."""
     named = [path for path in (given, environment) if path]
-    for path in named or ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf"):
+    for path in named or _USUAL:
         if read(path) is not None:
             return load(path, read)
     return None

@@ -53,6 +53,15 @@ def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
     assert hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True).wanted
 
 
+@pytest.mark.parametrize("main", ["/cluster/etc/slurm.conf", "/etc/slurm/slurm.conf", hosts.CONFIGLESS])
+def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
+    """The agent's checks and scontrol in hooks would look for it where it is not."""
+    plan = hosts.node(Places(tmp_path), load(main, {main: "SlurmctldHost=ctl\n"}.get), python="/usr/bin/python3")
+    (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
+    named = [line for line in text.splitlines() if line.startswith("SlurmConf=")]
+    assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
+
+
 def test_release_is_known_where_only_an_option_names_slurm_conf(tmp_path, monkeypatch):
     """scontrol prints its release only if it finds a slurm.conf."""
     (tmp_path / "scontrol").write_text('#!/bin/sh\ngrep -q SlurmctldHost "$SLURM_CONF" && echo slurm-wlm 23.11.4\n')
