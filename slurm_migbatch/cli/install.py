@@ -102,7 +102,7 @@ def _plan(
     role: str, options: dict[str, str], record: InstallRecord, *, edit: bool, cli_filter: bool | None
 ) -> HostPlan:
     given = options["slurm_conf"] or os.environ.get("SLURM_CONF", "")
-    conf = hosts.slurm_conf(given, "")
+    conf = hosts.slurm_conf(_absolute(given), "")
     if conf is None and given:
         raise Failure(f"{given} does not exist; correct --slurm-conf or SLURM_CONF")
     if conf is None:
@@ -123,7 +123,12 @@ def _plan(
 
 
 def _config_path(options: dict[str, str]) -> str:
-    return options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
+    return _absolute(options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG)
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path: services, Slurm and the record of the installation name it. Empty remains empty."""
+    return str(Path.cwd() / path) if path else ""
 
 
 def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> None:
@@ -154,7 +159,7 @@ def _still_needed(options: dict[str, str], changes: Sequence[FileChange]) -> Ite
     if any(change.conflict and change.kind == "site" for change in changes):
         return  # nothing is removed until these are resolved
     own_file = next((change.path for change in changes if Path(change.path).name == INCLUDED), "")
-    given = options["slurm_conf"] or (str(Path(own_file).with_name("slurm.conf")) if own_file else "")
+    given = _absolute(options["slurm_conf"]) or (str(Path(own_file).with_name("slurm.conf")) if own_file else "")
     conf = hosts.slurm_conf(given, os.environ.get("SLURM_CONF", ""))
     if conf is not None:
         yield from leftovers(conf.main, changes)

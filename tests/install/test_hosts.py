@@ -5,7 +5,7 @@ import pytest
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
 from slurm_migbatch.install import hosts
-from slurm_migbatch.install.files import read
+from slurm_migbatch.install.files import InstallRecord, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
@@ -70,6 +70,15 @@ def test_release_is_known_where_only_an_option_names_slurm_conf(tmp_path, monkey
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     assert hosts.slurm_release(load(str(tmp_path / "slurm.conf"), read)) == (23, 11)
+
+
+def test_relative_path_of_slurm_conf_is_recorded_as_absolute(tmp_path, monkeypatch):
+    """--uninstall would look for the files elsewhere, and Slurm for the programs that slurm.conf names."""
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nCliFilterPlugins=lua\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--role", "login", "--slurm-conf", "slurm.conf", "--apply", "--record", str(tmp_path / "record")]
+    install.main(words, standalone_mode=False)
+    assert list(InstallRecord(tmp_path / "record").entries) == [str(tmp_path / "cli_filter.lua")]
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
