@@ -94,6 +94,8 @@ def plan(
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
+    if not lending:
+        result.notes += _after_lending(conf)
     settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
     catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     preempts = _preempts(conf)
@@ -387,6 +389,18 @@ def _partition_edits(
                 additions[key] = value
         if change or additions:
             yield edit(conf, line, change, additions)
+
+
+def _after_lending(conf: Conf) -> Iterator[str]:
+    """Yield a sentence for each partition that has what is written with lending, which is off now."""
+    for line, _ in conf.records("partitionname"):
+        last = " ".join(f"{token.key}={token.value}" for token in line.tokens[-2:])
+        for settings in (preemption(("x",), name) for name in ("x", "")):
+            if last == settings.replace("PriorityTier", "prioritytier").replace("PreemptMode", "preemptmode"):
+                yield (
+                    f"{line.place}: {settings} remains though lending is off; remove it, and PreemptType and "
+                    "PreemptMode of the cluster, if only lending needed them"
+                )
 
 
 def _node_sets(conf: Conf, rows: Sequence[NodeNameLine], done: SlurmPlan) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -196,6 +196,18 @@ def test_lending_partitions_get_tier_and_preempt_mode():
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
 
 
+def test_settings_that_remain_when_lending_is_turned_off_are_noted():
+    """Without PreemptExemptTime, which is no longer written, Slurm would requeue training jobs immediately."""
+    text = f"PreemptType=preempt/none\n{NODES}PartitionName=train Nodes=m1\nPartitionName=c PreemptMode=OFF\n"
+    assert not edited(text)[3].notes
+    slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
+    notes = planned(slurm).notes
+    assert [note.partition(" remains")[0] for note in notes] == [
+        f"{MAIN}:5: PriorityTier=10 PreemptMode=OFF",
+        f"{MAIN}:6: PriorityTier=1 PreemptMode=REQUEUE",
+    ]
+
+
 def test_exempt_time_is_set_for_lending_unless_the_site_already_preempts():
     lends = replace(SITE, lends=True)
     _, _, (included, _), done = edited(NODES, wanted=lends, lending=("p",))
