@@ -23,7 +23,7 @@ from slurm_migbatch.install.catalogline import (
     listed_features,
     others_of,
 )
-from slurm_migbatch.install.devices import constrains, has_cgroups, not_counted
+from slurm_migbatch.install.devices import constrains, expanded, has_cgroups, not_counted
 from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
 from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
@@ -159,7 +159,9 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                 f"{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
-            new = _merged(setting, token.value)
+            former = _former(conf, site.catalog.names) if setting.key == "SuspendExcNodes" else set()
+            kept = _without(token.value, {*former, *expand(site.catalog.names)}) if former else token.value
+            new = _merged(setting, kept)
             if new != token.value:
                 changes.setdefault(line, {})[token.key] = new
         yield setting.key
@@ -317,6 +319,18 @@ def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
             )
 
 
+def _former(conf: Conf, catalog: str) -> set[str]:
+    """Return the catalog nodes of an earlier run that are not in `catalog`: slurmctld would not know them any more."""
+    own_file = conf.beside(INCLUDED)
+    lines = (values["nodename"] for line, values in conf.records("nodename") if line.path == own_file)
+    return {name for names in lines for name in expanded(names)} - set(expand(catalog))
+
+
+def _without(listed: str, removed: Collection[str]) -> str:
+    """Return a host list without the parts that name only nodes of `removed`."""
+    return ",".join(item for item in gres.split(listed) if not set(expanded(item) or (item,)) <= set(removed))
+
+
 def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
@@ -369,18 +383,19 @@ def _partition_edits(
 ) -> Iterator[LineEdit]:
     """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
     sets = dict(_node_sets(conf, rows, done))
+    former = _former(conf, catalog)
     for line, values in conf.records("partitionname"):
         listed = values.get("nodes", "")
         items = _hosts(line, listed, done)
         all_nodes = any(item.upper() == "ALL" for item in items)
         members = {name for item in items for name in sets.get(item, (item,))}
-        if not (all_nodes or members & set(counts)):
+        if not (all_nodes or members & {*counts, *former}):
             continue
         change, additions = {}, {}
         token = line.get("nodes")
-        if not all_nodes and not set(expand(catalog)) <= members:
+        if not all_nodes and (not set(expand(catalog)) <= members or members & former):
             if token:
-                change["nodes"] = f"{token.value},{catalog}"
+                change["nodes"] = ",".join(filter(None, (_without(token.value, {*former, *expand(catalog)}), catalog)))
             else:
                 additions["Nodes"] = f"{listed},{catalog}"
         for setting in preemption(lending, values["partitionname"]).split():

@@ -189,6 +189,22 @@ def test_catalog_is_added_to_partitions_given_by_default_nodeset_and_all():
     assert "PartitionName=c Nodes=c1" in lines and "PartitionName=d Nodes=ALL" in lines
 
 
+@pytest.mark.parametrize(
+    ("former", "names"), [("migcatalog", "none[1-2]"), ("migcatalog", "migcatalog,migcatalog2"), ("a[1-3]", "a[1-2]")]
+)
+def test_former_catalog_nodes_are_removed_from_partitions(former, names):
+    """slurmctld does not start if a partition names a node that slurm.conf does not have."""
+    text = f"SuspendProgram=/s\nSuspendExcNodes=c1:2,c[2-3]\n{NODES}PartitionName=d Nodes=DEFAULTS,c1,m1\n"
+    before, other = (replace(SITE, catalog=replace(SITE.catalog, names=catalog)) for catalog in (former, names))
+    slurm, _, (included, _), _ = edited(text, wanted=before)
+    files = {MAIN: slurm, "/etc/slurm/migbatch.conf": included}
+    done = plan(other, load(MAIN, files.get), load(GRES, {}.get))
+    lines = apply(files, done.edits)[MAIN].splitlines()
+    assert f"PartitionName=p Nodes=h1,{names}" in lines
+    assert f"PartitionName=d Nodes=DEFAULTS,c1,m1,{names}" in lines
+    assert f"SuspendExcNodes=c1:2,c[2-3],{names}" in lines
+
+
 def test_lending_partitions_get_tier_and_preempt_mode():
     text = f"{NODES}PartitionName=train Nodes=m1 PriorityTier=3\n"
     slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
