@@ -182,6 +182,9 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
     site_hook = conf.beside(values[-1])
     if scripts.is_pattern(site_hook):
         stub_file = scripts.name_in(site_hook)
+        others = [path for path in scripts.programs_of(site_hook) if path != stub_file and not Path(path).is_dir()]
+        if any(_runs(path, hook) for path in others):
+            return
         if stub_file:
             plan.wanted.append(Wanted(stub_file, scripts.stub(hook), mode=0o755))
         else:
@@ -202,6 +205,11 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         plan.wanted.append(Wanted(site_hook, scripts.call_hook(text, hook), "site"))
     else:
         plan.lines.append(f"{site_hook}:2: add: {scripts.hook_line(hook)}")
+
+
+def _runs(path: str, hook: str) -> bool:
+    """Return whether a program is migbatch's hook, by a link, or calls it."""
+    return Path(path).resolve() == Path(hook).resolve() or scripts.calls_hook(read(path) or "", hook)
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:

@@ -41,6 +41,28 @@ def test_script_without_directory_is_found_beside_slurm_conf(tmp_path, monkeypat
     assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
 
 
+@pytest.mark.parametrize("how", ["link", "call"])
+@pytest.mark.parametrize("pattern", ["pro*/*.sh", "prolog.d/*"])
+def test_hook_that_a_program_of_a_pattern_runs_already_is_not_added(tmp_path, pattern, how):
+    """It would run twice; where no name of a file matches for certain, the command asks for a link."""
+    hook, theirs = tmp_path / "hooks/prolog", tmp_path / "prolog.d/50.sh"
+    (tmp_path / "slurm.conf").write_text(f"SlurmctldHost=ctl\nProlog={pattern}\n")
+    theirs.parent.mkdir()
+
+    def planned():
+        places = Places(tmp_path, etc=tmp_path, hooks=hook.parent, systemd=tmp_path, packaged_units=tmp_path)
+        conf = load(str(tmp_path / "slurm.conf"), read)
+        plan = hosts.node(places, conf, python="/usr/bin/python3", release=(23, 11))
+        return len(plan.problems) + sum(target.path.startswith(str(theirs.parent)) for target in plan.wanted)
+
+    assert planned() == 1
+    if how == "link":
+        theirs.symlink_to(hook)
+    else:
+        theirs.write_text(f"#!/usr/bin/python3\nimport os\nos.system('{hook}')\n")
+    assert planned() == 0
+
+
 def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
     """From 24.11 on slurm.conf names ours too: every job would run it twice. scontrol is often not in sudo's PATH."""
     (tmp_path / "site.sh").write_text("#!/bin/sh\n")
