@@ -105,6 +105,9 @@ def _plan(
     conf = hosts.slurm_conf(_absolute(given), "")
     if conf is None and given:
         raise Failure(f"{given} does not exist; correct --slurm-conf or SLURM_CONF")
+    if conf is None and role == "login":
+        note = "no slurm.conf in Slurm's default location; use --slurm-conf unless this host is configless"
+        return HostPlan(notes=[note])
     if conf is None:
         raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}

@@ -103,6 +103,19 @@ def test_relative_path_of_slurm_conf_is_recorded_as_absolute(tmp_path, monkeypat
     assert list(InstallRecord(tmp_path / "record").entries) == [str(tmp_path / "cli_filter.lua")]
 
 
+@pytest.mark.parametrize("role", ["login", "node"])
+def test_configless_login_node_without_any_slurm_conf_needs_nothing(tmp_path, monkeypatch, capsys, role):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(hosts, "_USUAL", (str(tmp_path / "slurm.conf"),))
+    words = ["--role", role, "--apply", "--record", str(tmp_path / "record")]
+    if role == "node":
+        with pytest.raises(Failure, match="use --slurm-conf"):
+            install.main(words, standalone_mode=False)
+        return
+    assert not install.main(words, standalone_mode=False)
+    assert "nothing to do" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("how", ["option", "environment"])
 def test_missing_given_slurm_conf_is_reported(tmp_path, monkeypatch, how):
     path = str(tmp_path / "slrum.conf")
