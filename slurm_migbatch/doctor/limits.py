@@ -65,8 +65,11 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
 
 def _no_slices(tres: str) -> bool:
     """Return whether a list of TRES, "cpu=1,gres/gpu=2", counts GPUs and no slices."""
-    names = {entry.partition("=")[0].strip().lower().partition(":")[0] for entry in tres.split(",")}
-    return "gres/gpu" in names and "gres/mig" not in names
+    return "gres/gpu" in _names(tres) and "gres/mig" not in _names(tres)
+
+
+def _names(tres: str) -> set[str]:
+    return {entry.partition("=")[0].strip().lower().partition(":")[0] for entry in tres.split(",")}
 
 
 def _rows(shown: str, limits: Sequence[str]) -> list[tuple[str, set[str]]]:
@@ -75,7 +78,11 @@ def _rows(shown: str, limits: Sequence[str]) -> list[tuple[str, set[str]]]:
     for line in shown.splitlines():
         words = line.split("|")
         name, values = "/".join(filter(None, words[: -len(limits)])), words[-len(limits) :]
-        if found := {limit for limit, value in zip(limits, values, strict=False) if _no_slices(value)}:
+        tres = dict(zip(limits, values, strict=False))
+        found = {limit for limit, value in tres.items() if _no_slices(value)}
+        if "gres/gpu" in _names(tres.get("MinTRES", "")):
+            found.add("MinTRES")  # each of several minimums must be met
+        if found:
             rows.append((name, found))
     return rows
 

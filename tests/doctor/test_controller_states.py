@@ -542,6 +542,13 @@ def test_only_some_of_many_limits_are_named() -> None:
     assert found.text.endswith("q4 (GrpTRES) and 4 more")
 
 
+def test_minimum_of_gpus_beside_one_of_slices_is_reported() -> None:
+    """Slurm demands both of a job."""
+    rows = {"qos": f"both{'|' * 11}gres/gpu=1,gres/mig=1\nmig{'|' * 11}gres/mig=1\n", "associations": ""}
+    (found,) = limits.check_limits({"accountingstorageenforce": "safe"}, lambda *words: rows[words[0]])
+    assert "MinTRES of QOS both demands" in found.text
+
+
 def test_slurmctld_that_stops_answering_during_the_checks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
