@@ -74,6 +74,12 @@ def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
     assert f" Port=1 {own} Features=".replace(" CoreSpecCount=1", "") in after, "it is above the DEFAULT line"
 
 
+def test_catalog_has_the_memory_of_mig_nodes_that_is_given_in_k():
+    """Otherwise it has 1 MiB, and Slurm refuses jobs with --mem while no node offers their profile."""
+    included = edited(NODES.replace("RealMemory=100", "RealMemory=500K"))[2][0]
+    assert " RealMemory=512000 " in included
+
+
 def test_catalog_node_has_the_other_gres_of_mig_nodes():
     """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all currently has both."""
     slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
