@@ -102,9 +102,12 @@ def _plan(
     role: str, options: dict[str, str], record: InstallRecord, *, edit: bool, cli_filter: bool | None
 ) -> HostPlan:
     given = options["slurm_conf"] or os.environ.get("SLURM_CONF", "")
-    conf = hosts.slurm_conf(given, "")
+    conf = hosts.slurm_conf(_absolute(given), "")
     if conf is None and given:
         raise Failure(f"{given} does not exist; correct --slurm-conf or SLURM_CONF")
+    if conf is None and role == "login":
+        note = "no slurm.conf in Slurm's default location; use --slurm-conf unless this host is configless"
+        return HostPlan(notes=[note])
     if conf is None:
         raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}
@@ -113,7 +116,7 @@ def _plan(
         check_plain(place)
     if role == "node":
         words = {name: options[name] for name in ("controller", "python", "task_python")}
-        return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(), **words)
+        return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(conf), **words)
     if role == "login":
         return hosts.login(conf)
     from slurm_migbatch.cli.installcontroller import Choices, controller
@@ -123,7 +126,12 @@ def _plan(
 
 
 def _config_path(options: dict[str, str]) -> str:
-    return options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
+    return _absolute(options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG)
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path: services, Slurm and the record of the installation name it. Empty remains empty."""
+    return str(Path.cwd() / path) if path else ""
 
 
 def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> None:
@@ -154,7 +162,7 @@ def _still_needed(options: dict[str, str], changes: Sequence[FileChange]) -> Ite
     if any(change.conflict and change.kind == "site" for change in changes):
         return  # nothing is removed until these are resolved
     own_file = next((change.path for change in changes if Path(change.path).name == INCLUDED), "")
-    given = options["slurm_conf"] or (str(Path(own_file).with_name("slurm.conf")) if own_file else "")
+    given = _absolute(options["slurm_conf"]) or (str(Path(own_file).with_name("slurm.conf")) if own_file else "")
     conf = hosts.slurm_conf(given, os.environ.get("SLURM_CONF", ""))
     if conf is not None:
         yield from leftovers(conf.main, changes)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
@@ -159,7 +160,7 @@ def _slurm(
     yield from check_partitions(partitions, served, conf)
     yield from check_reservations(_scontrol(config, *COMMAND[1:]))
     yield from check_weights(partitions, served, conf)
-    yield from check_limits(conf, lambda *words: _run(config, "sacctmgr", "-n", "-P", "show", *words))
+    yield from check_limits(conf, partial(_sacctmgr, config))
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 
@@ -228,15 +229,23 @@ def _no_slurm(error: SlurmError) -> Finding:
 
 
 def _scontrol(config: Config, *arguments: str) -> str:
-    return _run(config, "scontrol", *arguments)
+    return _run(config, "scontrol", *arguments).stdout
 
 
-def _run(config: Config, name: str, *arguments: str) -> str:
+def _sacctmgr(config: Config, *arguments: str) -> str:
+    """Return what `sacctmgr show` prints. Raises SlurmError."""
+    done = _run(config, "sacctmgr", "-n", "-P", "show", *arguments)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("sacctmgr: error: ")[2]
+        raise SlurmError(f"sacctmgr: {reason or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _run(config: Config, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = f"{config.cluster.slurm_bin}/{name}" if config.cluster.slurm_bin else name
     env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
     words = [program, *arguments]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_SCONTROL_S, env=env, check=False)
+        return subprocess.run(words, capture_output=True, text=True, timeout=_SCONTROL_S, env=env, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(str(error)) from None
-    return done.stdout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.doctor.programs import HostProgram, programs_of, read_program
+from slurm_migbatch.doctor.programs import HostProgram, read_program
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
@@ -53,7 +53,7 @@ def gather(conf: Conf, directory: str, *, several: bool) -> list[HookFacts]:
 def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     several = several and key in scripts.SEVERAL
     values = conf.values(key) if several else conf.values(key)[-1:]
-    programs = [read_program(path) for value in values for path in programs_of(conf.beside(value))]
+    programs = [read_program(path) for value in values for path in scripts.programs_of(conf.beside(value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:
         called_paths = [path for program in programs for path in _CALLED.findall(program.text or "")]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.node.findings import WARN, Finding
+from slurm_migbatch.node.findings import UNKNOWN, WARN, Finding
+from slurm_migbatch.slurm.client import SlurmError
 
 _LIMITS: Final = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins")
-_QOS_LIMITS: Final = (*_LIMITS[:-1], "MaxTRESPU", "MaxTRESPA", "MaxTRESMins", "MinTRES")
+_QOS_LIMITS: Final = (*_LIMITS, "MaxTRESPU", "MaxTRESPA", "MaxTRESRunMinsPU", "MaxTRESRunMinsPA", "MinTRES")
 _SHOWN: Final = 5
 
 
@@ -41,14 +42,20 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
     enforced = {word.strip() for word in conf.get("accountingstorageenforce", "").lower().split(",")}
     if not enforced & {"limits", "safe", "all"}:
         return
-    qos = _rows(show("qos", f"format=Name,{','.join(_QOS_LIMITS)}"), _QOS_LIMITS)
+    columns = f"format=Account,User,Partition,{','.join(_LIMITS)}"
+    try:
+        qos = _rows(show("qos", f"format=Name,{','.join(_QOS_LIMITS)}"), _QOS_LIMITS)
+        # WOPLimits: otherwise the limits of an account are shown for each of its users too
+        shown = show("associations", "WOPLimits", f"clusters={conf.get('clustername', '')}", columns)
+    except SlurmError as error:
+        yield Finding(UNKNOWN, "limits", str(error), "check that slurmdbd runs, and that sacctmgr reaches it")
+        return
+    associations = _rows(shown, _LIMITS)
     least = [name for name, limits in qos if "MinTRES" in limits]
     if least:
         text = f"MinTRES of QOS {_listed(least)} demands gres/gpu: a job with slices waits for good there (QOSMinGRES)"
         advice = "clear it for each QOS that is used on MIG nodes: sacctmgr modify qos NAME set MinTRES=gres/gpu=-1"
         yield Finding(WARN, "limits", text, advice)
-    columns = f"format=Account,User,Partition,{','.join(_LIMITS)}"
-    associations = _rows(show("associations", f"clusters={conf.get('clustername', '')}", columns), _LIMITS)
     named = [*((f"QOS {name}", limits) for name, limits in qos), *associations]
     others = [f"{name} ({', '.join(found)})" for name, limits in named if (found := sorted(limits - {"MinTRES"}))]
     if others:
@@ -58,8 +65,11 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
 
 def _no_slices(tres: str) -> bool:
     """Return whether a list of TRES, "cpu=1,gres/gpu=2", counts GPUs and no slices."""
-    names = {entry.partition("=")[0].strip().lower().partition(":")[0] for entry in tres.split(",")}
-    return "gres/gpu" in names and "gres/mig" not in names
+    return "gres/gpu" in _names(tres) and "gres/mig" not in _names(tres)
+
+
+def _names(tres: str) -> set[str]:
+    return {entry.partition("=")[0].strip().lower().partition(":")[0] for entry in tres.split(",")}
 
 
 def _rows(shown: str, limits: Sequence[str]) -> list[tuple[str, set[str]]]:
@@ -68,7 +78,11 @@ def _rows(shown: str, limits: Sequence[str]) -> list[tuple[str, set[str]]]:
     for line in shown.splitlines():
         words = line.split("|")
         name, values = "/".join(filter(None, words[: -len(limits)])), words[-len(limits) :]
-        if found := {limit for limit, value in zip(limits, values, strict=False) if _no_slices(value)}:
+        tres = dict(zip(limits, values, strict=False))
+        found = {limit for limit, value in tres.items() if _no_slices(value)}
+        if "gres/gpu" in _names(tres.get("MinTRES", "")):
+            found.add("MinTRES")  # each of several minimums must be met
+        if found:
             rows.append((name, found))
     return rows
 

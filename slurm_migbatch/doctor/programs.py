@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import grp
 import os
 import pwd
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_migbatch.install.files import read
-from slurm_migbatch.install.scripts import is_pattern
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.findings import UNKNOWN, Finding
 from slurm_migbatch.slurm.users import name_of
@@ -44,11 +42,6 @@ def read_program(path: str) -> HostProgram:
     except OSError:
         return HostProgram(path)
     return HostProgram(path, text, bool(mode & 0o111) and stat.S_ISREG(mode), insecure(path))
-
-
-def programs_of(value: str) -> tuple[str, ...]:
-    """Return the paths that Slurm runs for a value of Prolog= or Epilog=, which may be a pattern."""
-    return tuple(sorted(glob.glob(value))) if is_pattern(value) else (value,)  # noqa: PTH207 - an absolute pattern
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def check_cgroup(
             "count as gpu in its Gres=; then restart slurmctld and slurmd"
         )
         yield Finding(FAIL, "cgroup.conf", text, advice)
-    elif whole:
+    elif whole and "gpu" in _gres_of(conf, node):
         shown = ", ".join(sorted(whole))
         text = f"devices are not constrained: every job can open {shown}, which Slurm allocates as whole GPUs"
         advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf, and list only these"

@@ -139,7 +139,7 @@ def _cpus(values: Mapping[str, str]) -> int:
 
 
 def _number(text: str, default: int = 0) -> int:
-    return int(text) if text.isdigit() else default
+    return gres.count_of(text) if gres.is_count(text) else default  # RealMemory=500K is 512000 MiB for Slurm
 
 
 def listed_features(values: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
 CONFIGLESS: Final = "/run/slurm/conf/slurm.conf"
 """slurmd's copy on a configless node, with the other files that slurmctld sends."""
+_USUAL: Final = ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf")
 HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 """Keys of slurm.conf, and the names of migbatch's programs for them."""
 _PORT: Final = 6830
@@ -93,7 +95,8 @@ def node(
     user_paths = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
     for reason in filter(None, map(_closed, user_paths)):
         plan.problems.append(f"users run TaskProlog, but {reason}")
-    settings = node_install.settings(url, shutil.which("scontrol") or "")
+    elsewhere = "" if conf.main in _USUAL else conf.main
+    settings = node_install.settings(url, shutil.which("scontrol") or "", elsewhere)
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
@@ -156,10 +159,11 @@ def slurmctld_hosts(conf: Conf) -> list[str]:
     return conf.values("SlurmctldHost") or [host for host in (conf.value("ControlMachine"),) if host]
 
 
-def slurm_release() -> tuple[int, ...]:
-    """Return the release of this host's Slurm; empty if unknown."""
+def slurm_release(conf: Conf) -> tuple[int, ...]:
+    """Return the release of this host's Slurm; empty if unknown. Even `scontrol --version` needs a slurm.conf."""
+    words, env = ["scontrol", "--version"], {**os.environ, "SLURM_CONF": conf.main}
     try:
-        result = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     match = re.search(r"(\d+)\.(\d+)", result.stdout)
@@ -178,6 +182,9 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
     site_hook = conf.beside(values[-1])
     if scripts.is_pattern(site_hook):
         stub_file = scripts.name_in(site_hook)
+        others = [path for path in scripts.programs_of(site_hook) if path != stub_file and not Path(path).is_dir()]
+        if any(_runs(path, hook) for path in others):
+            return
         if stub_file:
             plan.wanted.append(Wanted(stub_file, scripts.stub(hook), mode=0o755))
         else:
@@ -200,6 +207,11 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         plan.lines.append(f"{site_hook}:2: add: {scripts.hook_line(hook)}")
 
 
+def _runs(path: str, hook: str) -> bool:
+    """Return whether a program is migbatch's hook, by a link, or calls it."""
+    return Path(path).resolve() == Path(hook).resolve() or scripts.calls_hook(read(path) or "", hook)
+
+
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     """If slurm.conf names cli_filter/lua and the host has no script for it, add one that changes nothing."""
     filters = scripts.plugins(conf.value("CliFilterPlugins"))
@@ -217,7 +229,7 @@ def stub_path(conf: Conf, hook: str) -> str:
 def slurm_conf(given: str, environment: str) -> Conf | None:
     """Read this host's slurm.conf at one of two paths, or without any in Slurm's places; None if there is none."""
     named = [path for path in (given, environment) if path]
-    for path in named or ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf"):
+    for path in named or _USUAL:
         if read(path) is not None:
             return load(path, read)
     return None

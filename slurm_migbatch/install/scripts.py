@@ -6,6 +6,7 @@ Standard library only, for compute nodes.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import re
 from pathlib import PurePosixPath
 from typing import Final
@@ -163,6 +164,11 @@ def call_hook(text: str, hook: str) -> str:
 def is_pattern(path: str) -> bool:
     """Return whether Slurm expands the value of Prolog= or Epilog= to several programs."""
     return any(char in path for char in "*?[")
+
+
+def programs_of(value: str) -> tuple[str, ...]:
+    """Return the paths that Slurm runs for a value of Prolog= or Epilog=, which may be a pattern."""
+    return tuple(sorted(glob.glob(value))) if is_pattern(value) else (value,)  # noqa: PTH207 - an absolute pattern
 
 
 def name_in(pattern: str) -> str:

@@ -2,7 +2,8 @@
 
 Source: Slurm's parse_config.c. `#` begins a comment unless it is escaped, also within quotes; a backslash at the end of
 a line continues it; keys are case-insensitive; several `Key=Value` may share a line; `Include FILE` is read in
-its place, relative to the directory of slurm.conf, with ClusterName for `%c`. The last value of a repeated key counts.
+its place, relative to the directory of slurm.conf (22.05: of the file with that line), with ClusterName for `%c`. The
+last value of a repeated key counts.
 """
 
 from __future__ import annotations
@@ -210,9 +211,11 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
             lines.append(line)
             if line.include:
                 cluster = Conf(main, texts, tuple(lines)).cluster if "%c" in line.include else ""
-                included = str(Path(main).parent / line.include.replace("%c", cluster))
-                if not descend(included, depth + 1):
-                    missing.append((included, line))
+                name = line.include.replace("%c", cluster)
+                # 22.05 looks for it beside the file with this line, 23.11 and later beside the main file
+                places = [str(Path(file).parent / name) for file in (main, path)]
+                if not any(descend(place, depth + 1) for place in dict.fromkeys(places)):
+                    missing.append((places[0], line))
         return True
 
     descend(main, 0)

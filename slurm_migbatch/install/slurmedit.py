@@ -23,7 +23,7 @@ from slurm_migbatch.install.catalogline import (
     listed_features,
     others_of,
 )
-from slurm_migbatch.install.devices import constrains, has_cgroups, not_counted
+from slurm_migbatch.install.devices import constrains, expanded, has_cgroups, not_counted
 from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
 from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
@@ -94,6 +94,8 @@ def plan(
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
+    if not lending:
+        result.notes += _after_lending(conf)
     settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
     catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     preempts = _preempts(conf)
@@ -157,7 +159,9 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                 f"{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
-            new = _merged(setting, token.value)
+            former = _former(conf, site.catalog.names) if setting.key == "SuspendExcNodes" else set()
+            kept = _without(token.value, {*former, *expand(site.catalog.names)}) if former else token.value
+            new = _merged(setting, kept)
             if new != token.value:
                 changes.setdefault(line, {})[token.key] = new
         yield setting.key
@@ -315,6 +319,18 @@ def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
             )
 
 
+def _former(conf: Conf, catalog: str) -> set[str]:
+    """Return the catalog nodes of an earlier run that are not in `catalog`: slurmctld would not know them any more."""
+    own_file = conf.beside(INCLUDED)
+    lines = (values["nodename"] for line, values in conf.records("nodename") if line.path == own_file)
+    return {name for names in lines for name in expanded(names)} - set(expand(catalog))
+
+
+def _without(listed: str, removed: Collection[str]) -> str:
+    """Return a host list without the parts that name only nodes of `removed`."""
+    return ",".join(item for item in gres.split(listed) if not set(expanded(item) or (item,)) <= set(removed))
+
+
 def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
@@ -367,18 +383,19 @@ def _partition_edits(
 ) -> Iterator[LineEdit]:
     """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
     sets = dict(_node_sets(conf, rows, done))
+    former = _former(conf, catalog)
     for line, values in conf.records("partitionname"):
         listed = values.get("nodes", "")
         items = _hosts(line, listed, done)
         all_nodes = any(item.upper() == "ALL" for item in items)
         members = {name for item in items for name in sets.get(item, (item,))}
-        if not (all_nodes or members & set(counts)):
+        if not (all_nodes or members & {*counts, *former}):
             continue
         change, additions = {}, {}
         token = line.get("nodes")
-        if not all_nodes and not set(expand(catalog)) <= members:
+        if not all_nodes and (not set(expand(catalog)) <= members or members & former):
             if token:
-                change["nodes"] = f"{token.value},{catalog}"
+                change["nodes"] = ",".join(filter(None, (_without(token.value, {*former, *expand(catalog)}), catalog)))
             else:
                 additions["Nodes"] = f"{listed},{catalog}"
         for setting in preemption(lending, values["partitionname"]).split():
@@ -387,6 +404,18 @@ def _partition_edits(
                 additions[key] = value
         if change or additions:
             yield edit(conf, line, change, additions)
+
+
+def _after_lending(conf: Conf) -> Iterator[str]:
+    """Yield a sentence for each partition that has what is written with lending, which is off now."""
+    for line, _ in conf.records("partitionname"):
+        last = " ".join(f"{token.key}={token.value}" for token in line.tokens[-2:])
+        for settings in (preemption(("x",), name) for name in ("x", "")):
+            if last == settings.replace("PriorityTier", "prioritytier").replace("PreemptMode", "preemptmode"):
+                yield (
+                    f"{line.place}: {settings} remains though lending is off; remove it, and PreemptType and "
+                    "PreemptMode of the cluster, if only lending needed them"
+                )
 
 
 def _node_sets(conf: Conf, rows: Sequence[NodeNameLine], done: SlurmPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -428,21 +457,10 @@ def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
 
 def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: SlurmPlan) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
-    own_file = conf.beside(INCLUDED_GRES)
-    described: set[str] = set()
-    detects = False
-    for line in conf.lines:
-        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
-        if line.path == own_file:
-            continue
-        if name is not None and name.value == "gpu":
-            if nodes is None:
-                return
-            described |= set(_hosts(line, nodes.value, done))
-        elif detect is not None and detect.value.lower() != "off":
-            detects = True
-    if not detects:
+    described = _described(conf, done)
+    if described is None:
         return
+    nodes_by_gpus: dict[str, list[str]] = {}  # not by line: a first run splits these into a line for each node
     for line, values, names in rows:
         members = [name for name in names if name in counts and name not in described]
         gpus = [entry for _, entry in gres_entries(values) if entry.name == "gpu"]
@@ -457,7 +475,26 @@ def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: Slu
         (gpu,) = gpus
         last = f"[0-{gpu.count - 1}]" if gpu.count > 1 else "0"
         kind = f" Type={gpu.type}" if gpu.type else ""
-        yield f"NodeName={fold(members)} Name=gpu{kind} File=/dev/nvidia{last}"
+        nodes_by_gpus.setdefault(f"Name=gpu{kind} File=/dev/nvidia{last}", []).extend(members)
+    for gpus_of_nodes, members in nodes_by_gpus.items():
+        yield f"NodeName={fold(members)} {gpus_of_nodes}"
+
+
+def _described(conf: Conf, done: SlurmPlan) -> set[str] | None:
+    """Return the nodes whose GPUs the site's gres.conf describes; None if those of all, or none are detected."""
+    described: set[str] = set()
+    detects = False
+    for line in conf.lines:
+        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
+        if line.path == conf.beside(INCLUDED_GRES):
+            continue
+        if name is not None and name.value == "gpu":
+            if nodes is None:
+                return None
+            described |= set(_hosts(line, nodes.value, done))
+        elif detect is not None and detect.value.lower() != "off":
+            detects = True
+    return described if detects else None
 
 
 def rendered(slurm: SlurmPlan) -> dict[str, str]:

@@ -122,14 +122,14 @@ def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) 
     return _file("migbatch-node.service").format(program=program, etc=etc)
 
 
-def settings(controller: str = "", scontrol: str = "") -> str:
-    """Return a node.conf in which everything except the controllers' URLs and scontrol's path is a comment."""
+def settings(controller: str = "", scontrol: str = "", slurm_conf: str = "") -> str:
+    """Return a node.conf in which everything except these is a comment: the controllers' URLs and two paths."""
     text = _file("node.conf")
     if controller:
         text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")
     if scontrol and scontrol != "/usr/bin/scontrol":
         text = text.replace("#ScontrolPath=/usr/bin/scontrol", f"ScontrolPath={scontrol}")
-    return text
+    return text.replace("#SlurmConf=", f"SlurmConf={slurm_conf}") if slurm_conf else text
 
 
 def _file(name: str) -> str:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 from slurm_migbatch.cli.doctor import doctor, roles
 from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
+from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.jsonfields import MessageError
@@ -501,8 +503,8 @@ def test_weights_of_gpus_without_those_of_slices_are_reported(weights: str, repo
 def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     """The rows are those of sacctmgr of Slurm 24.11."""
     rows = {
-        "qos": "normal|||||||||\ngpumin|||||||||gres/gpu=1\ngpumax||||||cpu=64,gres/gpu=1|||\n"
-        "both||||gres/gpu=8,gres/mig=4|||||\nmig||||||gres/mig:7g.80gb=1|||\n",
+        "qos": "normal|||||||||||\ngpumin|||||||||||gres/gpu=1\ngpumax|||||||cpu=64,gres/gpu=1||||\n"
+        "both||||gres/gpu=8,gres/mig=4|||||||\nmig|||||||gres/mig:7g.80gb=1||||\nday|||||||||gres/gpu=1440||\n",
         "associations": "root||||||||\nphysics|||gres/gpu=4||gres/gpu=600|||\nphysics|alice|gpu|||||||\n",
     }
     asked = []
@@ -516,14 +518,35 @@ def test_limits_of_gpus_that_slices_do_not_count_for_are_reported() -> None:
     least, others = limits.check_limits(conf, show)
     assert least.level == others.level == WARN
     assert "of QOS gpumin demands" in least.text and "QOSMinGRES" in least.text
-    assert others.text.endswith("slices: QOS gpumax (MaxTRESPU), physics (GrpTRES, GrpTRESRunMins)")
+    assert others.text.endswith(
+        "slices: QOS gpumax (MaxTRESPU), QOS day (MaxTRESRunMinsPU), physics (GrpTRES, GrpTRESRunMins)"
+    )
     assert "clusters=hpc" in asked[1]
+    assert "WOPLimits" in asked[1], "the limits of an account would be shown for each of its users"
+
+
+def test_limits_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "sacctmgr").write_text(
+        "#!/bin/sh\necho sacctmgr: error: Sending PersistInit msg: Connection refused >&2\nexit 1\n"
+    )
+    (tmp_path / "sacctmgr").chmod(0o755)
+    config = Config(cluster=ClusterConfig(slurm_bin=str(tmp_path)))
+    show = partial(controller._sacctmgr, config)
+    (found,) = limits.check_limits({"accountingstorageenforce": "limits"}, show)
+    assert (found.level, found.text) == (UNKNOWN, "sacctmgr: Sending PersistInit msg: Connection refused")
 
 
 def test_only_some_of_many_limits_are_named() -> None:
-    rows = {"qos": "".join(f"q{number}|gres/gpu=1||||||||\n" for number in range(9)), "associations": ""}
+    rows = {"qos": "".join(f"q{number}|gres/gpu=1||||||||||\n" for number in range(9)), "associations": ""}
     (found,) = limits.check_limits({"accountingstorageenforce": "safe"}, lambda *words: rows[words[0]])
     assert found.text.endswith("q4 (GrpTRES) and 4 more")
+
+
+def test_minimum_of_gpus_beside_one_of_slices_is_reported() -> None:
+    """Slurm demands both of a job."""
+    rows = {"qos": f"both{'|' * 11}gres/gpu=1,gres/mig=1\nmig{'|' * 11}gres/mig=1\n", "associations": ""}
+    (found,) = limits.check_limits({"accountingstorageenforce": "safe"}, lambda *words: rows[words[0]])
+    assert "MinTRES of QOS both demands" in found.text
 
 
 def test_slurmctld_that_stops_answering_during_the_checks_is_reported(

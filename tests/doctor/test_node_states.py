@@ -212,14 +212,18 @@ def test_autodetect_on_a_mig_node_is_reported(slurm: Path, kind: str) -> None:
 
 
 def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
-    def check(plugin: str, *whole: str) -> list[Finding]:
-        (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
+    def check(plugin: str, *whole: str, gres: str = "gpu:1,mig:1g.10gb:7") -> list[Finding]:
+        (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\nNodeName=n[1-2] Gres={gres}\n")
         files = conf(slurm), conf(slurm, "cgroup.conf"), conf(slurm, "gres.conf")
         return list(slurmfiles.check_cgroup(*files, "n1", whole=whole, sliced=()))
 
     assert [finding.level for finding in check("task/affinity,task/cgroup", "/dev/nvidia1")] == [OK]
     assert "every job can open /dev/nvidia1" in only_problem(check("task/none", "/dev/nvidia1"))
     assert [finding.level for finding in check("task/none")] == [OK], "no slice is better protected with cgroups"
+    unmanaged = check("task/none", "/dev/nvidia1", gres="mig:1g.10gb:7")
+    assert [finding.level for finding in unmanaged] == [OK], (
+        "Slurm allocates no whole GPU there, as for one of a display"
+    )
     (slurm / "cgroup.conf").write_text("ConstrainDevices=no\n")
     assert "/dev/nvidia1" in only_problem(check("task/cgroup", "/dev/nvidia1"))
 

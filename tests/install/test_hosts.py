@@ -5,7 +5,7 @@ import pytest
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
 from slurm_migbatch.install import hosts
-from slurm_migbatch.install.files import read
+from slurm_migbatch.install.files import InstallRecord, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
@@ -41,6 +41,28 @@ def test_script_without_directory_is_found_beside_slurm_conf(tmp_path, monkeypat
     assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
 
 
+@pytest.mark.parametrize("how", ["link", "call"])
+@pytest.mark.parametrize("pattern", ["pro*/*.sh", "prolog.d/*"])
+def test_hook_that_a_program_of_a_pattern_runs_already_is_not_added(tmp_path, pattern, how):
+    """It would run twice; where no name of a file matches for certain, the command asks for a link."""
+    hook, theirs = tmp_path / "hooks/prolog", tmp_path / "prolog.d/50.sh"
+    (tmp_path / "slurm.conf").write_text(f"SlurmctldHost=ctl\nProlog={pattern}\n")
+    theirs.parent.mkdir()
+
+    def planned():
+        places = Places(tmp_path, etc=tmp_path, hooks=hook.parent, systemd=tmp_path, packaged_units=tmp_path)
+        conf = load(str(tmp_path / "slurm.conf"), read)
+        plan = hosts.node(places, conf, python="/usr/bin/python3", release=(23, 11))
+        return len(plan.problems) + sum(target.path.startswith(str(theirs.parent)) for target in plan.wanted)
+
+    assert planned() == 1
+    if how == "link":
+        theirs.symlink_to(hook)
+    else:
+        theirs.write_text(f"#!/usr/bin/python3\nimport os\nos.system('{hook}')\n")
+    assert planned() == 0
+
+
 def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
     """From 24.11 on slurm.conf names ours too: every job would run it twice. scontrol is often not in sudo's PATH."""
     (tmp_path / "site.sh").write_text("#!/bin/sh\n")
@@ -51,6 +73,47 @@ def test_hook_of_the_site_is_not_edited_while_the_release_is_unknown(tmp_path):
     (tmp_path / "slurm.conf").write_text(f"Prolog={tmp_path}/site.sh\nProlog={tmp_path}/migbatch-prolog\n")
     conf = load(str(tmp_path / "slurm.conf"), read)
     assert hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True).wanted
+
+
+@pytest.mark.parametrize("main", ["/cluster/etc/slurm.conf", "/etc/slurm/slurm.conf", hosts.CONFIGLESS])
+def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
+    """The agent's checks and scontrol in hooks would look for it where it is not."""
+    plan = hosts.node(Places(tmp_path), load(main, {main: "SlurmctldHost=ctl\n"}.get), python="/usr/bin/python3")
+    (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
+    named = [line for line in text.splitlines() if line.startswith("SlurmConf=")]
+    assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
+
+
+def test_release_is_known_where_only_an_option_names_slurm_conf(tmp_path, monkeypatch):
+    """scontrol prints its release only if it finds a slurm.conf."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\ngrep -q SlurmctldHost "$SLURM_CONF" && echo slurm-wlm 23.11.4\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert hosts.slurm_release(load(str(tmp_path / "slurm.conf"), read)) == (23, 11)
+
+
+def test_relative_path_of_slurm_conf_is_recorded_as_absolute(tmp_path, monkeypatch):
+    """--uninstall would look for the files elsewhere, and Slurm for the programs that slurm.conf names."""
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nCliFilterPlugins=lua\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--role", "login", "--slurm-conf", "slurm.conf", "--apply", "--record", str(tmp_path / "record")]
+    install.main(words, standalone_mode=False)
+    assert list(InstallRecord(tmp_path / "record").entries) == [str(tmp_path / "cli_filter.lua")]
+
+
+@pytest.mark.parametrize("role", ["login", "node"])
+def test_configless_login_node_without_any_slurm_conf_needs_nothing(tmp_path, monkeypatch, capsys, role):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(hosts, "_USUAL", (str(tmp_path / "slurm.conf"),))
+    words = ["--role", role, "--apply", "--record", str(tmp_path / "record")]
+    if role == "node":
+        with pytest.raises(Failure, match="use --slurm-conf"):
+            install.main(words, standalone_mode=False)
+        return
+    assert not install.main(words, standalone_mode=False)
+    assert "nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])

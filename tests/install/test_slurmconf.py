@@ -126,6 +126,14 @@ def test_include_with_the_cluster_name_is_resolved(name):
     assert [values["nodename"] for _, values in conf.records("nodename")] == ["a"] and not conf.missing
 
 
+@pytest.mark.parametrize("where", ["/etc/slurm/gpus.conf", "/etc/slurm/parts/gpus.conf"])
+def test_include_in_an_included_file_is_resolved(where):
+    """Slurm 22.05 looks beside the file that includes it, 23.11 and later beside slurm.conf."""
+    files = {MAIN: "Include parts/n.conf\n", "/etc/slurm/parts/n.conf": "Include gpus.conf\n", where: "NodeName=a\n"}
+    conf = load(MAIN, files.get)
+    assert [line.path for line, _ in conf.records("nodename")] == [where] and not conf.missing
+
+
 def test_circular_includes_are_reported():
     with pytest.raises(RecursionError, match="include each other"):
         conf_of("Include slurm.conf\n")

@@ -74,6 +74,12 @@ def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
     assert f" Port=1 {own} Features=".replace(" CoreSpecCount=1", "") in after, "it is above the DEFAULT line"
 
 
+def test_catalog_has_the_memory_of_mig_nodes_that_is_given_in_k():
+    """Otherwise it has 1 MiB, and Slurm refuses jobs with --mem while no node offers their profile."""
+    included = edited(NODES.replace("RealMemory=100", "RealMemory=500K"))[2][0]
+    assert " RealMemory=512000 " in included
+
+
 def test_catalog_node_has_the_other_gres_of_mig_nodes():
     """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all currently has both."""
     slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
@@ -107,7 +113,8 @@ def test_existing_setting_is_changed_in_place(theirs, then):
 
 
 def test_second_plan_has_nothing_to_do():
-    start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{NODES}"
+    nodes = NODES.replace("h[1-2]", "h[1-2] Gres=gpu:h100:2")
+    start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{nodes}"
     slurm, gres, (included, included_gres), _ = edited(start, "AutoDetect=nvml\n")
     files = {
         MAIN: slurm,
@@ -188,11 +195,39 @@ def test_catalog_is_added_to_partitions_given_by_default_nodeset_and_all():
     assert "PartitionName=c Nodes=c1" in lines and "PartitionName=d Nodes=ALL" in lines
 
 
+@pytest.mark.parametrize(
+    ("former", "names"), [("migcatalog", "none[1-2]"), ("migcatalog", "migcatalog,migcatalog2"), ("a[1-3]", "a[1-2]")]
+)
+def test_former_catalog_nodes_are_removed_from_partitions(former, names):
+    """slurmctld does not start if a partition names a node that slurm.conf does not have."""
+    text = f"SuspendProgram=/s\nSuspendExcNodes=c1:2,c[2-3]\n{NODES}PartitionName=d Nodes=DEFAULTS,c1,m1\n"
+    before, other = (replace(SITE, catalog=replace(SITE.catalog, names=catalog)) for catalog in (former, names))
+    slurm, _, (included, _), _ = edited(text, wanted=before)
+    files = {MAIN: slurm, "/etc/slurm/migbatch.conf": included}
+    done = plan(other, load(MAIN, files.get), load(GRES, {}.get))
+    lines = apply(files, done.edits)[MAIN].splitlines()
+    assert f"PartitionName=p Nodes=h1,{names}" in lines
+    assert f"PartitionName=d Nodes=DEFAULTS,c1,m1,{names}" in lines
+    assert f"SuspendExcNodes=c1:2,c[2-3],{names}" in lines
+
+
 def test_lending_partitions_get_tier_and_preempt_mode():
     text = f"{NODES}PartitionName=train Nodes=m1 PriorityTier=3\n"
     slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
     assert "PartitionName=train Nodes=m1,migcatalog PriorityTier=3 PreemptMode=REQUEUE" in slurm
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
+
+
+def test_settings_that_remain_when_lending_is_turned_off_are_noted():
+    """Without PreemptExemptTime, which is no longer written, Slurm would requeue training jobs immediately."""
+    text = f"PreemptType=preempt/none\n{NODES}PartitionName=train Nodes=m1\nPartitionName=c PreemptMode=OFF\n"
+    assert not edited(text)[3].notes
+    slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
+    notes = planned(slurm).notes
+    assert [note.partition(" remains")[0] for note in notes] == [
+        f"{MAIN}:5: PriorityTier=10 PreemptMode=OFF",
+        f"{MAIN}:6: PriorityTier=1 PreemptMode=REQUEUE",
+    ]
 
 
 def test_exempt_time_is_set_for_lending_unless_the_site_already_preempts():
