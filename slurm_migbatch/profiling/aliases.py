@@ -8,6 +8,7 @@ from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
 _NAMES: Final = (
@@ -54,9 +55,9 @@ ALIASES: Final[Mapping[str, tuple[str, float]]] = {
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
-_NOT_RUN: Final = frozenset({"oom", "out of memory"})
-"""Cells of figures of a point that did not run. Others without a number (N/A) are refused: an empty speed means the
-same, and they may mean that nobody measured it.
+_NOT_RUN: Final = re.compile(r"(?:cuda|gpu)?[ _-]?oom(?:[ _-](?:error|killed))?", re.IGNORECASE)
+"""Cell of a figure of a point that did not run, besides those that report it in full (CUDA out of memory). Others
+without a number (N/A) are refused: an empty speed means the same, and they may mean that nobody measured it.
 """
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
@@ -248,7 +249,7 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return _KINDS.get(text.lower(), text)
     if column in _TEXTS:
         return text
-    if text.lower() in _NOT_RUN:
+    if _NOT_RUN.fullmatch(text) or reports_oom(text):
         return ""
     if column == "input_size":
         if sides := _SIDES.fullmatch(text.lower()):

@@ -54,6 +54,15 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         scan([path])
 
 
+@pytest.mark.parametrize("cell", ["OOM", "CUDA OOM", "CUDA out of memory", "OutOfMemoryError", "oom-killed"])
+def test_point_whose_figure_says_that_memory_ran_out_did_not_run(tmp_path: Path, cell: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,memory_mb\na100-80gb,net,512,{cell},\n")]).rows
+    assert not row.ran
+    for other in ("N/A", "room", "1oom"):
+        with pytest.raises(TableError, match=f"must be a number, not {other}"):
+            scan([table(tmp_path, f"gpu,model,batch,latency_ms\na100-80gb,net,512,{other}\n")])
+
+
 @pytest.mark.parametrize("micro", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
 def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,Latency ({micro}s)\na100-80gb,net,1,5200\n")]).rows
