@@ -98,6 +98,14 @@ channels, after them the channels.
 """
 _WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
 """An input size with its unit, as in that hint."""
+_SHAPE: Final = re.compile(
+    r"[(\[](?:(?:[0-9]{1,6}, ?)?[134], ?)?([0-9]{1,6}), ?([0-9]{1,6})(?:, ?[134])?[)\]]|"
+    r"(?:(?:[0-9]{1,6},)?[134],)?([0-9]{3}),(\3)",
+    re.ASCII,
+)
+"""The same as Python writes a shape, `(3, 224, 224)`; without brackets only with equal sides, `3,224,224`, because
+commas also separate thousands (`131,072`).
+"""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -252,8 +260,8 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if _NOT_RUN.fullmatch(text) or reports_oom(text):
         return ""
     if column == "input_size":
-        if sides := _SIDES.fullmatch(text.lower()):
-            return str(max(int(sides[1]), int(sides[2])))
+        if sides := _SIDES.fullmatch(text.lower()) or _SHAPE.fullmatch(text):
+            return str(max(map(int, filter(None, sides.groups()))))
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
     number = _number(name, text, decimal)

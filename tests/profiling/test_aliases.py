@@ -125,6 +125,13 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
         ("input_size", "8x3x224x224", 224),
         ("input_size", "224px", 224),
         ("input_size", "384 tokens", 384),
+        ("input_size", '"(3, 224, 320)"', 320),
+        ("input_size", '"[8, 3, 224, 224]"', 224),
+        ("input_size", '"(224,224,3)"', 224),
+        ("input_size", '"3,224,224"', 224),
+        ("input_size", '"512,512"', 512),
+        ("seq_len", '"131,072"', 131072),
+        ("seq_len", '"1,048,576"', 1048576),
     ],
 )
 def test_input_sizes_under_usual_names_distinguish_points(
