@@ -86,9 +86,11 @@ _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 _OF_GPUS: Final = frozenset([
     "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
     "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
-    "tensor_parallel", "tensor_parallel_size",
+    "tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size",
+    "num_devices", "device_count", "nnodes",
 ])  # fmt: skip
-"""Names of columns with the number of GPUs that a row is of."""
+"""Names of columns with the number of GPUs, or of nodes of a cluster, that a row is of."""
+_OF_GPU: Final = re.compile(r"([0-9]+)(?:\.0+)? ?(?:x|gpus?|nodes?)?", re.IGNORECASE)
 _BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
 _SIDES: Final = re.compile(
     rf"(?:(?:[0-9]+{_BY})?[134]{_BY})?([0-9]{{1,6}}){_BY}([0-9]{{1,6}})(?:{_BY}[134])?", re.ASCII
@@ -96,8 +98,6 @@ _SIDES: Final = re.compile(
 """The two sides of an image; the longer one counts, as in the hint `input=`. Before them may be the batch and the
 channels, after them the channels.
 """
-_WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
-"""An input size with its unit, as in that hint."""
 _SHAPE: Final = re.compile(
     r"[(\[](?:(?:[0-9]{1,6}, ?)?[134], ?)?([0-9]{1,6}), ?([0-9]{1,6})(?:, ?[134])?[)\]]|"
     r"(?:(?:[0-9]{1,6},)?[134],)?([0-9]{3}),(\3)",
@@ -106,6 +106,8 @@ _SHAPE: Final = re.compile(
 """The same as Python writes a shape, `(3, 224, 224)`; without brackets only with equal sides, `3,224,224`, because
 commas also separate thousands (`131,072`).
 """
+_WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
+"""An input size with its unit, as in that hint."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -199,7 +201,8 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
             raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
-        if re.fullmatch(r"[0-9]+(?:\.0+)?", cell) is None or float(cell) <= 1:
+        counted = _OF_GPU.fullmatch(cell)
+        if counted is None or int(counted[1]) <= 1:
             continue
         if called in _OF_GPUS:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")

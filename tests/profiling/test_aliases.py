@@ -269,6 +269,14 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         ("uuid", "MIG-5f1c9f6e-1111-2222-3333-444444444444", "uuid is that of a slice: add a column profile"),
         ("uuid", "GPU-5f1c9f6e-1111-2222-3333-444444444444", None),
         ("tensor_parallel_size", "2", "tensor_parallel_size is 2: leave out what ran on several GPUs"),
+        ("world_size", "4", "world_size is 4: leave out what ran on several GPUs"),
+        ("world_size", "1", None),
+        ("num_devices", "2", "num_devices is 2: leave out what ran on several GPUs"),
+        ("data_parallel_size", "2.0", "data_parallel_size is 2.0: leave out what ran on several GPUs"),
+        ("GPUs", "8x", "gpus is 8x: leave out what ran on several GPUs"),
+        ("GPUs", "2 GPUs", "gpus is 2 GPUs: leave out what ran on several GPUs"),
+        ("GPUs", "1 GPU", None),
+        ("GPUs", "0-3", None),
     ],
 )
 def test_row_that_another_column_says_to_be_something_else_is_refused(
