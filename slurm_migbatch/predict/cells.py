@@ -29,6 +29,7 @@ from slurm_migbatch.workload.gpufacts import (
     memory_gb_of,
     short_name,
 )
+from slurm_migbatch.workload.modelfile import tagged_side
 
 Array = npt.NDArray[np.float64]
 
@@ -148,7 +149,7 @@ class Cells:
         points = [
             (row.batch, *shares_of(row, gpu), row.procs, known.work(size), known.volume(size))
             for row in rows
-            for size in [row.input_size or known.reference]
+            for size in [row.input_size or _usual_size(row, known)]
         ]
         return cls(*np.array(points, dtype=np.float64).reshape(-1, len(fields(cls))).T.copy())
 
@@ -165,6 +166,11 @@ class Cells:
             known.work(size) * ones,
             known.volume(size) * ones,
         )
+
+
+def _usual_size(row: Measurement, known: Known) -> int:
+    """Return the input size of a row that states none."""
+    return max(known.reference, tagged_side(row.model)) if known.unit == "px" else known.reference
 
 
 def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
