@@ -123,6 +123,8 @@ UNSIZED: Final = frozenset([
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
+_SIDE: Final = re.compile(r"[1-9][0-9]{2}", re.ASCII)
+"""A number of three digits, which is the side of images if it is a multiple of a usual patch."""
 _STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
 """A number of training steps, after the word `step`."""
 _COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
@@ -161,6 +163,14 @@ def squeeze(name: str) -> str:
 def _words(name: str) -> list[str]:
     short = without_ending(name.rsplit("/", 1)[-1].lower().replace("_", "-"))
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
+
+
+def side_of(name: str) -> int:
+    """Return the side of the images that a name of a vision transformer states, 378 of `clip-vit-h-14-378`; 0: none."""
+    words = _words(name)
+    return max(
+        (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16)), default=0
+    )
 
 
 def _respelt(word: str) -> str:
