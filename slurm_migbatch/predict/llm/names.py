@@ -73,10 +73,13 @@ _IMAGE_TEXT: Final = frozenset({"clip", "vit"})
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
 _OF_VIDEO: Final = re.compile(
-    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*"
+    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*|"
+    r"seedvr[0-9]*|(?:predict|transfer)[0-9.]+"
 )
-_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana|cogview[0-9]*")
-"""Words that name a generator of video or of images, whose size is that of the part that removes noise."""
+_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana[0-9.]*|cogview[0-9]*")
+"""Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
+removes noise.
+"""
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 TOWER: Final = 700_000_000
