@@ -49,12 +49,13 @@ MEMORY_MARGIN: Final = 1.1
 """Tolerance on the memory in a profile's name, which is rounded."""
 WHOLE: Final = 0.75
 """Share of a listed GPU's SMs from which a row may be one of the whole GPU: some variants have fewer."""
+_TIMES: Final = r"[x*\N{MULTIPLICATION SIGN}]"
 SEVERAL: Final = re.compile(
-    r"^([0-9]{1,4}) ?[x\N{MULTIPLICATION SIGN}] ?(?=[a-z])|"
-    r"(?:[ (]|(?<=[0-9b]))[x\N{MULTIPLICATION SIGN}] ?(2|4|8|16)[)]?$",
+    rf"^([0-9]{{1,4}})(?: ?{_TIMES} ?| )(?=[a-z])|[ (]([0-9]{{1,4}}) ?{_TIMES}(?=[ )]|$)|"
+    rf"(?:[ (]|(?<=[0-9b])){_TIMES} ?(2|4|8|16)[)]?$|(?<![0-9a-z])([0-9]{{1,2}})(?:-gpu| ?gpus)\b",
     re.IGNORECASE,
 )
-"""The number of GPUs with a name: `8x NVIDIA H100`, `H100-SXM-80GBx8`."""
+"""The number of GPUs with a name: `8x NVIDIA H100`, `2 A100`, `DGX (8x H100)`, `H100-SXM-80GBx8`, `H100 (8 GPUs)`."""
 PARTLY: Final = frozenset({"llamacpp", "ollama"})
 """Engines that can keep part of the weights on the host."""
 
@@ -96,7 +97,7 @@ def _unnamed(row: Measurement, facts: GpuModelFacts | None) -> str:
     whole GPU.
     """
     several = SEVERAL.search(row.gpu)
-    if several is not None and int(several[1] or several[2]) > 1:
+    if several is not None and int(several[several.lastindex or 0]) > 1:
         return f"{row.gpu} is more than one GPU: leave out what ran on several"
     if row.profile or row.gpu == CPU:
         return ""

@@ -7,7 +7,7 @@ Shares of a slice come from its SM count and memory slices, never from the g in 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Final
@@ -29,13 +29,26 @@ from slurm_migbatch.workload.gpufacts import (
     memory_gb_of,
     short_name,
 )
+from slurm_migbatch.workload.modelfile import tagged_side
 
 Array = npt.NDArray[np.float64]
 
 _SHORT = re.compile(r"[a-z0-9-]+-([0-9]{1,4})gb(?:-v[0-9]+)?")
 _VARIANT = re.compile(r"-v[0-9]+$")
 USABLE_SHARE = 98 / 108
-"""SMs of the largest MIG profile over those of the whole A100, if a table does not say."""
+"""SMs of the largest MIG profile over those of the whole A100, if a table does not say and SMS does not."""
+SMS: Final[Mapping[int, Mapping[int, int]]] = {
+    56: {1: 14, 2: 28, 4: 56},
+    114: {1: 14, 2: 30, 3: 46, 4: 62, 7: 114},
+    132: {1: 16, 2: 32, 3: 60, 4: 64, 7: 132},
+    148: {1: 18, 2: 36, 3: 68, 4: 72, 7: 148},
+    188: {1: 46, 2: 94, 4: 188},
+}
+"""SMs of a slice by the SMs of the whole GPU (A30, H100 PCIe, H100 and H200, B200, RTX PRO 6000) and its compute
+slices, if a table does not say: from Hopper on they are not in proportion.
+"""
+SMS_OF_DOUBLE: Final[Mapping[int, int]] = {132: 26, 148: 30}
+"""Those of a slice with one compute slice and twice the memory, where they are more than without."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,7 @@ class Cells:
         points = [
             (row.batch, *shares_of(row, gpu), row.procs, known.work(size), known.volume(size))
             for row in rows
-            for size in [row.input_size or known.reference]
+            for size in [row.input_size or _usual_size(row, known)]
         ]
         return cls(*np.array(points, dtype=np.float64).reshape(-1, len(fields(cls))).T.copy())
 
@@ -155,6 +168,11 @@ class Cells:
         )
 
 
+def _usual_size(row: Measurement, known: Known) -> int:
+    """Return the input size of a row that states none."""
+    return max(known.reference, tagged_side(row.model)) if known.unit == "px" else known.reference
+
+
 def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     """Return a row's share of the SMs and of the memory of its GPU, each in (0, 1]."""
     if not row.profile and row.compute_slices is None:
@@ -162,12 +180,15 @@ def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     facts = gpu.facts
     total = facts.compute_slices
     compute = row.compute_slices or Profile.parse(row.profile).compute
-    sm = row.sm_count / facts.sm_count if row.sm_count and facts.sm_count else USABLE_SHARE * compute / total
+    # 3g and 4g hold half of the memory of a 7-slice GPU, a 1g with double memory a quarter
+    memory_gb = Profile.parse(row.profile).memory_gb if row.profile else 0
+    double = total == 7 and compute == 1 and gpu.memory_gb > 0 and memory_gb > 1.5 * gpu.memory_gb / 8
+    wide = row.memory_slices == 2 if row.memory_slices else double
+    sms = row.sm_count or (SMS_OF_DOUBLE.get(facts.sm_count) if wide and compute == 1 else None)
+    sms = sms or SMS.get(facts.sm_count, {}).get(compute)
+    sm = sms / facts.sm_count if sms and facts.sm_count else USABLE_SHARE * compute / total
     if row.memory_slices:
         return min(sm, 1.0), min(row.memory_slices / facts.memory_slices, 1.0)
     if total == 4:
         return min(sm, 1.0), min(compute / 4, 1.0)
-    # 3g and 4g hold half of the memory of a 7-slice GPU, a 1g with double memory a quarter
-    memory_gb = Profile.parse(row.profile).memory_gb if row.profile else 0
-    double = compute == 1 and gpu.memory_gb > 0 and memory_gb > 1.5 * gpu.memory_gb / 8
     return min(sm, 1.0), (2 if double else _MEMORY_SLICES.get(compute, 8)) / 8

@@ -31,6 +31,7 @@ from typing import Any, Final
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.predict.cells import Cells, GpuSpec
+from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
@@ -41,6 +42,7 @@ from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import short_name
 from slurm_migbatch.workload.hints import SERVE
 from slurm_migbatch.workload.lesson import Lesson
+from slurm_migbatch.workload.modelfile import tagged_side
 
 ABSURD: Final = 100.0
 APART: Final = 5.0
@@ -189,7 +191,7 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
             memory_slices=info.memory_slices,
             sm_count=info.sm_count or None,
             batch=run.batch,
-            input_size=run.input,
+            input_size=run.input or _tagged(run.model, facts),
             memory_mib=peak,
             source=source,
             **speed,
@@ -197,6 +199,12 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
     except MeasurementError:
         return None
     return Observation(run.number, run.run, run.user or "?", row, short)
+
+
+def _tagged(model: str, facts: ModelFacts | None) -> int | None:
+    """Return the side of the images that a request without `input` counts with, if it is not the model's usual one."""
+    side = 0 if facts is None or facts.unit != "px" else tagged_side(model)
+    return side if facts is not None and side > facts.reference else None
 
 
 def _speed(run: Lesson) -> tuple[dict[str, Any], str]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
 _NAMES: Final = (
@@ -54,9 +55,9 @@ ALIASES: Final[Mapping[str, tuple[str, float]]] = {
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
-_NOT_RUN: Final = frozenset({"oom", "out of memory"})
-"""Cells of figures of a point that did not run. Others without a number (N/A) are refused: an empty speed means the
-same, and they may mean that nobody measured it.
+_NOT_RUN: Final = re.compile(r"(?:cuda|gpu)?[ _-]?oom(?:[ _-](?:error|killed))?", re.IGNORECASE)
+"""Cell of a figure of a point that did not run, besides those that report it in full (CUDA out of memory). Others
+without a number (N/A) are refused: an empty speed means the same, and they may mean that nobody measured it.
 """
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
@@ -85,15 +86,25 @@ _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 _OF_GPUS: Final = frozenset([
     "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
     "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
-    "tensor_parallel", "tensor_parallel_size",
+    "tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size",
+    "num_devices", "device_count", "nnodes",
 ])  # fmt: skip
-"""Names of columns with the number of GPUs that a row is of."""
+"""Names of columns with the number of GPUs, or of nodes of a cluster, that a row is of."""
+_OF_GPU: Final = re.compile(r"([0-9]+)(?:\.0+)? ?(?:x|gpus?|nodes?)?", re.IGNORECASE)
 _BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
 _SIDES: Final = re.compile(
     rf"(?:(?:[0-9]+{_BY})?[134]{_BY})?([0-9]{{1,6}}){_BY}([0-9]{{1,6}})(?:{_BY}[134])?", re.ASCII
 )
 """The two sides of an image; the longer one counts, as in the hint `input=`. Before them may be the batch and the
 channels, after them the channels.
+"""
+_SHAPE: Final = re.compile(
+    r"[(\[](?:(?:[0-9]{1,6}, ?)?[134], ?)?([0-9]{1,6}), ?([0-9]{1,6})(?:, ?[134])?[)\]]|"
+    r"(?:(?:[0-9]{1,6},)?[134],)?([0-9]{3}),(\3)",
+    re.ASCII,
+)
+"""The same as Python writes a shape, `(3, 224, 224)`; without brackets only with equal sides, `3,224,224`, because
+commas also separate thousands (`131,072`).
 """
 _WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
 """An input size with its unit, as in that hint."""
@@ -190,7 +201,8 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
             raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
-        if re.fullmatch(r"[0-9]+(?:\.0+)?", cell) is None or float(cell) <= 1:
+        counted = _OF_GPU.fullmatch(cell)
+        if counted is None or int(counted[1]) <= 1:
             continue
         if called in _OF_GPUS:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
@@ -248,11 +260,11 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return _KINDS.get(text.lower(), text)
     if column in _TEXTS:
         return text
-    if text.lower() in _NOT_RUN:
+    if _NOT_RUN.fullmatch(text) or reports_oom(text):
         return ""
     if column == "input_size":
-        if sides := _SIDES.fullmatch(text.lower()):
-            return str(max(int(sides[1]), int(sides[2])))
+        if sides := _SIDES.fullmatch(text.lower()) or _SHAPE.fullmatch(text):
+            return str(max(map(int, filter(None, sides.groups()))))
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
     number = _number(name, text, decimal)

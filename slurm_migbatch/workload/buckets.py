@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.modelfile import tagged_side
 
 R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 450, 500, 560, 630, 710, 800, 900)
 """The preferred numbers of one decade, times 100."""
@@ -123,13 +124,18 @@ def rounded(given: Mapping[str, str | int]) -> dict[str, str | int]:
 
 
 def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
-    """Return the bucket of a request whose model has a grid."""
+    """Return the bucket of a request whose model has a grid.
+
+    Images are as large as the model's usual ones, or as a tag of its name states, if the hints do not say.
+    """
+    side = tagged_side(hints.model or "") if grid.unit == "px" else 0
+    usual = side if grid.default_input < side <= grid.inputs[-1] else None
     rate = None if hints.deadline_s is None or hints.items is None else rate_of(hints.items, hints.deadline_s)
     return Bucket(
         model=model,
         role=hints.kind,
         batch=grid.up_batch(hints.batch),
-        input=grid.up_input(hints.input),
+        input=grid.up_input(hints.input or usual),
         unit=grid.unit,
         slo_us=None if hints.slo_us is None else preferred(hints.slo_us, ceiling=False),
         rate=None if rate is None else preferred(rate, ceiling=True),

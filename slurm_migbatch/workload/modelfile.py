@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _ENDINGS: Final = (
     "bin ckpt engine ggml gguf h5 keras mar mlmodel onnx pb plan pt pt2 pth safetensors tflite torchscript trt"
 )
 ENDINGS: Final = frozenset(_ENDINGS.split())
+
+_SIDE: Final = re.compile(r"r?([1-9][0-9]{2})", re.ASCII)
+"""The side of the images in a tag of a timm model, in pixels."""
 
 
 def spellings(name: str) -> tuple[str, ...]:
@@ -24,3 +28,14 @@ def without_ending(name: str) -> str:
     """
     stem, dot, ending = name.rpartition(".")
     return stem if stem and dot and ending in ENDINGS else name
+
+
+def tagged_side(name: str) -> int:
+    """Return the side in pixels of the images that a timm model's tag states, the largest of several; 0 if it states
+    none: 384 of `convnext_base.fb_in22k_ft_in1k_384`.
+
+    The Lua shim has the same rule.
+    """
+    tag = name.rpartition("/")[2].replace("_", "-").partition(".")[2]
+    sides = (int(match[1]) for word in re.split(r"[.-]", tag) if (match := _SIDE.fullmatch(word)))
+    return max(sides, default=0)

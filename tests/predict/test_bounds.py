@@ -56,12 +56,26 @@ def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, message:
     assert re.search(message, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
 
 
-@pytest.mark.parametrize("gpu", ["8x NVIDIA H100 80GB HBM3", "4xA100", "H100-SXM-80GBx8", "NVIDIA B200 (x2)"])
+@pytest.mark.parametrize(
+    "gpu",
+    ["8x NVIDIA H100 80GB HBM3", "4xA100", "H100-SXM-80GBx8", "NVIDIA B200 (x2)", "2 NVIDIA A100-SXM4-40GB", "A100*2",
+     "2*A100", "DGX A100 (8x A100)", "H100 SXM5 80GB (8x)", "HGX H100 8-GPU", "A100-SXM4-80GB (4 GPUs)", "A100 2x"],
+)  # fmt: skip
 def test_row_of_several_gpus_is_refused(gpu: str) -> None:
     assert f"{gpu} is more than one GPU" in impossible(replace(SERVED, gpu=gpu), KNOWLEDGE)
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 3090", "GRID A100X-20C", "1x H100 80GB", "NVIDIA RTX PRO 6000"])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "NVIDIA GeForce RTX 3090",
+        "GRID A100X-20C",
+        "1x H100 80GB",
+        "H100 (1 GPU)",
+        "RTX 6000 GPU",
+        "NVIDIA RTX PRO 6000",
+    ],
+)
 def test_x_in_the_name_of_one_gpu_is_no_count(gpu: str) -> None:
     assert impossible(replace(SERVED, gpu=gpu), KNOWLEDGE) == ""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.predict.candidate import Figures
-from slurm_migbatch.predict.cells import GpuSpec
+from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -118,6 +118,36 @@ def test_a_larger_batch_or_input_never_needs_less_time_or_memory() -> None:
             for name, all_ends in (("latency_s", seconds), ("memory_mib", mib)):
                 ends = all_ends[:, batches.index(batch), inputs.index(size)].T.tolist()
                 assert [getattr(figures, name).to_list() for figures in slice_figures.values()] == ends
+
+
+@pytest.mark.parametrize("model", gpus.models())
+def test_slice_whose_row_names_only_the_profile_has_the_shares_that_its_gpu_reports(model: str) -> None:
+    geometry = gpus.geometry(model)
+    rows = [
+        Measurement(geometry.name, "resnet50", profile=info.profile.name, latency_s=1.0) for info in geometry.profiles
+    ]
+    gpu = GpuSpec.of_rows(rows)
+    for row, info in zip(rows, geometry.profiles, strict=True):
+        shares = info.sm_count / gpu.facts.sm_count, info.memory_slices / geometry.memory_slices
+        assert shares_of(row, gpu) == pytest.approx(shares), row.profile
+        counted = replace(row, compute_slices=info.compute_slices, memory_slices=info.memory_slices)
+        assert shares_of(counted, gpu) == pytest.approx(shares), row.profile
+
+
+@pytest.mark.parametrize("profiles", [["1g.20gb"], ["1g.20gb", "3g.40gb", "7g.80gb"]])
+def test_points_of_a_table_without_sm_counts_lie_within_their_own_intervals(profiles: list[str]) -> None:
+    infos = [H100.geometry.info(P(profile)) for profile in profiles]
+    rows = [
+        Measurement(
+            "NVIDIA H100 80GB HBM3", "resnet50", profile=info.profile.name, batch=batch, input_size=224,
+            latency_s=0.002 + 0.0003 * batch * 132 / info.sm_count,
+        )
+        for info in infos for batch in (8, 32, 128)
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
+    for row in rows:
+        seconds = predictor.figures(Bucket("resnet50", "infer", row.batch, 224, "px"), H100)[P(row.profile)].latency_s
+        assert seconds.low <= (row.latency_s or 0.0) <= seconds.high, row
 
 
 def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Measurement]:

@@ -450,8 +450,12 @@ def test_number_of_experts_is_not_read_as_a_size() -> None:
         workload("model=acme/model-17b-128e")
 
 
-def test_video_generator_needs_working_memory_and_no_kv_cache() -> None:
-    made = workload("model=Wan-AI/Wan2.2-TI2V-5B")
+@pytest.mark.parametrize(
+    "name",
+    ["Wan-AI/Wan2.2-TI2V-5B", "nvidia/Cosmos-Predict2.5-2B", "nvidia/Cosmos-Transfer1-7B", "ByteDance-Seed/SeedVR2-3B"],
+)
+def test_video_generator_needs_working_memory_and_no_kv_cache(name: str) -> None:
+    made = workload(f"model={name}")
     assert made.architecture.kind == "plain"
     assert need_of(made, 81152).activations >= 8 * 1024
 
@@ -895,8 +899,14 @@ def test_model_whose_name_states_only_its_active_parameters_has_all_of_them(
     assert found.architecture.active == pytest.approx(active * 1e9, rel=0.1)
 
 
-def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip() -> None:
-    image, clip = workload("model=flux.2-klein-4b"), workload("model=acme-t2v-4b")
+@pytest.mark.parametrize("name", ["nvidia/Cosmos-Reason1-7B", "google/txgemma-27b-predict"])
+def test_language_model_is_no_generator_of_videos(name: str) -> None:
+    assert workload(f"model={name}").architecture.kind == "decoder"
+
+
+@pytest.mark.parametrize("name", ["flux.2-klein-4b", "sana1.5-4b-1024px"])
+def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip(name: str) -> None:
+    image, clip = workload(f"model={name}"), workload("model=acme-t2v-4b")
     assert need_of(image, 81152).weights == need_of(clip, 81152).weights > 2 * 4e9 / 2**20
     assert 2 * need_of(image, 81152).activations <= need_of(clip, 81152).activations
     both = workload("model=wan-ai/wan2.2-i2v-a14b-diffusers")

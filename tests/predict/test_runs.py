@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.check import misses
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.runs import (
@@ -28,6 +29,7 @@ from slurm_migbatch.predict.runs import (
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.gpu_kinds import H100
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -79,6 +81,26 @@ def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
     selected = select_learnable(observed(*runs), KNOWLEDGE)
     rows = rows_of(selected.used)
     return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
+
+
+@pytest.mark.parametrize(
+    ("model", "stated", "size"),
+    [
+        ("convnext_base.fb_in22k_ft_in1k_384", None, 384),
+        ("convnext_base.fb_in22k_ft_in1k_384", 288, 288),
+        ("timm/convnext_base.fb_in22k_ft_in1k", None, None),
+        ("resnet50.a1_in1k_160", None, None),
+        ("bert-large.ft_384", None, None),
+    ],
+)
+def test_run_counts_with_the_images_that_the_tag_of_its_model_states(
+    model: str, stated: int | None, size: int | None
+) -> None:
+    assert only(Run(model=model, input=stated, unit="px" if stated else "")).row.input_size == size
+    row = Measurement("h100-80gb", model, latency_s=0.1, input_size=stated)
+    known = KNOWLEDGE.of(model)
+    work = Cells.of_rows([row], GpuSpec.of_rows([row]), known).work[0]
+    assert work == pytest.approx(known.work(size or known.reference))
 
 
 def test_a_run_becomes_a_row_under_the_sites_name_of_the_gpu() -> None:

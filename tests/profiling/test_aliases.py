@@ -54,6 +54,15 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         scan([path])
 
 
+@pytest.mark.parametrize("cell", ["OOM", "CUDA OOM", "CUDA out of memory", "OutOfMemoryError", "oom-killed"])
+def test_point_whose_figure_says_that_memory_ran_out_did_not_run(tmp_path: Path, cell: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,memory_mb\na100-80gb,net,512,{cell},\n")]).rows
+    assert not row.ran
+    for other in ("N/A", "room", "1oom"):
+        with pytest.raises(TableError, match=f"must be a number, not {other}"):
+            scan([table(tmp_path, f"gpu,model,batch,latency_ms\na100-80gb,net,512,{other}\n")])
+
+
 @pytest.mark.parametrize("micro", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
 def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,Latency ({micro}s)\na100-80gb,net,1,5200\n")]).rows
@@ -116,6 +125,13 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
         ("input_size", "8x3x224x224", 224),
         ("input_size", "224px", 224),
         ("input_size", "384 tokens", 384),
+        ("input_size", '"(3, 224, 320)"', 320),
+        ("input_size", '"[8, 3, 224, 224]"', 224),
+        ("input_size", '"(224,224,3)"', 224),
+        ("input_size", '"3,224,224"', 224),
+        ("input_size", '"512,512"', 512),
+        ("seq_len", '"131,072"', 131072),
+        ("seq_len", '"1,048,576"', 1048576),
     ],
 )
 def test_input_sizes_under_usual_names_distinguish_points(
@@ -253,6 +269,14 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         ("uuid", "MIG-5f1c9f6e-1111-2222-3333-444444444444", "uuid is that of a slice: add a column profile"),
         ("uuid", "GPU-5f1c9f6e-1111-2222-3333-444444444444", None),
         ("tensor_parallel_size", "2", "tensor_parallel_size is 2: leave out what ran on several GPUs"),
+        ("world_size", "4", "world_size is 4: leave out what ran on several GPUs"),
+        ("world_size", "1", None),
+        ("num_devices", "2", "num_devices is 2: leave out what ran on several GPUs"),
+        ("data_parallel_size", "2.0", "data_parallel_size is 2.0: leave out what ran on several GPUs"),
+        ("GPUs", "8x", "gpus is 8x: leave out what ran on several GPUs"),
+        ("GPUs", "2 GPUs", "gpus is 2 GPUs: leave out what ran on several GPUs"),
+        ("GPUs", "1 GPU", None),
+        ("GPUs", "0-3", None),
     ],
 )
 def test_row_that_another_column_says_to_be_something_else_is_refused(

@@ -236,6 +236,29 @@ def test_shim_and_service_refuse_many_times_the_largest_slice_alike(
     assert isinstance(local, Refuse if refused else Accept)
 
 
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("convnext_base.fb_in22k_ft_in1k_384", "384px"),
+        ("timm/convnext_base.e600_r320_in1k", "320px"),
+        ("timm/convnext_base.fb_in22k_ft_in1k", "224px"),
+        ("resnet50.a1_in1k_160.pt", "224px"),
+        ("resnet50.x999", "224px"),
+        ("bert-large.ft_384", "128tok"),
+    ],
+)
+def test_images_are_as_large_as_the_tag_of_the_model_states(
+    shim: Shim, chooser: Chooser, model: str, size: str
+) -> None:
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto")
+    tagged = replace(asked, comment=f"migbatch: model={model} batch=256")
+    answer = agree(tagged, shim, chooser)
+    stated = agree(replace(tagged, comment=f"{tagged.comment} input={size}"), shim, chooser)
+    assert isinstance(answer, Accept) and isinstance(stated, Accept)
+    assert answer.changes["tres_per_node"] == stated.changes["tres_per_node"]
+    assert answer.message == stated.message
+
+
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
 def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: Chooser, partition: str) -> None:
     """For all models and inputs, with limits and services in turn; both also give the job the same batch."""

@@ -68,6 +68,16 @@ def test_shim_alone_grants_no_slice_below_the_need(shim: Shim, asked: Asked) -> 
     assert granted(with_memory) == "3g.40gb"
 
 
+def test_refused_generator_of_clips_is_not_advised_to_shorten_tokens(chooser: Chooser) -> None:
+    answer = ask(chooser, "model=tencent/HunyuanVideo")
+    assert isinstance(answer, Refuse)
+    assert "use input=1024px (7g.80gb), or input=512px (7g.80gb), or quantization=fp8 (7g.80gb)" in answer.sentence
+    assert granted(ask(chooser, "model=tencent/HunyuanVideo input=1024px")) == "7g.80gb"
+    answer = ask(chooser, "model=Wan-AI/Wan2.2-T2V-A14B-Diffusers max=4g.40gb")
+    assert isinstance(answer, Refuse) and "quantization=awq (3g.40gb)" in answer.sentence
+    assert "max_model_len" not in answer.sentence
+
+
 def test_named_slice_is_granted_with_a_warning_if_it_is_too_small(chooser: Chooser) -> None:
     tight = ask(chooser, "model=llama-3.1-8b max_model_len=8192 max_num_seqs=16", "gres/mig:1g.10gb")
     assert granted(tight) == "1g.10gb" and "is predicted to need 35.3 of its 9.75 GiB" in tight.message

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NARROWER: Final = ("fp8", "awq")
 """Suggested quantisations, the widest first."""
+LEAST_SIDE: Final = 512
+"""Smallest suggested side of images and clips, in pixels."""
 OVERHEAD: Final = 1.05
 """Memory that tensor parallelism needs on each GPU besides its share of the model."""
 FITS: Final = "the smallest slice that serves %s"
@@ -156,11 +158,13 @@ def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
     for length in _halves(max(serving.length, serving.reserve), 512):
         shorter = replace(serving, length=length, input=min(serving.input, length), reserve=0)
         yield f"max_model_len={length}", replace(workload, serving=shorter)
+    for side in _halves(workload.px, LEAST_SIDE):
+        yield f"input={side}px", replace(workload, px=side)
     for name in NARROWER:
         quantised = precision.known(name)
         if quantised.bits < workload.precision.bits:
             yield f"quantization={name}", resized(workload, quantised)
-    if workload.precision.bits > 5:
+    if workload.precision.bits > 5 and workload.architecture.kind != "plain":
         short = min(serving.length, 4096)
         shortest = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
         yield (

@@ -73,10 +73,13 @@ _IMAGE_TEXT: Final = frozenset({"clip", "vit"})
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
 _OF_VIDEO: Final = re.compile(
-    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*"
+    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*|"
+    r"seedvr[0-9]*|(?:predict|transfer)[0-9.]+"
 )
-_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana|cogview[0-9]*")
-"""Words that name a generator of video or of images, whose size is that of the part that removes noise."""
+_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana[0-9.]*|cogview[0-9]*")
+"""Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
+removes noise.
+"""
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 TOWER: Final = 700_000_000
@@ -123,6 +126,8 @@ UNSIZED: Final = frozenset([
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
+_SIDE: Final = re.compile(r"[1-9][0-9]{2}", re.ASCII)
+"""A number of three digits, which is the side of images if it is a multiple of a usual patch."""
 _STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
 """A number of training steps, after the word `step`."""
 _COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
@@ -161,6 +166,14 @@ def squeeze(name: str) -> str:
 def _words(name: str) -> list[str]:
     short = without_ending(name.rsplit("/", 1)[-1].lower().replace("_", "-"))
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
+
+
+def side_of(name: str) -> int:
+    """Return the side of the images that a name of a vision transformer states, 378 of `clip-vit-h-14-378`; 0: none."""
+    words = _words(name)
+    return max(
+        (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16)), default=0
+    )
 
 
 def _respelt(word: str) -> str:

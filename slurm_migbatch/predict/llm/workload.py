@@ -207,9 +207,13 @@ def workload_of(hints: Hints) -> Workload | None:
 
 
 def _pixels(hints: Hints, found: Found) -> int:
-    """Return the longer side of a plain model's images: the usual one if the hints give none; 0: it takes no images."""
+    """Return the longer side of a plain model's images; 0: it takes no images. If the hints give none, it is the usual
+    one, or a larger one that the model's name states.
+    """
     usual = found.architecture.item_px
-    return hints.input if usual and hints.input and hints.input_unit != "tok" else usual
+    if usual and hints.input and hints.input_unit != "tok":
+        return hints.input
+    return max(usual, names.side_of(hints.model or "")) if usual else 0
 
 
 def _model(hints: Hints) -> Found | None:
