@@ -530,6 +530,15 @@ def test_repeated_lines_of_overlapping_exports_count_once(write: Write) -> None:
     assert "7 repeated lines are skipped" in repeated.notices
 
 
+def test_headers_of_files_that_were_joined_are_no_jobs(write: Write) -> None:
+    """`for month in ...; do sacct -P ...; done >FILE` and `cat *.csv` repeat the header."""
+    for text, read in ((SACCT, sacct.read), (PHILLY, joblog.read), (JOBTABLE, jobtable.read)):
+        header, _, rest = text.partition("\n")
+        first, _, later = rest.partition("\n")
+        assert read(write(f"{header}\n{first}\n{header}\n{later}")).notices == read(write(text)).notices
+        assert len(read(write(f"{header}\n{first}\n{header}\n{later}")).jobs) == len(read(write(text)).jobs)
+
+
 def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) -> None:
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"

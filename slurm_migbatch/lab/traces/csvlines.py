@@ -149,7 +149,7 @@ def lines(
     command: str = "",
     mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
 ) -> Iterator[CsvLine]:
-    """Yield every row of a file whose header has at least these columns.
+    """Yield every row of a file whose header has at least these columns; a header that is repeated is no row.
 
     Args:
         columns: required columns of the header; `a|b` requires one of them.
@@ -175,6 +175,8 @@ def lines(
             places = _places(path, header, columns, command)
             width = len(header)
             for cells in rows:
+                if cells == header:  # several files were joined
+                    continue
                 row = cells if mend is None or _blank(cells, width) else mend(header, cells)
                 if row is None or _blank(row, width):
                     continue
