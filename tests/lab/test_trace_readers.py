@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +155,16 @@ def test_utf_16_is_named_in_the_error(tmp_path: Path, encoding: str) -> None:
                 TraceError, match=rf"{name}: is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"
             ):
                 read(path)
+
+
+def test_other_compression_is_named_in_the_error(tmp_path: Path) -> None:
+    zstd = b"\x28\xb5\x2f\xfd\x04\x58\x15\x19\x00\xa2\xa1\x9f"  # the beginning of a frame
+    path = tmp_path / "trace"
+    for packed in (bz2.compress(SACCT.encode()), lzma.compress(SACCT.encode()), zstd):
+        path.write_bytes(packed)
+        for read in (sacct.read, joblog.read, jobtable.read, openb.read, philly.read):
+            with pytest.raises(TraceError, match=r"trace: is not UTF-8 text: .* compressed with gzip only"):
+                read(path, *((A100,) if read is openb.read else ()))
 
 
 def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
