@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -821,6 +822,18 @@ def test_sacct_json_is_read(write: Write) -> None:
         "2 jobs that have not run or not ended are skipped",
         "1 jobs without a GPU are skipped",
     )
+
+
+def test_steps_of_sacct_json_are_not_kept(write: Write) -> None:
+    """They are most of a file, which has some kilobytes for each job."""
+    step = {"step": {"id": "12.0"}, "tres": {"consumed": [{"type": "cpu", "count": 1}]}}
+    path = write(json.dumps({"jobs": [json_job(job_id=number, steps=[step] * 40) for number in range(200)]}))
+    tracemalloc.start()
+    try:
+        assert len(sacct.read(path).jobs) == 200
+        assert tracemalloc.get_traced_memory()[1] < 4 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_sacct_json_may_have_bytes_that_are_not_utf_8(write: Write) -> None:
