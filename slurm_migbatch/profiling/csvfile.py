@@ -37,6 +37,7 @@ _LONGEST: Final = 65536
 _STATED: Final = re.compile(rf'"?sep=([{re.escape(SEPARATORS)}])"?[{re.escape(SEPARATORS)}]*', re.IGNORECASE)
 """Excel's first line, which states the separator."""
 _GZIP: Final = b"\x1f\x8b"
+_BZIP2: Final = re.compile("BZh[1-9]1AY")
 NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16 or Latin-1), compressed with gzip only"
 _UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -116,9 +117,10 @@ def open_text(path: Path, errors: str = "strict") -> TextIO:
 def is_foreign(first: str) -> bool:
     """Return whether a file's first characters, read with errors="replace", are not those of UTF-8 text.
 
-    They are the byte order mark of UTF-16, or contain a zero byte, as UTF-16 without it and archives do.
+    They are the byte order mark of UTF-16, those of zstd or bzip2, or contain a zero byte, as UTF-16 without its mark,
+    archives and xz do.
     """
-    return first.startswith("\ufffd\ufffd") or "\0" in first[:8]
+    return first.startswith(("\ufffd\ufffd", "(\ufffd/\ufffd")) or "\0" in first[:8] or _BZIP2.match(first) is not None
 
 
 def header(path: Path) -> tuple[str, ...]:

@@ -346,6 +346,17 @@ def test_slices_of_another_gpu_model_are_replayed_on_the_nearest_ones(write: Cal
     assert str(only.profile) == "1g.18gb", "1g.5gb is also what some tools call the A30's 1g.6gb, a quarter of its GPU"
 
 
+def test_slices_that_the_gpu_does_not_have_are_reported_before_any_policy(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, f"gres/mig:{kind}=1") for n, kind in enumerate(("1g.5gb", "1g.10gb", "3g.20gb", "1g.5gb")))
+    path = write(jobs=jobs)
+    assert ScenarioData(scenario.load(path)).trace.notices[-1] == (
+        "3 jobs are on slices of another model than NVIDIA A100-SXM4-80GB (1g.5gb, 3g.20gb), which most policies do "
+        'not run: set cluster.gpu to the model of the trace, or workload.slices = "nearest"'
+    )
+    path.write_text(BASE.replace("nodes = 2", "nodes = 2\nmig = false"))
+    assert "another model" not in "".join(ScenarioData(scenario.load(path)).trace.notices)
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [

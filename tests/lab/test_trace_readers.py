@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +156,16 @@ def test_utf_16_is_named_in_the_error(tmp_path: Path, encoding: str) -> None:
                 TraceError, match=rf"{name}: is not UTF-8 text: save it in UTF-8 \(not UTF-16 or Latin-1\)"
             ):
                 read(path)
+
+
+def test_other_compression_is_named_in_the_error(tmp_path: Path) -> None:
+    zstd = b"\x28\xb5\x2f\xfd\x04\x58\x15\x19\x00\xa2\xa1\x9f"  # the beginning of a frame
+    path = tmp_path / "trace"
+    for packed in (bz2.compress(SACCT.encode()), lzma.compress(SACCT.encode()), zstd):
+        path.write_bytes(packed)
+        for read in (sacct.read, joblog.read, jobtable.read, openb.read, philly.read):
+            with pytest.raises(TraceError, match=r"trace: is not UTF-8 text: .* compressed with gzip only"):
+                read(path, *((A100,) if read is openb.read else ()))
 
 
 def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
@@ -530,6 +543,15 @@ def test_repeated_lines_of_overlapping_exports_count_once(write: Write) -> None:
     assert "7 repeated lines are skipped" in repeated.notices
 
 
+def test_headers_of_files_that_were_joined_are_no_jobs(write: Write) -> None:
+    """`for month in ...; do sacct -P ...; done >FILE` and `cat *.csv` repeat the header."""
+    for text, read in ((SACCT, sacct.read), (PHILLY, joblog.read), (JOBTABLE, jobtable.read)):
+        header, _, rest = text.partition("\n")
+        first, _, later = rest.partition("\n")
+        assert read(write(f"{header}\n{first}\n{header}\n{later}")).notices == read(write(text)).notices
+        assert len(read(write(f"{header}\n{first}\n{header}\n{later}")).jobs) == len(read(write(text)).jobs)
+
+
 def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) -> None:
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
@@ -800,6 +822,18 @@ def test_sacct_json_is_read(write: Write) -> None:
         "2 jobs that have not run or not ended are skipped",
         "1 jobs without a GPU are skipped",
     )
+
+
+def test_steps_of_sacct_json_are_not_kept(write: Write) -> None:
+    """They are most of a file, which has some kilobytes for each job."""
+    step = {"step": {"id": "12.0"}, "tres": {"consumed": [{"type": "cpu", "count": 1}]}}
+    path = write(json.dumps({"jobs": [json_job(job_id=number, steps=[step] * 40) for number in range(200)]}))
+    tracemalloc.start()
+    try:
+        assert len(sacct.read(path).jobs) == 200
+        assert tracemalloc.get_traced_memory()[1] < 4 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_sacct_json_may_have_bytes_that_are_not_utf_8(write: Write) -> None:

@@ -172,8 +172,9 @@ def _trace(scenario: Scenario) -> Trace:
     if part.begin_s or part.end_s < 1e12:
         trace = trace.window(part.begin_s, part.end_s)
     trace = trace.first(part.limit)
-    if part.slices == "nearest" and scenario.cluster.mig:
-        trace = mignames.on_nearest(trace, scenario.geometry)
+    if scenario.cluster.mig:
+        with_slices = mignames.on_nearest if part.slices == "nearest" else mignames.with_notice
+        trace = with_slices(trace, scenario.geometry)
     if part.load != 1.0:
         trace = trace.faster(part.load)
     if not trace.jobs:

@@ -124,10 +124,7 @@ def _range(low: float, high: float) -> str:
 
 @contextmanager
 def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
-    """Open a text file, decompressed if it is gzipped. Raises TraceError if it cannot be read or is no text in UTF-8.
-
-    Without "replace", a later byte may raise UnicodeDecodeError.
-    """
+    """Open a text file, decompressed if it is gzipped. Raises TraceError if it cannot be read or is not UTF-8."""
     try:
         with open_text(path, errors) as file:
             first = file.read(8)
@@ -135,6 +132,8 @@ def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
             if is_foreign(first):
                 raise TraceError(path, 0, NOT_UTF8)
             yield file
+    except UnicodeDecodeError:
+        raise TraceError(path, 0, NOT_UTF8) from None
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -149,7 +148,7 @@ def lines(
     command: str = "",
     mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
 ) -> Iterator[CsvLine]:
-    """Yield every row of a file whose header has at least these columns.
+    """Yield every row of a file whose header has at least these columns; a header that is repeated is no row.
 
     Args:
         columns: required columns of the header; `a|b` requires one of them.
@@ -175,14 +174,14 @@ def lines(
             places = _places(path, header, columns, command)
             width = len(header)
             for cells in rows:
+                if cells == header:  # several files were joined
+                    continue
                 row = cells if mend is None or _blank(cells, width) else mend(header, cells)
                 if row is None or _blank(row, width):
                     continue
                 if len(row) != width:
                     raise TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
                 yield CsvLine(path, rows.line_num, places, row)
-    except UnicodeDecodeError:
-        raise TraceError(path, 0, NOT_UTF8) from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 

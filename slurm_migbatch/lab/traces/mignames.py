@@ -40,6 +40,19 @@ def on_nearest(trace: Trace, geometry: Geometry) -> Trace:
     return replace(trace, jobs=jobs, notices=(*trace.notices, *notices))
 
 
+def with_notice(trace: Trace, geometry: Geometry) -> Trace:
+    """Return the trace with a notice of slices that this GPU model does not have, if there are any."""
+    found = Counter(job.profile for job in trace.jobs if job.profile is not None and job.profile not in geometry)
+    if not found:
+        return trace
+    names = ", ".join(map(str, sorted(found)))
+    notice = (
+        f"{found.total()} jobs are on slices of another model than {geometry.name} ({names}), which most policies do "
+        'not run: set cluster.gpu to the model of the trace, or workload.slices = "nearest"'
+    )
+    return replace(trace, notices=(*trace.notices, notice))
+
+
 def _by_use(counts: Counter[Profile]) -> list[Geometry]:
     """Return all models, those first that have the profiles of most jobs: the same profile is another share of each."""
 

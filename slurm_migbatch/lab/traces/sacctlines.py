@@ -131,7 +131,7 @@ class _JsonJob(CsvLine):
 def _json_jobs(path: Path, command: str) -> Iterator[CsvLine]:
     try:
         with opened(path, "replace") as file:
-            jobs = json.load(file)["jobs"]
+            jobs = json.load(file, object_hook=_without_steps)["jobs"]
         if not isinstance(jobs, list):
             raise TypeError
     except (ValueError, RecursionError) as error:
@@ -149,6 +149,12 @@ def _json_jobs(path: Path, command: str) -> Iterator[CsvLine]:
             text = f"lacks {error}" if isinstance(error, KeyError) else "is not a job as sacct --json prints it"
             raise TraceError(path, 0, f"job {number} of the list: {text}; write the file with {command}") from None
         yield _JsonJob(path, number, columns, cells)
+
+
+def _without_steps(row: dict[str, Any]) -> dict[str, Any]:
+    """Drop the steps of a job once they are parsed: they are most of the file."""
+    row.pop("steps", None)
+    return row
 
 
 def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
