@@ -375,7 +375,7 @@ class Service:
         gauge(
             "migbatch_slices",
             "Slices on nodes, by profile and state: held, shared (by two jobs), idle, zombie.",
-            lambda: slices_by_state(self.rounds.view.facts()),
+            self._slices,
             "profile",
             "state",
         )
@@ -385,6 +385,12 @@ class Service:
             lambda: waits(self._queue(), time.time()),
             "what",
         )
+
+    def _slices(self) -> Mapping[tuple[str, str], int]:
+        facts = self.rounds.view.facts()
+        if self.poller.latest and self.poller.latest.nodes:  # nodes that were removed from Slurm are still in the view
+            facts = {row.name: facts[row.name] for row in self.poller.latest.nodes if row.name in facts}
+        return slices_by_state(facts)
 
     def _silence(self) -> Mapping[str, float]:
         """Return the silence of each node; of a node with slices that never called this service, since its start."""
