@@ -146,9 +146,11 @@ def test_retried_job_gets_another_slice_and_keeps_its_other_gres() -> None:
 class Commands(HistoryClient):
     """The client of Slurm's commands, which records what it would run; with `task`, the job is an array task."""
 
-    def __init__(self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED") -> None:
+    def __init__(
+        self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED", restarts: int = 0
+    ) -> None:
         super().__init__()
-        self.job, self.array, self.task, self.state = job, array, task, state
+        self.job, self.array, self.task, self.state, self.restarts = job, array, task, state, restarts
         self.run: list[tuple[str, ...]] = []
 
     def jobs(self):
@@ -167,8 +169,8 @@ class Commands(HistoryClient):
         if program != "squeue":
             self.run.append((program, *arguments))
             return ""
-        others = "" if self.task == "N/A" else f"99|{self.array}|2|RUNNING\n"
-        return f"{others}{self.job}|{self.array}|{self.task}|{self.state}\n"
+        others = "" if self.task == "N/A" else f"99|{self.array}|2|RUNNING|0|\n"
+        return f"{others}{self.job}|{self.array}|{self.task}|{self.state}|{self.restarts}|\n"
 
 
 HELD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
@@ -210,6 +212,15 @@ def test_job_that_slurm_has_already_requeued_is_not_changed(state: str) -> None:
         client.requeue_ended(7, update=lambda row: {})
     with pytest.raises(SlurmError, match="no longer known"):
         client.requeue_ended(8, update=lambda row: {})
+    assert client.run == []
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "COMPLETING"])
+def test_job_that_ran_again_before_its_node_reported_the_first_end_is_not_requeued(state: str) -> None:
+    """Its user requeued it while the node's agent was down; it would run a third time."""
+    client = Commands(state=state, restarts=1)
+    with pytest.raises(SlurmError, match="already run again"):
+        client.requeue_ended(7, update=lambda row: {})
     assert client.run == []
 
 
