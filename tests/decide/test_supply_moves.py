@@ -312,7 +312,9 @@ def test_restarted_service_continues_the_moves_in_the_record() -> None:
         assert memory.loaded and not memory.moves
 
 
-@pytest.mark.parametrize("rows", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])
+@pytest.mark.parametrize(
+    "rows", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),), (row(state="SUSPENDED"),)]
+)
 def test_a_move_ends_with_the_run(rows: tuple[JobRow, ...]) -> None:
     memory = moving()
     followed(memory, row(), now=NOW)

@@ -127,7 +127,7 @@ class MoveMemory:
         start_now = []
         for job, move in list(self.moves.items()):
             row = queue.rows.get(job)
-            if row is not None and row.active and not _is_next(row, move):
+            if row is not None and row.active and row.state != "SUSPENDED" and not _is_next(row, move):
                 continue
             del self.moves[job]
             if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
