@@ -322,6 +322,19 @@ def test_a_move_ends_with_the_run(rows: tuple[JobRow, ...]) -> None:
     assert not memory.moves
 
 
+def test_a_move_ends_if_a_process_of_the_run_cannot_be_killed() -> None:
+    """As of jobs that stay in COMPLETING for days: while it lasted no other training job was moved for that job."""
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    (order,) = followed(memory, row(), now=NOW + RULES.grace_s)
+    assert not order.signal
+    ending = row(state="COMPLETING", restarts=1)
+    followed(memory, ending, now=NOW + RULES.grace_s + 600)
+    assert memory.moves
+    followed(memory, ending, now=NOW + RULES.grace_s + 601)
+    assert not memory.moves
+
+
 # -- whole simulated runs ----------------------------------------------------------------------------------------------
 
 A100 = geometry("a100-80gb")
