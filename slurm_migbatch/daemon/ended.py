@@ -127,15 +127,15 @@ class HistoryClient(CliClient):
         ]
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
-        """Requeue an ended batch job or array task, with an update; it is held until then.
+        """Requeue an ended batch job or array task after its first run, with an update; it is held until then.
 
         Args:
             job_id: its own id; for the task of an array that started last this is the array's.
             update: returns the fields of `scontrol update` for the pending job.
 
         Raises:
-            SlurmError: Slurm no longer knows the job, refuses, or has requeued it already. A job that was requeued and
-                not updated runs unchanged.
+            SlurmError: Slurm no longer knows the job, refuses, or has requeued it already, even if it has ended again.
+                A job that was requeued and not updated runs unchanged.
             StillHeld: it was requeued and could not be released, or Slurm did not answer.
         """
         job = self._ended_name(job_id)
@@ -173,18 +173,20 @@ class HistoryClient(CliClient):
         """Return the name of a job that has ended, "123" or "123_4": an array's own id would mean all of its tasks.
 
         Raises:
-            SlurmError: Slurm does not know the job, or it has not ended.
+            SlurmError: Slurm does not know the job, or it has not ended, or it was requeued before.
         """
         ids = f"{int(job_id)},{int(job_id)}"  # a single unknown id would be an error
-        fields = ",".join(f"{name}:0|" for name in ("JobID", "ArrayJobID", "ArrayTaskID", "State"))
+        fields = ",".join(f"{name}:0|" for name in ("JobID", "ArrayJobID", "ArrayTaskID", "State", "RestartCnt"))
         output = self._run("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", f"--Format={fields}")
         # a job in several partitions may have several rows
-        rows = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
+        rows = {tuple(words[1:5]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
         if not rows:
             raise SlurmError(f"job {job_id} is no longer known to Slurm")
-        array, task, state = sorted(rows)[0]
+        array, task, state, restarts = sorted(rows)[0]
         if state not in (*ENDED, "COMPLETING"):
             raise SlurmError(f"job {job_id} is already pending or running again")
+        if restarts != "0":  # its node reported the end of its first run late
+            raise SlurmError(f"job {job_id} has already run again")
         return f"{array}_{task}" if task.isdigit() else str(job_id)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
@@ -30,6 +31,8 @@ _EVERY_S: Final = 5.0
 """Seconds between two queries of the record if no run is reported to have ended."""
 _SOON_S: Final = 0.3
 """Minimum seconds between two queries."""
+_LATELY_S: Final = 3600.0
+"""Runs that ended so many seconds before the start may have been left to this service; Slurm forgets them earlier."""
 
 
 def past_run(row: RecurringRun) -> PastRun:
@@ -95,7 +98,7 @@ class RecurringWatch:
         publish: Callable[[Mapping[str, list[list[Any]]]], None],
         ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
     ) -> None:
-        """Set up. `publish` receives changes of recurring jobs; `ended` all new rows, but none before the start."""
+        """Set up. `publish` receives changes of recurring jobs; `ended` all new rows, and at the start the latest."""
         self._writer, self._publish, self._ended = writer, publish, ended
         self.jobs = RecurringJobs()
         self._reached: int | None = None
@@ -121,12 +124,17 @@ class RecurringWatch:
         first = self._reached is None
         newest = await self._writer.answer(lambda store: store.read(newest_lesson), _LABEL)
         reached = max(0, newest - _BEHIND) if self._reached is None else self._reached
+        latest: list[RecurringRun] = []
         while reached < newest:
             read = methodcaller("read", recurring_runs, reached, _AT_ONCE)
             rows: list[RecurringRun] = await self._writer.answer(read, _LABEL)
             reached = rows[-1].number if rows else newest
             if changed := self.jobs.take(rows):
                 self._publish(changed)
-            if rows and not first:
+            if first:
+                latest += [row for row in rows if row.until >= time.time() - _LATELY_S]
+            elif rows:
                 self._ended(rows)
         self._reached = reached
+        if latest:
+            self._ended(latest)

@@ -146,18 +146,20 @@ def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
     """Return whether there is anything new since the last refit: ended runs, an import, changed models."""
-    return reach.lesson > _read_before(index, reach) or bool(_changed(index, reach, facts))
+    return reach.lesson > _read_before(index.seen, reach) or bool(_changed(index, reach, facts))
 
 
-def _read_before(index: Index, reach: Learnable) -> int:
-    """Return the number of the newest lesson read; 0 if a restored record numbers its lessons from the beginning."""
-    lesson = int(index.seen.get("lesson", 0))
+def _read_before(read: Mapping[str, Any], reach: Learnable) -> int:
+    """Return the number of the newest lesson read, according to the index or the report of a model; 0 if a restored
+    record numbers its lessons from the beginning.
+    """
+    lesson = int(read.get("lesson", 0))
     return lesson if lesson <= reach.lesson else 0
 
 
 def due(index: Index, material: TrainingData, facts: Iterable[ModelFacts], min_new: int) -> str:
     """Return why a refit is due; "" if it is not."""
-    before = _read_before(index, material.reach)
+    before = _read_before(index.seen, material.reach)
     fresh = sum(observation.number > before for observation in material.observations)
     if fresh >= min_new:
         return f"{fresh} new runs"
@@ -175,7 +177,7 @@ def _changed(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> str
 
 def watch(saved: Saved, material: TrainingData, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
     """Check the current model on the runs that it has not learned from: coverage of limits, ratios by model."""
-    since = int(saved.report.get("lesson", 0))
+    since = _read_before(saved.report, material.reach)
     fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
     promised = promises(predictor, fresh, confidence)
@@ -262,7 +264,7 @@ class _Split:
 
 def _hold_out(material: TrainingData, present: Saved, salt: str) -> _Split:
     used, table = material.learnable.used, material.table
-    since = int(present.report.get("lesson", 0))
+    since = _read_before(present.report, material.reach)
     fresh = [observation for observation in used if observation.number > since]
     held_out = _some(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
     if held_out:

@@ -6,7 +6,8 @@ slice. Heterogeneous jobs and jobs of several slices are not retried. Slurm up t
 (`workload.loans`): there only the next submission gets a larger slice.
 
 A job is held from its requeue until it has its new slice. An action of kind `HOLD` is recorded before that, and one of
-kind retype after it, so that the next service finishes what a killed one has begun.
+kind retype after it, so that the next service finishes what a killed one has begun, and retries only what no earlier
+one has tried.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from slurm_migbatch.workload.refusal import Refusal
 log = logging.getLogger(__name__)
 
 HOLD: Final = "hold"
+_CLOCKS_S: Final = 300.0
+"""Largest difference between the clocks of hosts."""
 
 
 def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, policy: RunsPolicy) -> ProfileOffer | None:
@@ -73,6 +76,14 @@ def changes(row: JobRow, profile: Profile) -> dict[str, str]:
     if fields is None:
         raise ValueError("its comment has no space for another marker")
     return fields
+
+
+def was_tried(row: RecurringRun, actions: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a run was retried before, by the record's actions on its job."""
+    return any(
+        action["kind"] == HOLD and action["restart"] == row.restart + 1 and action["ts"] >= row.until - _CLOCKS_S
+        for action in actions
+    )
 
 
 class OomRetries:

@@ -38,7 +38,7 @@ from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.recurring import RecurringWatch
 from slurm_migbatch.daemon.retention import Retention
-from slurm_migbatch.daemon.retrying import HOLD, OomRetries
+from slurm_migbatch.daemon.retrying import HOLD, OomRetries, was_tried
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
@@ -163,8 +163,7 @@ class Service:
             if self.config.query.enabled:
                 loops["query"] = self.query.run
             if self.config.recurring.enabled:
-                loops["recurring"] = self.recurring.run
-                loops["retries"] = self._recall_retries
+                loops["recurring"] = self._follow_recurring
             if math.isfinite(self.config.store.keep_s):
                 loops["retention"] = self.retention.run
             tasks = [asyncio.create_task(run_forever(name, loop), name=name) for name, loop in loops.items()]
@@ -254,17 +253,22 @@ class Service:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
                 self._in_background(self._retry(row, offer))
 
-    async def _recall_retries(self) -> None:
-        """Find in the record the jobs that were held for their retry when an earlier service was killed."""
+    async def _follow_recurring(self) -> None:
+        """Find in the record the jobs that were held for their retry when an earlier service was killed; then follow
+        the runs of recurring jobs.
+        """
         subject = "cannot read which jobs are to be retried"
         self._retries.recall(
             await self.rounds.read(lambda store: store.actions(), subject, "they stay held until then")
         )
+        await self.recurring.run()
 
     async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
         action = _retry_row(row.job, row.restart + 1, row.profile or "", offer.profile)
         hold = {**action, "kind": HOLD, "outcome": "not released yet"}
         try:
+            if was_tried(row, await self.writer.answer(lambda store: store.actions([row.job]), "actions")):
+                return
             await self.writer.answer(lambda store: store.save_loans((), [hold]), "actions")
         except Exception as error:
             log.warning(
@@ -375,7 +379,7 @@ class Service:
         gauge(
             "migbatch_slices",
             "Slices on nodes, by profile and state: held, shared (by two jobs), idle, zombie.",
-            lambda: slices_by_state(self.rounds.view.facts()),
+            self._slices,
             "profile",
             "state",
         )
@@ -385,6 +389,12 @@ class Service:
             lambda: waits(self._queue(), time.time()),
             "what",
         )
+
+    def _slices(self) -> Mapping[tuple[str, str], int]:
+        facts = self.rounds.view.facts()
+        if self.poller.latest and self.poller.latest.nodes:  # nodes that were removed from Slurm are still in the view
+            facts = {row.name: facts[row.name] for row in self.poller.latest.nodes if row.name in facts}
+        return slices_by_state(facts)
 
     def _silence(self) -> Mapping[str, float]:
         """Return the silence of each node; of a node with slices that never called this service, since its start."""

@@ -206,7 +206,7 @@ class CliClient:
         return gpu_defaults.parse(*(self._run(*command) for command in gpu_defaults.COMMANDS))
 
     def version(self) -> tuple[int, int]:
-        """Release of the commands; queried once."""
+        """Release of the commands; queried once, and again after a command failed, as while Slurm is upgraded."""
         if self._version is None:
             self._version = parse_version(self._run("squeue", "--version"))
         return self._version
@@ -361,9 +361,13 @@ class CliClient:
         return dict(sorted(refused.items()))
 
     def _run(self, program: str, *arguments: str) -> str:
-        process = self._finish(program, *arguments)
-        if process.returncode:
-            raise _failed(program, arguments, process)
+        try:
+            process = self._finish(program, *arguments)
+            if process.returncode:
+                raise _failed(program, arguments, process)
+        except SlurmError:
+            self._version = None
+            raise
         return process.stdout.decode("utf-8", "surrogateescape")
 
     def _finish(

@@ -105,14 +105,12 @@ class SlurmrestdClient(CliClient):
         return restrows.default_partition(self.api.ask("GET", "partitions/"))
 
     def version(self) -> tuple[int, int]:
-        """Release of slurmrestd; queried once."""
-        if self._version is None:
-            answer = self.api.ask("GET", "ping/")
-            try:
-                self._version = parse_version(f"slurm {answer['meta']['slurm']['release']}")
-            except (KeyError, TypeError):
-                raise SlurmError(f"slurmrestd does not report its release: {str(answer)[:200]}") from None
-        return self._version
+        """Release of slurmrestd; one request, because it may have been upgraded since the last one."""
+        answer = self.api.ask("GET", "ping/")
+        try:
+            return parse_version(f"slurm {answer['meta']['slurm']['release']}")
+        except (KeyError, TypeError):
+            raise SlurmError(f"slurmrestd does not report its release: {str(answer)[:200]}") from None
 
     # -- change ------------------------------------------------------------------------------------------------
 

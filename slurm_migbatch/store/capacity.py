@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, or_, select
 
 from slurm_migbatch.store.models import Gpu, Node, NodeEvent, NodeJournal
 from slurm_migbatch.store.queries import among
@@ -29,7 +29,7 @@ def gpu_seconds(
     Returns:
         None if the descriptions of a node that were valid at `start` were removed because of their age.
     """
-    counts_by_node = _descriptions(connection, end, nodes)
+    counts_by_node = _descriptions(connection, start, end, nodes)
     pruned = set(connection.scalars(select(NodeJournal.node).where(NodeJournal.forgotten.is_not(None))))
     seconds: dict[str, float] = {}
     for node, seen in connection.execute(select(Node.node, Node.seen)):
@@ -45,15 +45,26 @@ def gpu_seconds(
     return seconds
 
 
-def _descriptions(connection: Connection, end: float, nodes: Collection[str]) -> dict[str, dict[float, int]]:
-    """Return by node the number of its MIG GPUs at each time (unix seconds) at which it described them."""
+def _descriptions(
+    connection: Connection, start: float, end: float, nodes: Collection[str]
+) -> dict[str, dict[float, int]]:
+    """Return by node the number of its MIG GPUs at each time (unix seconds) at which it described them: between two
+    times, and the last time before.
+    """
     by_node: dict[str, dict[float, int]] = {}
     present = select(Gpu.node, Gpu.seen).where(Gpu.present, Gpu.mig, Gpu.seen <= end)
     for node, moment in connection.execute(present):
         by_time = by_node.setdefault(node, {})
         by_time[moment] = by_time.get(moment, 0) + 1
-    events = select(NodeEvent.node, NodeEvent.ts, NodeEvent.payload)
-    events = events.where(NodeEvent.kind.in_(_DESCRIBING), NodeEvent.ts <= end)
+    # descriptions are long, and there may be thousands before the window
+    describing = NodeEvent.kind.in_(_DESCRIBING)
+    before = select(NodeEvent.node, func.max(NodeEvent.ts).label("ts")).where(describing, NodeEvent.ts <= start)
+    last = before.group_by(NodeEvent.node).subquery()
+    events = (
+        select(NodeEvent.node, NodeEvent.ts, NodeEvent.payload)
+        .outerjoin(last, last.c.node == NodeEvent.node)
+        .where(describing, NodeEvent.ts <= end, or_(NodeEvent.ts > start, NodeEvent.ts == last.c.ts))
+    )
     if nodes:
         events = events.where(among(NodeEvent.node, nodes))
     for node, moment, payload in connection.execute(events):

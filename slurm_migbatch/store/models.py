@@ -267,7 +267,8 @@ class NodeJournal(Base):
     node: Mapped[str] = mapped_column(String(255), primary_key=True)
     journal: Mapped[str] = mapped_column(String(64), primary_key=True)
     contiguous: Mapped[int] = mapped_column(default=0)
-    #: number up to which events were removed because of their age (`store.retention`): a repeated one is not new
+    #: number up to which events were removed because of their age (`store.retention`): a repeated one is not new; 0: an
+    #: earlier journal of the node was removed
     forgotten: Mapped[int | None]
     #: when another journal replaced it; its leases ended then
     superseded: Mapped[float | None]

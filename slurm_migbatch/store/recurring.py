@@ -29,6 +29,7 @@ class RecurringRun:
         retry: the user wants it retried if its slice was too small.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
         user: whose job it was; empty if unknown.
+        until: when it ended, unix seconds; 0 if unknown.
     """
 
     number: int
@@ -49,12 +50,13 @@ class RecurringRun:
     low: str = ""
     high: str = ""
     user: str = ""
+    until: float = 0.0
 
 
 #: fields read by `run_of`, of a run joined with its decision
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.user, Run.partition, Run.profile,
-    Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+    Run.slice_count, Run.ended, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
     Decision.recurring, Decision.hints, Decision.facts,
 )  # fmt: skip
 
@@ -114,6 +116,7 @@ def run_of(row: Any) -> RecurringRun:
         low=clean.text(hints.get("min"), 24) or "",
         high=clean.text(hints.get("max"), 24) or "",
         user=row.user or "",
+        until=row.ended or 0.0,
     )
 
 

@@ -12,7 +12,7 @@ What stays, regardless of age:
   (`store.loans.uses`);
 - events of a node since the start of its oldest lease, and those that describe its current GPUs;
 - the newest run and the newest lesson, whose numbers must not be reused, and the last offer of each node;
-- nodes, journals, GPUs, imported measurements: bounded by the hardware, or by the site's imports.
+- nodes, their current journals, GPUs, imported measurements: bounded by the hardware, or by the site's imports.
 
 The predictor's figures of a removed run are kept as an `OldLesson`, so that a model is not forgotten because of its
 age.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Delete, and_, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Delete, and_, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from slurm_migbatch.store.lessons import teaching
@@ -80,7 +80,7 @@ def prune(session: Session, before: float, lessons: int, place: PruneCursor | No
     """Remove some of the rows that are older than `before` (unix seconds), from `place` on; see `Store.prune`."""
     stage, part, after = place or PruneCursor()
     parts, work = _STAGES[stage]
-    remaining = [candidate for candidate in parts(session) if not part or candidate >= part]
+    remaining = parts(session, part)
     if not remaining:
         return Removed({}, _next_stage(stage))
     if remaining[0] != part:
@@ -114,8 +114,8 @@ def _remove(session: Session, statement: Delete) -> int:
 # -- runs, their leases and jobs ---------------------------------------------------------------------------------------
 
 
-def _classes(_session: Session) -> Sequence[tuple[Any, ...]]:
-    return [(number,) for number in range(OPEN + 1, LAST_SPAN_CLASS + 1)]
+def _classes(_session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
+    return [(number,) for number in range(part[0] if part else OPEN + 1, LAST_SPAN_CLASS + 1)]
 
 
 def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
@@ -180,7 +180,7 @@ def _bound_lessons(session: Session, most: int) -> None:
 # -- rows about runs -------------------------------------------------------------------------------------------------
 
 
-def _whole(_session: Session) -> Sequence[tuple[Any, ...]]:
+def _whole(_session: Session, _part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
     return [(0,)]
 
 
@@ -226,9 +226,11 @@ def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after:
 # -- events and offers of nodes --------------------------------------------------------------------------------------
 
 
-def _journals(session: Session) -> Sequence[tuple[Any, ...]]:
-    rows = session.execute(select(NodeJournal.node, NodeJournal.journal)).all()
-    return sorted(tuple(row) for row in rows)
+def _journals(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
+    # a node without a disk of its own has a new journal after each boot: not all of them for each step
+    node, name = NodeJournal.node, NodeJournal.journal
+    rest = and_(node >= part[0], or_(node > part[0], name >= part[1])) if part else and_(True)
+    return [tuple(row) for row in session.execute(select(node, name).where(rest).order_by(node, name).limit(2))]
 
 
 def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
@@ -236,9 +238,11 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
     journal = session.get_one(NodeJournal, part)
     since = session.scalar(select(func.min(Lease.since)).where(Lease.until.is_(None), Lease.node == node))
     limit = limits.before if since is None else min(limits.before, since)
+    replaced = journal.superseded is not None and journal.superseded < limits.before
     statement = (
         select(NodeEvent.id, NodeEvent.seq, NodeEvent.ts, NodeEvent.received, NodeEvent.kind)
-        .where(NodeEvent.node == node, NodeEvent.journal == name, NodeEvent.seq <= journal.contiguous)
+        .where(NodeEvent.node == node, NodeEvent.journal == name)
+        .where(and_(True) if replaced else NodeEvent.seq <= journal.contiguous)  # a gap is filled no more
         .where(NodeEvent.seq > (after[0] if after else 0))
         .order_by(NodeEvent.seq)
         .limit(AT_ONCE)
@@ -252,6 +256,12 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         journal.forgotten = max(journal.forgotten or 0, expired[-1].seq)
         session.flush()
         _remove(session, delete(NodeEvent).where(NodeEvent.id.in_([row.id for row in expired])))
+    if replaced and not rows and not after:
+        session.delete(journal)
+        # what is known of the node does not begin with the next journal (`store.capacity`)
+        others = update(NodeJournal).where(NodeJournal.node == node, NodeJournal.forgotten.is_(None))
+        session.execute(others.values(forgotten=0))
+        return _Found({"journals": 1}, None)
     unfinished = bool(rows) and len(old) == len(rows)
     return _Found({"node_events": len(expired)}, (rows[-1].seq,) if unfinished else None)
 
@@ -262,8 +272,9 @@ def _standing(session: Session, node: str) -> int:
     return session.scalar(newest) or 0
 
 
-def _supplied(session: Session) -> Sequence[tuple[Any, ...]]:
-    return sorted((node,) for node in session.scalars(select(Node.node)))
+def _supplied(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
+    rest = Node.node >= part[0] if part else and_(True)
+    return [(node,) for node in session.scalars(select(Node.node).where(rest).order_by(Node.node).limit(2))]
 
 
 def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
@@ -272,7 +283,8 @@ def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
     return _step(session, limits, SupplyChange.ts, SupplyChange.id, after, SupplyChange.id != newest, of_node)
 
 
-_Parts = Callable[[Session], Sequence[tuple[Any, ...]]]
+#: returns the next parts, from the given one on (all for ()); two at least, if there are
+_Parts = Callable[[Session, tuple[Any, ...]], Sequence[tuple[Any, ...]]]
 _Work = Callable[[Session, _Limits, tuple[Any, ...], tuple[Any, ...]], _Found]
 
 #: runs first: rows about them are removed afterwards

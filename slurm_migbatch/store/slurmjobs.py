@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED, strip
@@ -169,13 +169,12 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
 
 def _end_on_gone_nodes(session: Session, now: float) -> None:
     """End leases of jobs that have left Slurm on nodes that are gone: nothing will report their release."""
-    for machine in session.scalars(select(Node).where(Node.seen < now - _GONE_S)).all():
-        held = (Lease.node == machine.node, Lease.until.is_(None))
-        live = select(Job.job_id).where(Job.live)
-        leases = session.scalars(select(Lease).where(*held, Lease.job_id.not_in(live))).all()
-        for id in lose_leases(leases, machine.seen):
-            run = session.get_one(Run, id)
-            if run.ended is None:
-                finish_if_free(session, id, machine.seen, None)
-                run.state_from = "poll"
-            machine.told = None  # if it comes back it may hold them still
+    held = (Lease.node == Node.node, Lease.until.is_(None), Lease.job_id.not_in(select(Job.job_id).where(Job.live)))
+    gone = select(Lease, Node).join(Node, and_(*held)).where(Node.seen < now - _GONE_S)
+    for lease, machine in session.execute(gone.order_by(Lease.id)).all():
+        lose_leases([lease], machine.seen)
+        run = session.get_one(Run, lease.run_id)
+        if run.ended is None:
+            finish_if_free(session, run.id, machine.seen, None)
+            run.state_from = "poll"
+        machine.told = None  # if it comes back it may hold them still

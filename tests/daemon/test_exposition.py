@@ -167,6 +167,16 @@ def test_slices_are_exposed_by_profile_and_state(running, node):
     eventually(lambda: 'migbatch_slices{profile="1g.10gb",state="held"} 1.0' in scrape(running.port)[1])
 
 
+def test_slices_of_a_node_that_slurm_no_longer_has_are_not_exposed(running, node, slurm):
+    """The alert MigbatchZombies would not end when the node of a slice that cannot be destroyed has been replaced."""
+    slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",))
+    zombie = {"seq": 3, "ts": 1.0, "kind": "zombie", "gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
+    node.events(inventory(gpu(0)), state(gpu(0), seq=2), zombie)
+    eventually(lambda: 'migbatch_slices{profile="1g.10gb",state="zombie"} 1.0' in scrape(running.port)[1])
+    slurm.node_rows["n9"] = dataclasses.replace(slurm.node_rows.pop("n1"), name="n9")
+    eventually(lambda: "migbatch_slices{" not in scrape(running.port)[1])
+
+
 def test_slices_are_counted_in_one_state_each():
     def places(*starts):
         return [{"gpu": "GPU-0", "profile": "1g.10gb", "start": start, "size": 1} for start in starts]

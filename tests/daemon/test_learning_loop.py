@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
+from sqlalchemy import delete
 
 from slurm_migbatch.config import text_of
 from slurm_migbatch.daemon.catalog import build
@@ -24,6 +25,7 @@ from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.models import Decision, Lease, Run
 from slurm_migbatch.store.recurring import Learnable, learnable
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
@@ -189,6 +191,19 @@ def test_refit_learns_from_a_restored_or_new_database():
     assert not news(index, Learnable(5000, 7.0), [])
     assert news(index, Learnable(4000, 7.0), [])
     assert not news(index, Learnable(0, 7.0), [])
+
+
+def test_candidate_is_judged_by_runs_of_a_new_database_that_it_has_not_seen(site, record):
+    record.add(40)
+    assert run(site)["refit"]["outcome"] == "taken"
+    with record.store.engine.begin() as connection:
+        for kind in (Lease, Run, Decision):
+            connection.execute(delete(kind))
+    record.count = 0
+    record.add(30)
+    found = run(site)
+    assert found["watch"]["runs"] == 30, "the current model has seen none of them"
+    assert found["refit"]["check"]["on"] == "new runs held out"
 
 
 def test_new_runs_measurements_or_specifications_count_as_news():

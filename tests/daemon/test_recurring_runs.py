@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -9,13 +10,13 @@ import time
 import pytest
 
 from slurm_migbatch.daemon.ended import HistoryClient, StillHeld
-from slurm_migbatch.daemon.recurring import RecurringJobs
+from slurm_migbatch.daemon.recurring import RecurringJobs, RecurringWatch
 from slurm_migbatch.daemon.retrying import HOLD, OomRetries, changes
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
-from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.recurring import RecurringRun, newest_lesson
 from tests.support.daemon_running import Running
 from tests.support.gpu_kinds import SITE
 from tests.support.waiting import PATIENCE_S, eventually
@@ -146,9 +147,11 @@ def test_retried_job_gets_another_slice_and_keeps_its_other_gres() -> None:
 class Commands(HistoryClient):
     """The client of Slurm's commands, which records what it would run; with `task`, the job is an array task."""
 
-    def __init__(self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED") -> None:
+    def __init__(
+        self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED", restarts: int = 0
+    ) -> None:
         super().__init__()
-        self.job, self.array, self.task, self.state = job, array, task, state
+        self.job, self.array, self.task, self.state, self.restarts = job, array, task, state, restarts
         self.run: list[tuple[str, ...]] = []
 
     def jobs(self):
@@ -167,8 +170,8 @@ class Commands(HistoryClient):
         if program != "squeue":
             self.run.append((program, *arguments))
             return ""
-        others = "" if self.task == "N/A" else f"99|{self.array}|2|RUNNING\n"
-        return f"{others}{self.job}|{self.array}|{self.task}|{self.state}\n"
+        others = "" if self.task == "N/A" else f"99|{self.array}|2|RUNNING|0|\n"
+        return f"{others}{self.job}|{self.array}|{self.task}|{self.state}|{self.restarts}|\n"
 
 
 HELD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
@@ -210,6 +213,15 @@ def test_job_that_slurm_has_already_requeued_is_not_changed(state: str) -> None:
         client.requeue_ended(7, update=lambda row: {})
     with pytest.raises(SlurmError, match="no longer known"):
         client.requeue_ended(8, update=lambda row: {})
+    assert client.run == []
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "COMPLETING"])
+def test_job_that_ran_again_before_its_node_reported_the_first_end_is_not_requeued(state: str) -> None:
+    """Its user requeued it while the node's agent was down; it would run a third time."""
+    client = Commands(state=state, restarts=1)
+    with pytest.raises(SlurmError, match="already run again"):
+        client.requeue_ended(7, update=lambda row: {})
     assert client.run == []
 
 
@@ -327,6 +339,55 @@ def test_retry_in_progress_is_recorded_when_migbatchd_is_stopped_or_reloaded(con
         begun.wait(PATIENCE_S)
     assert slurm.queue[101].priority
     assert [action["kind"] for action in store.done] == [HOLD, "retype"]
+
+
+class Writer:
+    """A writer that runs at once the work that it is given."""
+
+    def __init__(self, store) -> None:
+        self.store = store
+
+    async def answer(self, work, label):
+        return work(self.store)
+
+
+def test_runs_that_ended_just_before_the_start_are_retried_with_all_that_is_known_of_their_jobs() -> None:
+    """migbatchd was restarted or reloaded in the second in which the node reported the end."""
+    now = time.time()
+    past = [dataclasses.replace(row(number), until=now - 90_000.0) for number in range(1, 8)]
+    ran_out = dataclasses.replace(row(8, OUT_OF_MEMORY), until=now - 2.0)
+
+    class Record:
+        rows = [*past, ran_out]
+
+        def read(self, query, *arguments):
+            if query is newest_lesson:
+                return self.rows[-1].number
+            since, limit = arguments
+            return [run for run in self.rows if run.number > since][:limit]
+
+    ended, record = [], Record()
+    watch = RecurringWatch(
+        Writer(record), lambda changed: None, lambda rows: ended.append((rows, watch.jobs.past("k")))
+    )
+    asyncio.run(watch._update())
+    ((rows, known),) = ended
+    assert rows == [ran_out] and len(known) == 8
+    record.rows = [*record.rows, dataclasses.replace(row(9), until=0.0)]
+    asyncio.run(watch._update())
+    assert [run.number for run in ended[1][0]] == [9]
+
+
+def test_run_that_an_earlier_service_has_retried_is_not_retried_again(config, slurm, store, signer) -> None:
+    slurm.ends |= {101: {}, 102: {}, 103: {}}
+    now = time.time()
+    store.done = [{**hold(101), "ts": now}, {**hold(102), "ts": now - 9000.0}]  # that of another job with this id
+    rows = [dataclasses.replace(row(number, FAILED, key=""), until=now - 2.0) for number in (1, 2, 3)]
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        running.service.submit.facts.catalog = SITE
+        running._loop.call_soon_threadsafe(running.service._ran, rows)
+        eventually(lambda: len(store.done) == 6)
+    assert set(slurm.queue) == {102, 103}
 
 
 def test_refusal_by_slurm_is_reported() -> None:

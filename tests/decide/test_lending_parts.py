@@ -640,3 +640,11 @@ def test_slices_of_ending_loans_are_expected_to_be_free_after_the_grace() -> Non
     soon = 100.0 + SOON_S
     assert ends_of(ledger, settings, 100.0) == {1: 125.0 + SOON_S, 2: 130.0 + SOON_S, 3: soon, 4: soon, 5: soon}
     assert ends_of(Ledger(), None, 100.0) == {}
+
+
+def test_no_move_waits_for_a_loan_with_a_process_that_cannot_be_killed() -> None:
+    """Its job may stay in COMPLETING for days."""
+    ledger = Ledger()
+    ledger.open[1] = Loan(1, 0, 90.0, "1g.10gb", State.REQUEUED, requeued=100.0)
+    assert ends_of(ledger, LendingSettings(), 700.0) == {1: 700.0 + SOON_S}
+    assert ends_of(ledger, LendingSettings(), 701.0) == {}

@@ -312,11 +312,26 @@ def test_restarted_service_continues_the_moves_in_the_record() -> None:
         assert memory.loaded and not memory.moves
 
 
-@pytest.mark.parametrize("rows", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])
+@pytest.mark.parametrize(
+    "rows", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),), (row(state="SUSPENDED"),)]
+)
 def test_a_move_ends_with_the_run(rows: tuple[JobRow, ...]) -> None:
     memory = moving()
     followed(memory, row(), now=NOW)
     assert not followed(memory, *rows, now=NOW + 1)
+    assert not memory.moves
+
+
+def test_a_move_ends_if_a_process_of_the_run_cannot_be_killed() -> None:
+    """As of jobs that stay in COMPLETING for days: while it lasted no other training job was moved for that job."""
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    (order,) = followed(memory, row(), now=NOW + RULES.grace_s)
+    assert not order.signal
+    ending = row(state="COMPLETING", restarts=1)
+    followed(memory, ending, now=NOW + RULES.grace_s + 600)
+    assert memory.moves
+    followed(memory, ending, now=NOW + RULES.grace_s + 601)
     assert not memory.moves
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +41,20 @@ def test_large_job_waits_no_longer_than_the_time_limits_of_earlier_jobs(want: st
     # the jobs that ran or were about to run when it was submitted, and those ahead of it in the queue
     assert started[job] <= 3 * LIMIT
     assert not world.nodes.misfits
+
+
+def test_large_job_is_not_reserved_the_slice_of_a_suspended_job() -> None:
+    """Slurm moves the end of a suspended job only when it is resumed: it is over soon, and the job holds its slice."""
+    world = World(gpus=2)
+    suspended = world.slurm.submit("mig:1g.10gb:1", runs=10**6, limit=LIMIT)
+    world.steps(5)
+    assert suspended in world.running()
+    world.slurm.queue[suspended] = replace(world.slurm.queue[suspended], state="SUSPENDED")
+    flood(world, 2 * LIMIT, [-1])
+    job = world.slurm.submit("mig:7g.80gb:1", limit=LIMIT)
+    started = flood(world, 200, [job])
+    assert world.slurm.queue[suspended].end < world.clock.time()
+    assert started[job] <= 3 * LIMIT
 
 
 def test_a_job_on_two_nodes_is_not_starved() -> None:

@@ -447,6 +447,18 @@ def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: 
     assert client.version() == (24, 11)
 
 
+def test_release_is_asked_again_after_slurm_was_upgraded(tools: Path) -> None:
+    """Of 22.05 and later ones squeue lists requeued tasks of arrays in different ways."""
+    client = tool(tools, "squeue", "echo slurm 22.05.8")
+    assert client.version() == (22, 5)
+    tool(tools, "squeue", "echo Unable to contact slurm controller >&2; exit 1")
+    assert client.version() == (22, 5)
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        client.jobs()
+    tool(tools, "squeue", "echo slurm 24.11.5")
+    assert client.version() == (24, 11)
+
+
 #: a stand-in for scontrol: refuses requests that contain "bad" and answers unknown keywords as Slurm's does; the random
 #: digits of a separator may spell "bad"
 SCONTROL = """

@@ -6,7 +6,10 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
+from slurm_migbatch.store import models
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import RunFilter, identity
 from slurm_migbatch.store.receipt import NodeReceipt
@@ -120,6 +123,16 @@ def test_run_on_a_node_that_is_gone_ends_once_slurm_has_forgotten_its_job(store:
     assert not receipt.complete, "it is asked for what it holds"
     run = run_of(store, 7)
     assert (run.run["state"], run.run["ended"], run.slices[0]["until"]) == ("COMPLETED", 900, 900)
+
+
+def test_nodes_that_are_gone_cost_no_statement_each(store: Store) -> None:
+    """Cloud nodes are powered down for days, and removed nodes stay in the record."""
+    with Session(store.engine) as session, session.begin():
+        session.add_all(models.Node(node=f"cloud{number}", seen=0.0) for number in range(200))
+    statements: list[str] = []
+    event.listen(store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    store.upsert_jobs([job(7, "RUNNING", start=60.0)], live={7})
+    assert len(statements) < 50
 
 
 def test_job_cancelled_before_its_start_has_no_start_time(store: Store) -> None:

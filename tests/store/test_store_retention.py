@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.retention import Retention
+from slurm_migbatch.store.capacity import gpu_seconds
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import (
     Action,
@@ -306,6 +307,41 @@ def test_pruning_continues_after_a_process_was_killed(database: str) -> None:
         assert {name: set(rows(store)[name]) for name in should} == should
 
 
+GPU = {"uuid": "GPU-a", "name": "H100", "mig": True, "geometry": {}}
+
+
+def test_replaced_journals_are_removed_once_their_events_are(store: Store) -> None:
+    """A node without a disk of its own, or in a cloud, has a new journal after each boot."""
+    for boot in range(30):
+        at = NOW - (700 - 20 * boot) * DAY
+        node = EventNode(store, journal=f"{boot:02x}")
+        node.send(node.event("state", at, gpus=[GPU], runs=[]), node.start(at, boot + 1), node.stop(at + 60, boot + 1))
+        if boot == 3:
+            node.seq += 5
+            node.send(node.event("create", at))  # the events before it were lost with the node's disk
+    for name, days in (("aa", 700), ("bb", 420)):
+        node = EventNode(store, "n2", name)
+        node.send(node.event("state", NOW - days * DAY, gpus=[GPU], runs=[]))
+    with Session(store.engine) as session, session.begin():
+        for received in session.scalars(select(NodeEvent)):
+            received.received = received.ts
+    prune(store)
+    prune(store)
+    with Session(store.engine) as session:
+        kept = set(session.scalars(select(NodeJournal.journal)))
+        assert kept == {*(f"{boot:02x}" for boot in range(14, 30)), "bb"}
+        assert set(session.scalars(select(NodeEvent.journal))) <= kept, "no event without its journal"
+    for name in ("n1", "n2"):
+        assert store.read(gpu_seconds, NOW - 600 * DAY, NOW, (name,)) is None, "its GPUs at that time are not known"
+    # it comes back with an old disk
+    node = EventNode(store, journal="00")
+    node.seq = 40
+    assert node.send(node.start(NOW, 99)) == 0
+    node.seq = 40
+    assert node.send(node.start(NOW, 99)) == 41
+    assert states(store)[-1] == (99, 0, "RUNNING")
+
+
 def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
     """Collect what is executed."""
     found: list[tuple[str, Any]] = []
@@ -335,6 +371,16 @@ def test_no_statement_scans_a_large_table(store: Store) -> None:
                 plans |= {(step, statement) for step in steps if step.startswith("SCAN")}
     allowed = {"SCAN nodes", "SCAN journals", "SCAN old_lessons"}
     assert {plan for plan, _ in plans if not any(plan.startswith(name) for name in allowed)} == set(), plans
+
+
+def test_no_step_reads_all_journals(store: Store) -> None:
+    fill(store, 5)
+    statement_iterator = statements(store)
+    found = next(statement_iterator)
+    prune(store)
+    next(statement_iterator, None)
+    queries = [text for text, _ in found if "FROM journals" in text]
+    assert queries and all("LIMIT" in text or "journals.journal = " in text for text in queries)
 
 
 def test_each_step_removes_few_rows(store: Store) -> None:

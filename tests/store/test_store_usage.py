@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_migbatch.store import capacity
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.usage import HeldSlices, held_slices
@@ -50,3 +51,21 @@ def test_held_time_can_be_grouped_by_each_field(database: str, group: str) -> No
         with store.reading() as connection:
             (found,) = held_slices(connection, RunFilter(), (group,), 0, 2000, 2000)
     assert found.groups == ({"user": "alice", "account": "chemistry", "partition": "gpu", "node": "n1"}[group],)
+
+
+def test_only_the_last_description_of_gpus_before_the_window_is_read(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node describes its GPUs at each boot and each start of its agent: that is long, and stays for a year."""
+    read: list[object] = []
+    monkeypatch.setattr(capacity, "_mig_gpus", lambda payload: read.append(payload) or len(payload["gpus"]))
+    with open_store(database) as store:
+        for name in ("n1", "n2"):
+            node = Node(store, name)
+            for number in range(20):
+                gpus = [{"uuid": f"GPU-{name}-{n}", "mig": True, "geometry": {}} for n in range(1 + number % 4)]
+                node.send(node.event("inventory", 100.0 * (number + 1), gpus=gpus))
+        seconds = store.read(capacity.gpu_seconds, 1050.0, 1250.0)
+        assert seconds == dict.fromkeys(("n1", "n2"), 50 * 2 + 100 * 3 + 50 * 4)
+        assert len(read) == 2 * 3
+        assert store.read(capacity.gpu_seconds, 1050.0, 1250.0, ("n2",)) == {"n2": 600.0}

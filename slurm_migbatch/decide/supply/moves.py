@@ -41,7 +41,7 @@ _TRIES: Final = 3
 _AT_ONCE: Final = 4
 """Most moves at once."""
 _LATELY_S: Final = 600.0
-"""Older moves in the record are over."""
+"""A move whose requeue is longer ago is over, and so are older ones in the record."""
 MOVE: Final = "move"
 """Names of both steps of a move in the record."""
 
@@ -127,7 +127,10 @@ class MoveMemory:
         start_now = []
         for job, move in list(self.moves.items()):
             row = queue.rows.get(job)
-            if row is not None and row.active and not _is_next(row, move):
+            # a process of it may be impossible to kill: then it ends some day
+            stuck = move.requeued is not None and passed_s(move.requeued, snapshot.now) > _LATELY_S
+            going = row is not None and row.active and row.state != "SUSPENDED" and not stuck
+            if row is not None and going and not _is_next(row, move):
                 continue
             del self.moves[job]
             if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):

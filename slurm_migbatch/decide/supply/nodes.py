@@ -141,7 +141,8 @@ def _examined(
     for job, _ in runs:
         job_row = rows.get(job)
         if job_row is not None and job_row.state in _HOLDING:
-            ends[job] = job_row.end
+            # Slurm moves the end of a suspended job when it is resumed; until then that may be in the past
+            ends[job] = None if job_row.state == "SUSPENDED" else job_row.end
         else:
             passing = True  # it should have ended by now, so its end is the current time
     known_gpus = _gpus(facts, status, ends, queue.guests, now, before.gpus if before is not None else {})
