@@ -226,6 +226,8 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-u", "alice"], "2"),
         (["-u", "1002,carol"], "3 4 5 6_[2-9%4] 6_1 9+1"),
         (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-a", "-u", "alice"], "2"),
+        (["-u", "bob", "-a", "-n", "-u", "alice"], "2 3 4 5"),
         (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
         (["-A", "x"], ""),
         (["-A", "ML", "-u", "alice"], "2"),
