@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -110,6 +111,12 @@ def test_page_of_one_account_shows_its_gpu_hours_and_idle_share(url, tmp_path):
     busy, idle, unknown = (trace["x"][0] for trace in document.charts["accounts"]["data"])
     assert summary.startswith(f"chemistry: {amount(busy + idle + unknown)} GPU hours, {percent(idle / (busy + idle))}")
     assert HOSTILE not in document.words
+
+
+def test_name_that_is_not_utf_8_in_a_filter_is_no_error(url, tmp_path):
+    """As typed in a terminal with another encoding."""
+    text = page_of(url, tmp_path / "other.html", "--account", os.fsdecode(b"caf\xe9"))
+    assert "<h1>GPU slices: account caf?</h1>" in text
 
 
 def test_use_over_time_adds_up_to_the_use_by_account(document):
