@@ -209,6 +209,12 @@ def test_gpu_bar_shows_occupied_slots():
     assert GpuView(0, "g", "x", 2, (OccupiedSlot("2g", 0, 2, 1),)).state == "full"
 
 
+def test_slice_that_two_jobs_share_is_occupied_once():
+    gpu = GpuView(0, "g", "x", 4, (OccupiedSlot("2g.20gb", 0, 2, 7), OccupiedSlot("2g.20gb", 0, 2, 8)))
+    assert gpu.state == "mixed"
+    assert bar(gpu) == "|2g.20gb 7+8|.....|.....|"
+
+
 def queue_row(job, **more):
     return JobRow(job, user="ann", partition="gpu", gres="gres/mig:3g.40gb:1", **more)
 
