@@ -37,6 +37,8 @@ SLICE_FIELDS = (
 OPEN, LAST_SPAN_CLASS = 0, 16
 #: states of running or pending runs
 LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
+#: beginning of the reason of a run for which its node had no slot
+MISFIT = "misfit on "
 _CLOCKS_S = 60.0
 _MOST_PLACEHOLDERS = 100
 _PUNCTUATION = dict.fromkeys(map(ord, "-_."))
