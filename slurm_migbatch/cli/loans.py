@@ -13,7 +13,7 @@ from slurm_migbatch.query.questions import LoansQuestion
 
 @click.command()
 @source_option
-@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Only these jobs.")
+@click.option("-j", "--jobs", "ids", metavar="JOBS", help="Only these: 12, 12_3, 12_[1-5], 12+1.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Include ended loans.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("-p", "--parsable", is_flag=True, help="Columns separated and lines ended by '|'.")

@@ -104,6 +104,9 @@ def show(options: Mapping[str, Any]) -> int:
     fields |= {name: split(options[name]) for name in _LISTS}
     if options["allclusters"]:
         fields["clusters"] = ("all",)
+    if options["users"]:  # as in sacct, the later of -a and -u counts
+        given = list(options)
+        fields["allusers"] = options["allusers"] and given.index("users") < given.index("allusers")
     question = RunsQuestion(
         **fields,
         slices=not options["allocations"],

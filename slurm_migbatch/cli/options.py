@@ -58,7 +58,9 @@ def completed(options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
 
 
 def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the values of all options by name; None if click must parse the command line."""
+    """Return the values of all options by name, given ones last, in the order in which they were last given; None if
+    click must parse the command line.
+    """
     found: dict[str, Any] = {
         option.key: () if option.many else option.default if option.metavar else False
         for option in options
@@ -85,11 +87,13 @@ def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, A
                     return None
                 # the next letter is another option
                 rest.append(f"-{given}")
+            found.pop(option.key)
             found[option.key] = True
             continue
         if given is None:
             if not rest:
                 return None
             given = rest.pop()
-        found[option.key] = (*found[option.key], given) if option.many else given
+        before = found.pop(option.key)
+        found[option.key] = (*before, given) if option.many else given
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
@@ -19,14 +19,18 @@ from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.query.why import is_named
+from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.lines import separated_lines, table_lines
-from slurm_migbatch.report.selection import is_number
+from slurm_migbatch.report.selection import parse_jobs
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import JobId, RunFilter, select_runs
 
 COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
+#: stands for an array task without a job; Slurm numbers jobs from 1
+_NO_JOB: Final = 0
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,11 @@ class LoanView:
 
 def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the selected loans, and the jobs that wait for one."""
-    named = _ids(question.jobs)
+    named = _named(question.jobs)
     config = site.config
     job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
     with site.record() as store:
-        wanted = _with_tasks(store, named, job_views) if named else ()
+        wanted = _ids(store, named, job_views) if named else ()
         rows = store.loans(wanted, active=not question.over)
         dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
         indexes = {
@@ -72,12 +76,13 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     return Reply([*lines], remarks)
 
 
-def _with_tasks(store: Store, jobs: Collection[int], job_views: Mapping[int, JobView]) -> Collection[int]:
-    """Return these jobs, and the tasks of those that are arrays, in the queue or in the record."""
+def _ids(store: Store, named: Sequence[JobId], job_views: Mapping[int, JobView]) -> Collection[int]:
+    """Return the ids of these jobs: of an array those of its tasks, in the queue or in the record."""
     with store.reading() as connection:
-        runs = select_runs(connection, RunFilter(jobs=tuple(map(JobId, jobs))), ("job_id",))
-        recorded = {run.job_id for run, _ in runs}
-    return {*jobs, *recorded, *(job for job, job_view in job_views.items() if job_view.row.array_job in jobs)}
+        recorded = {run.job_id for run, _ in select_runs(connection, RunFilter(jobs=tuple(named)), ("job_id",))}
+    queued = {job for job, job_view in job_views.items() if any(is_named(job_view.row, id) for id in named)}
+    plain = {id.job for id in named if id.task is None and id.offset is None}
+    return {*recorded, *queued, *plain} or {_NO_JOB}
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
@@ -118,7 +123,7 @@ def view(
     Args:
         job_views: elastic training jobs as Slurm shows them now; `reasons`: why they wait.
         loans: from the record, by decision time; `indexes`: of GPUs by UUID.
-        wanted: only these jobs (or arrays); () for all.
+        wanted: only these jobs; () for all.
     """
     ended: list[LoanView] = []
     current_views: dict[int, LoanView] = {}
@@ -134,7 +139,7 @@ def view(
     loan_views = list(ended)
     for job, job_view in job_views.items():
         row = job_view.row
-        if wanted and job not in wanted and row.array_job not in wanted:
+        if wanted and job not in wanted:
             continue
         if job in current_views:
             loan_views.append(current_views[job])
@@ -180,13 +185,16 @@ def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     }
 
 
-def _ids(text: str | None) -> tuple[int, ...]:
+def _named(text: str | None) -> tuple[JobId, ...]:
     if text is None:
         return ()
-    words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
-    if not words or not all(is_number(word) and len(word) < 19 for word in words):
-        raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124", 2)
-    return tuple(map(int, words))
+    try:
+        jobs = parse_jobs(text)
+    except ReportError:
+        jobs = ()
+    if not jobs:
+        raise Unanswerable(f"{text!r} is not a list of jobs; write 123, 123_4 or 123,124", 2)
+    return jobs
 
 
 def _cells(row: LoanView, time_style: str) -> tuple[str, ...]:

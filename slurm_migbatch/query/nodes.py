@@ -59,7 +59,7 @@ class GpuView:
     @property
     def state(self) -> str:
         """Return the state of the GPU: nomig, idle, mixed, full."""
-        used = sum(s.size for s in self.held)
+        used = sum({s.start: s.size for s in self.held}.values())  # a slice shared by two jobs is one
         return "nomig" if not self.slices else "idle" if not used else "full" if used >= self.slices else "mixed"
 
 
@@ -209,11 +209,15 @@ def bar(gpu: GpuView) -> str:
     if not gpu.slices:
         return "MIG is off"
     cells = ["." * (CELL - 1) + "|"] * gpu.slices
+    jobs: dict[int, str] = {}
     for held in gpu.held:
         if not 0 <= held.start < held.start + held.size <= gpu.slices:
             continue
         width = held.size * CELL - 1
-        label = f"!{held.profile}" if held.job is None else f"{held.profile} {held.job or '-'}"
+        if held.job is not None:
+            first = jobs.get(held.start)
+            jobs[held.start] = f"{held.job or '-'}" if first is None else f"{first}+{held.job or '-'}"
+        label = f"!{held.profile}" if held.job is None else f"{held.profile} {jobs[held.start]}"
         if len(label) > width:
             label = label.replace(held.profile, held.profile.partition(".")[0], 1)
         cells[held.start : held.start + held.size] = [f"{label[:width]:<{width}}|", *[""] * (held.size - 1)]

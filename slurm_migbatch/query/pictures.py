@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.query.collection import no_collection
 from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
@@ -90,7 +91,8 @@ def _title(wanted: RunFilter) -> str:
         ("account", wanted.accounts), ("user", (*wanted.users, *map(str, wanted.uids))),
         ("partition", wanted.partitions), ("node", wanted.nodes),
     )  # fmt: skip
-    parts = [f"{noun} {', '.join(names)}" for noun, names in filters if names]
+    # an argument may be any bytes, which a file in UTF-8 cannot hold
+    parts = [f"{noun} {printable(', '.join(names))}" for noun, names in filters if names]
     return f"GPU slices: {'; '.join(parts)}" if parts else "GPU slices"
 
 

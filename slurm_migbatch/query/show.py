@@ -21,6 +21,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.taskexpr import has_task
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
+from slurm_migbatch.store.runquery import MISFIT
 from slurm_migbatch.values import replace
 from slurm_migbatch.values.figures import digits, gib
 
@@ -173,7 +174,10 @@ def _state(run: Mapping[str, Any]) -> str:
     text = str(run["state"])
     if run["exit_code"] is not None:
         text += f" (exit code {run['exit_code']}:{run['signal'] or 0})"
-    return f"{text}: {run['reason']}" if run["reason"] and run["state"] in ("PENDING", "REQUEUED") else text
+    reason = run["reason"] or ""
+    # a run that has started keeps the reason for which it waited before, unless its node gave another
+    current = run["state"] == "PENDING" or (run["state"] == "REQUEUED" and reason.startswith(MISFIT))
+    return f"{text}: {reason}" if reason and current else text
 
 
 def _got(run: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
 
     Of several, pending ones come first, and of these the ones that wait for slices.
     """
-    rows = [row for row in queue if _is(row, job)]
+    rows = [row for row in queue if is_named(row, job)]
     return min(
         rows,
         key=lambda row: (not row.pending, not (slices(row.gres) or waits_for_loan(row.gres))),
@@ -77,7 +77,8 @@ def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
     )
 
 
-def _is(row: JobRow, job: JobId) -> bool:
+def is_named(row: JobRow, job: JobId) -> bool:
+    """Return whether a row of the queue is a job, one of its tasks or components, or the task or component named."""
     if job.task is not None:
         # tasks that have not started share one row
         return row.array_job == job.job and has_task(row.array_task or "", job.task)

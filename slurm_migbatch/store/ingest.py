@@ -31,6 +31,7 @@ from slurm_migbatch.store.lifecycle import (
 )
 from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Job, Lease, Node, NodeEvent, NodeJournal, Run, portions
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
+from slurm_migbatch.store.runquery import MISFIT
 
 log = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, 
 def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
-    run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
+    run.reason = clean.text(f"{MISFIT}{machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
     # for a job on several nodes the others report their own part; and root of this node must not end their runs
     elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
     if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:

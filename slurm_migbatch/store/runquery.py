@@ -37,6 +37,8 @@ SLICE_FIELDS = (
 OPEN, LAST_SPAN_CLASS = 0, 16
 #: states of running or pending runs
 LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
+#: beginning of the reason of a run for which its node had no slot
+MISFIT = "misfit on "
 _CLOCKS_S = 60.0
 _MOST_PLACEHOLDERS = 100
 _PUNCTUATION = dict.fromkeys(map(ord, "-_."))
@@ -69,7 +71,8 @@ class RunFilter(Value):
     Attributes:
         start, end: window in unix seconds, both included. Without `states`, runs that existed in it;
             with `states`, those that were in one of them at some time in it (as in sacct).
-        duplicates: include earlier runs of a job id (requeues, reused numbers).
+        duplicates: include earlier runs of a job id (requeues, reused numbers). Without them, `select_runs` yields the
+            newest of those that meet the conditions, as sacct does: its last run may be outside the window.
         only: (user, accounts): only runs of this user id or charged to one of these accounts, besides other conditions.
         associations: runs of one of these; no runs if empty, all runs for None.
         limits_s: minimum and maximum time limit, seconds, both included; (None, None): unlimited.
@@ -147,12 +150,14 @@ def select_runs(
     Args:
         execute: runs a statement with its values and returns its rows.
         wanted: the filter.
-        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" is added.
+        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" and, to leave out duplicates, "job_id" are added.
         slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not read slices at all.
 
     Yields:
         (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
     """
+    if not wanted.duplicates:
+        run_fields = {*run_fields, "job_id"}
     statement = statement_of(wanted, run_fields, slice_fields)
     # the caller chooses the names
     row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
@@ -161,13 +166,30 @@ def select_runs(
     rows: Iterable[Sequence[Any]] = execute(statement.text, statement.values)
     if read:
         rows = (_read(row, read) for row in rows)
-    if statement.slices is None:
+    runs = _with_slices(map(make, rows), statement.slices)
+    yield from runs if wanted.duplicates else _newest(runs)
+
+
+def _with_slices(rows: Iterable[Any], slices: int | None) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield runs with their slices from rows by run; `slices`: see `Statement`."""
+    if slices is None:
         for row in rows:
-            yield make(row), ()
+            yield row, ()
         return
     for _, group in groupby(rows, key=itemgetter(0)):
-        lines = [make(row) for row in group]
-        yield lines[0], lines if lines[0][statement.slices] is not None else ()
+        lines = list(group)
+        yield lines[0], lines if lines[0][slices] is not None else ()
+
+
+def _newest(runs: Iterable[tuple[Any, Sequence[Any]]]) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield the last run of each job id; runs are in the order of `statement_of`."""
+    last = None
+    for run in runs:
+        if last is not None and last[0].job_id != run[0].job_id:
+            yield last
+        last = run
+    if last is not None:
+        yield last
 
 
 def any_run(execute: Execute, wanted: RunFilter) -> bool:
@@ -225,15 +247,13 @@ def _slice(name: str) -> str:
 
 
 def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
-    """Yield the conditions on `runs` of a filter; all must hold. Adds their values to `values`."""
+    """Yield the conditions on `runs` of a filter, except `duplicates`; all must hold. Adds their values to `values`."""
     if wanted.only is not None:
         uid, accounts = wanted.only
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
     if wanted.jobs:
         yield _any(list(_named(wanted.jobs, values)))
     yield from _chosen(wanted, values)
-    if not wanted.duplicates:
-        yield "runs.latest"
     # a list of jobs is short: its own indexes are best
     narrow = not wanted.jobs
     owner = _owner(wanted, values)

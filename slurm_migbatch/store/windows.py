@@ -14,7 +14,7 @@ from slurm_migbatch.store.runquery import RunFilter, Values, conditions, in_any_
 if TYPE_CHECKING:
     from slurm_migbatch.store.reader import RunReader
 
-#: predicted and measured figures, as columns of a run: predicted_<name>, measured_<name>
+#: predicted and measured figures, as columns of a run: predicted_<name>, measured_<name>; throughput first
 PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
 
 Rows = Sequence[Sequence[Any]]
@@ -67,9 +67,13 @@ def waits(record: RunReader, wanted: RunFilter, bounds: Sequence[float]) -> list
 
 
 def predictions(record: RunReader, wanted: RunFilter) -> Rows:
-    """Return predicted and measured figures of runs that ended in the window: two columns for each of PREDICTED."""
+    """Return predicted and measured figures of runs that ended in the window: two columns for each of PREDICTED.
+
+    Throughput is measured for the whole run and predicted for one slice: the prediction is for all of the run's slices.
+    """
     values = Values()
     pairs = [(f"runs.predicted_{name}", f"runs.measured_{name}") for name in PREDICTED]
+    pairs[0] = (f"{pairs[0][0]} * runs.slice_count", pairs[0][1])
     either = " OR ".join(f"{predicted} > 0 AND {measured} > 0" for predicted, measured in pairs)
     clauses = [*conditions(wanted, values), *_within("runs.ended", wanted, values), either]
     return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", clauses, values)

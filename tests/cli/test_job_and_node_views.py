@@ -1,6 +1,7 @@
 """show, why and nodes with a real record; Slurm's commands are small scripts that print what Slurm printed."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -163,6 +164,23 @@ def test_show_finds_a_task_behind_the_end_of_a_list_that_was_cut(record):
         migbatch(record, "show", "30_1002")
 
 
+def test_show_names_a_reason_of_a_requeued_run_only_if_it_was_a_misfit(record):
+    """The reason for which it waited before its start is not why it was requeued."""
+    url = record.read_text().split("'")[1]
+    job = {"job_id": 9, "restarts": 0, "state": "PENDING", "submit": 1.0, "reason": "Priority"}
+    again = {"job_id": 9, "restarts": 1, "state": "PENDING", "submit": 9.0, "reason": "BeginTime"}
+    with open_store(url) as store:
+        store.upsert_jobs([job])
+        store.upsert_jobs([{**job, "state": "RUNNING", "start": 2.0, "reason": "None"}])
+        store.upsert_jobs([again])
+    states = re.findall(r"^State: +(.*)", migbatch(record, "show", "9", "-D"), re.MULTILINE)
+    assert states == ["REQUEUED", "PENDING: BeginTime"]
+    with open_store(url) as store:
+        event = {"kind": "misfit", "job": 9, "restart": 1, "reason": "no slot"}
+        store.ingest("n1", "ab", "b1", [{"seq": 7, "ts": time.time(), **event}])
+    assert "REQUEUED: misfit on n1: no slot" in migbatch(record, "show", "9")
+
+
 def test_control_characters_in_job_names_are_not_printed(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])
@@ -207,6 +225,12 @@ def test_gpu_bar_shows_occupied_slots():
     assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
     assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
     assert GpuView(0, "g", "x", 2, (OccupiedSlot("2g", 0, 2, 1),)).state == "full"
+
+
+def test_slice_that_two_jobs_share_is_occupied_once():
+    gpu = GpuView(0, "g", "x", 4, (OccupiedSlot("2g.20gb", 0, 2, 7), OccupiedSlot("2g.20gb", 0, 2, 8)))
+    assert gpu.state == "mixed"
+    assert bar(gpu) == "|2g.20gb 7+8|.....|.....|"
 
 
 def queue_row(job, **more):

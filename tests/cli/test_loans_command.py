@@ -110,6 +110,28 @@ def test_loans_of_an_array_are_those_of_its_tasks(call: Call, tmp_path: Path) ->
     ]
 
 
+def test_array_task_is_not_its_whole_array(call: Call, tmp_path: Path) -> None:
+    """The last task of an array has the array's own id; those that have not started share one row."""
+    of_array = {"nodes": ("n1",), "array_job": 20, "start": 102.0}
+    tasks = [
+        elastic(21, "1g.10gb", "RUNNING", array_task="1", **of_array),
+        elastic(22, "1g.10gb", "RUNNING", array_task="2", **of_array),
+        elastic(20, array_job=20, array_task="3-9", tasks=7),
+    ]
+    with open_store(f"sqlite:///{tmp_path}/db") as store:
+        store.upsert_jobs([{**asdict(task), "start": 102.0} for task in tasks])
+    rows = [loan(21, started=102.0, node="n1", gpu="GPU-a"), loan(22, started=102.0, node="n1", gpu="GPU-b")]
+    for named, found in (
+        ("20_1", "21"),
+        ("20_[1-2]", "21 22"),
+        ("20_4", "20"),
+        ("20_99", ""),
+        ("20_[1,4],3", "21 3 20"),
+    ):
+        lines = call([*QUEUE, *tasks], [*ROWS, *rows], "-j", named, "-P", "-n").output.splitlines()
+        assert sorted(line.split("|")[0] for line in lines) == sorted(found.split()), named
+
+
 def test_malformed_job_list_is_wrong_usage(call: Call) -> None:
     error = call([], [], "-j", "abc").exception
     assert isinstance(error, Failure) and error.code == 2 and "list of jobs" in str(error)

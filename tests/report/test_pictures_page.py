@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
+from sqlalchemy import update
 
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.report import report
@@ -20,6 +22,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.pictures.words import amount, in_chart, percent
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.queries import RunFilter
 from tests.support.pictures_page import HOSTILE, OCTOBER, october, page_of
 
@@ -112,6 +115,12 @@ def test_page_of_one_account_shows_its_gpu_hours_and_idle_share(url, tmp_path):
     assert HOSTILE not in document.words
 
 
+def test_name_that_is_not_utf_8_in_a_filter_is_no_error(url, tmp_path):
+    """As typed in a terminal with another encoding."""
+    text = page_of(url, tmp_path / "other.html", "--account", os.fsdecode(b"caf\xe9"))
+    assert "<h1>GPU slices: account caf?</h1>" in text
+
+
 def test_use_over_time_adds_up_to_the_use_by_account(document):
     for by_account, over_time in zip(
         document.charts["accounts"]["data"], document.charts["activity"]["data"], strict=True
@@ -143,6 +152,18 @@ def test_private_accounts_and_nodes_are_not_named(url):
     assert not {"chemistry", "physics", HOSTILE} & set(found.words)
     assert "layout" not in found.charts
     assert "n1 GPU 0" not in found.words
+
+
+def test_throughput_of_several_slices_is_compared_with_the_prediction_for_all_of_them(tmp_path):
+    url = f"sqlite:///{tmp_path}/two.db"
+    figures = {"predicted_throughput_per_s": 100.0, "measured_throughput_per_s": 200.0, "slice_count": 2}
+    times = {"submitted": OCTOBER, "started": OCTOBER, "ended": OCTOBER + 60}
+    with open_store(url) as store:
+        store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "COMPLETED", "submit": OCTOBER, "end": OCTOBER + 60}])
+        with store.engine.begin() as connection:
+            connection.execute(update(Run).values(**figures, **times))
+    words = page_for(Rights(0, everything=True), url).words
+    assert "100 % of 1 run within 25 % of the measured value." in words and "1.00" in words
 
 
 def test_empty_record_is_stated_on_the_page(tmp_path):

@@ -226,6 +226,8 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-u", "alice"], "2"),
         (["-u", "1002,carol"], "3 4 5 6_[2-9%4] 6_1 9+1"),
         (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-a", "-u", "alice"], "2"),
+        (["-u", "bob", "-a", "-n", "-u", "alice"], "2 3 4 5"),
         (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
         (["-A", "x"], ""),
         (["-A", "ML", "-u", "alice"], "2"),
@@ -259,6 +261,11 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-s", "CD", "-j", "1,2,5"], "1 2"),
         (["-s", "F", "-S", "08:31"], "5"),
         (["-s", "R", "-S", "08:15", "-E", "09:10"], "2 5"),
+        # as in sacct, -D apart: the newest of the selected runs, not of all runs of the job
+        (["-s", "RQ", "-S", "today", "-E", "now"], "5"),
+        (["-u", "bob", "-E", "08:15"], "5"),
+        (["-j", "5", "-E", "08:15"], "5"),
+        (["-s", "R,RQ", "-S", "08:00", "-E", "08:31", "-D"], "5 5"),
     ],
 )
 def test_options_select_the_matching_jobs(cli: Cli, options: list[str], found: str) -> None:
