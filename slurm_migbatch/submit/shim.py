@@ -33,7 +33,7 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
 from slurm_migbatch.workload.excluded import LONGEST, OPEN, SPARE
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
 from slurm_migbatch.workload.holding import STEPS
-from slurm_migbatch.workload.llmhints import CHOICES
+from slurm_migbatch.workload.llmhints import CHOICES, SPELLINGS
 from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.modelfile import ENDINGS
 from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS, SEVERAL_DEVICES
@@ -92,7 +92,10 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         far_too_large=FAR_TOO_LARGE,
         hint_forms=FORMS,
         hint_order=list(FORMS),
-        choices=CHOICES,
+        choices={
+            name: [*words, *(other for other, word in SPELLINGS.items() if word in words)]
+            for name, words in CHOICES.items()
+        },
         options=dict(OPTIONS),
         texts=list(TEXTS.items()),
         decision_bytes=DECISION_BYTES,

@@ -39,6 +39,12 @@ CHOICES: Final = {
     "optimizer": ("adamw", "adam", "adamw_8bit", "adafactor", "lion", "sgd", "sgd_momentum"),
     "checkpointing": ("on", "off"),
 }
+SPELLINGS: Final = {
+    "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "llama.cpp": "llamacpp", "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit", "adamw8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
+}  # fmt: skip
+"""Other words for some of these: engines' own names, and Hugging Face's of optimizers. Paged ones count as if in memory."""
 TOKENS: Final = "a number of tokens, for example 8192 or 8k"
 COUNT: Final = "a number from 1 to 65536"
 TIME: Final = "a time with its unit from 100us to 1d, for example 500ms"
@@ -82,8 +88,13 @@ def within(name: str, number: int | None, low: int, high: int) -> Read | None:
 
 
 def one_of(name: str, *words: str) -> Reader:
-    """Return a reader that accepts only these words."""
-    return lambda text: {name: text} if text in words else None
+    """Return a reader that accepts only these words, and others for them."""
+
+    def read(text: str) -> Read | None:
+        word = SPELLINGS.get(text, text)
+        return {name: word} if word in words else None
+
+    return read
 
 
 def matching(name: str, pattern: re.Pattern[str]) -> Reader:

@@ -135,6 +135,28 @@ def test_shim_also_chooses_the_batch_of_a_model_without_tokens(shim: Shim, choos
     assert isinstance(answer, Accept) and "MIGBATCH_BATCH" in answer.message
 
 
+@pytest.mark.parametrize(
+    ("usual", "others"),
+    [
+        ("optimizer=adamw", ["adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"]),
+        ("optimizer=adamw_8bit", ["adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit"]),
+        ("engine=trtllm", ["tensorrt-llm", "tensorrt_llm"]),
+        ("engine=llamacpp", ["llama.cpp"]),
+    ],
+)
+def test_words_of_frameworks_count_as_the_usual_ones(
+    usual: str, others: list[str], shim: Shim, chooser: Chooser
+) -> None:
+    key = usual.partition("=")[0]
+    rest = "role=train method=full" if key == "optimizer" else "max_model_len=4096"
+    known = ask(chooser, f"model=qwen2.5-1.5b {usual} {rest}")
+    assert isinstance(known, Accept)
+    for other in others:
+        asked = ask(chooser, f"model=qwen2.5-1.5b {key}={other} {rest}")
+        assert isinstance(asked, Accept) and asked.message == known.message
+        assert isinstance(agree(request(f"mem=8gib {key}={other}"), shim, chooser), Accept)
+
+
 def test_alternatives_proposed_by_a_refusal_are_granted(chooser: Chooser) -> None:
     base = "model=mixtral-8x7b max_model_len=4096 max_num_seqs=8"
     refused = ask(chooser, base)
