@@ -44,7 +44,7 @@ SPELLINGS: Final = {
     "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
     "adamw_bnb_8bit": "adamw_8bit", "adamw8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
 }  # fmt: skip
-"""Other words for some of these: engines' own names, and Hugging Face's of optimizers; paged ones count as in memory."""
+"""Other words for some of these: engines' own names, and Hugging Face's of optimizers; paged ones count fully."""
 TOKENS: Final = "a number of tokens, for example 8192 or 8k"
 COUNT: Final = "a number from 1 to 65536"
 TIME: Final = "a time with its unit from 100us to 1d, for example 500ms"
