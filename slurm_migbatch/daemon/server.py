@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import socket
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from slurm_migbatch.daemon.log import RateLimitedLog
+from slurm_migbatch.values.peer import peer_uid
 
 log = logging.getLogger(__name__)
 
@@ -226,8 +226,7 @@ class Link(H11Protocol):
 def _peer_uid(connection: Any) -> int | None:
     if connection is None or connection.family != socket.AF_UNIX:
         return None
-    uid: int = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return uid
+    return peer_uid(connection)
 
 
 class _Listener:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.service import IDLE_S, PER_USER, SubmitService, listen, peer_uid, reserved
+from slurm_migbatch.submit.service import IDLE_S, PER_USER, SubmitService, listen, reserved
+from slurm_migbatch.values.peer import peer_uid
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,7 +42,6 @@ EARLIER: Final = 3
 """Earlier catalogs whose answers are kept: a node whose reports alternate brings them back up to once a second."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-_CREDENTIALS = struct.Struct("iII")
 
 
 def new_id() -> str:
@@ -263,9 +261,3 @@ def _given(path: Path, owners: Collection[int]) -> bool:
             os.chown(path, owner, -1)
         return True
     return False
-
-
-def peer_uid(client: socket.socket) -> int:
-    """Return the uid of the process at the other end, from the kernel."""
-    packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(packed)[1])
