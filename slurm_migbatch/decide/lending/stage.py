@@ -32,13 +32,11 @@ from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress, passed_s
-from slurm_migbatch.decide.supply.moves import SOON_S
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
+from slurm_migbatch.decide.supply.moves import SOON_S, is_stuck
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
-_STUCK_S: Final = 600.0
-"""A run that ends longer after its requeue has a process that cannot be killed; nobody knows when it will end."""
 _FIRST_S: Final = 2.0
 _LONGEST_S: Final = 120.0
 """How long an order that Slurm refused is not repeated: twice as long each time."""
@@ -210,8 +208,7 @@ def ends_of(ledger: Ledger, settings: LendingSettings | None, now: float) -> dic
     grace_s = 0.0 if settings is None else settings.rules.grace_s
     ends: dict[int, float] = {}
     for job, loan in ledger.open.items():
-        stuck = loan.requeued is not None and passed_s(loan.requeued, now) > _STUCK_S
-        if loan.leaving and not stuck:
+        if loan.leaving and not is_stuck(loan.requeued, now):
             saving = loan.state is State.SIGNALLED and loan.checkpoint is None
             ends[job] = max(now, (loan.signalled or now) + grace_s if saving else now) + SOON_S
     return ends

@@ -41,9 +41,16 @@ _TRIES: Final = 3
 _AT_ONCE: Final = 4
 """Most moves at once."""
 _LATELY_S: Final = 600.0
-"""A move whose requeue is longer ago is over, and so are older ones in the record."""
+"""Older moves in the record are over."""
+_STUCK_S: Final = 600.0
+"""A run that is still active so long after its requeue has a process that cannot be killed."""
 MOVE: Final = "move"
 """Names of both steps of a move in the record."""
+
+
+def is_stuck(requeued: float | None, now: float) -> bool:
+    """Return whether a run that was requeued at this time (unix seconds; None: not at all) may never end."""
+    return requeued is not None and passed_s(requeued, now) > _STUCK_S
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,8 @@ class MoveMemory:
         start_now = []
         for job, move in list(self.moves.items()):
             row = queue.rows.get(job)
-            # a process of it may be impossible to kill: then it ends some day
-            stuck = move.requeued is not None and passed_s(move.requeued, snapshot.now) > _LATELY_S
-            going = row is not None and row.active and row.state != "SUSPENDED" and not stuck
-            if row is not None and going and not _is_next(row, move):
+            going = row is not None and row.active and row.state != "SUSPENDED"
+            if row is not None and going and not is_stuck(move.requeued, snapshot.now) and not _is_next(row, move):
                 continue
             del self.moves[job]
             if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
