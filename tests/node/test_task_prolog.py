@@ -297,16 +297,21 @@ def test_steps_of_a_job_that_was_submitted_from_a_step_without_gres_get_their_sl
     assert "unset MIGBATCH_STEP_GRES" in exports(str(node.etc), batch, ALICE).splitlines()
 
 
+def components(group: str) -> dict[str, str]:
+    """The variables by which Slurm describes jobs 7 on n0 and 8 on n1 as components of one job."""
+    return {
+        "SLURM_HET_SIZE": "2",
+        f"SLURM_JOB_ID_{group}_0": "7",
+        f"SLURM_JOB_ID_{group}_1": "8",
+        f"SLURM_JOB_NODELIST_{group}_0": "n0",
+        f"SLURM_JOB_NODELIST_{group}_1": "n1",
+    }
+
+
 def test_step_of_a_heterogeneous_job_gets_its_components_slices(node):
     """slurmstepd sets the leader's job id in the steps of all components; the node list shows which one it is."""
     node.prolog(8, "[mig:1g.10gb:1]")
-    groups = {
-        "SLURM_HET_SIZE": "2",
-        "SLURM_JOB_ID_HET_GROUP_0": "7",
-        "SLURM_JOB_ID_HET_GROUP_1": "8",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
-    }
+    groups = components("HET_GROUP")
     variables = exported(node, 7, SLURM_STEP_ID="1", SLURM_JOB_NODELIST="n1", **groups)
     assert variables["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
     assert exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n0", **groups) == {}
@@ -315,13 +320,7 @@ def test_step_of_a_heterogeneous_job_gets_its_components_slices(node):
 def test_component_of_a_job_that_srun_allocated_gets_its_slices(node):
     """srun itself names the components in another way, and their nodes together."""
     node.prolog(8, "[mig:1g.10gb:1]")
-    groups = {
-        "SLURM_HET_SIZE": "2",
-        "SLURM_JOB_ID_PACK_GROUP_0": "7",
-        "SLURM_JOB_ID_PACK_GROUP_1": "8",
-        "SLURM_JOB_NODELIST_PACK_GROUP_0": "n0",
-        "SLURM_JOB_NODELIST_PACK_GROUP_1": "n1",
-    }
+    groups = components("PACK_GROUP")
     variables = exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n[0-1]", SLURM_PROCID="1", **groups)
     assert variables["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
 
@@ -330,14 +329,7 @@ def test_component_of_a_job_that_srun_allocated_gets_its_slices(node):
 def test_job_that_was_submitted_from_a_heterogeneous_one_gets_its_own_slice(node, group):
     node.prolog(8, "[mig:1g.10gb:1]")
     node.prolog(9, "[mig:2g.20gb:1]")
-    outer = {
-        "SLURM_HET_SIZE": "2",
-        f"SLURM_JOB_ID_{group}_0": "7",
-        f"SLURM_JOB_ID_{group}_1": "8",
-        f"SLURM_JOB_NODELIST_{group}_0": "n0",
-        f"SLURM_JOB_NODELIST_{group}_1": "n1",
-    }
-    assert exported(node, 9, SLURM_JOB_NODELIST="n1", **outer)["MIGBATCH_PROFILE"] == "2g.20gb"
+    assert exported(node, 9, SLURM_JOB_NODELIST="n1", **components(group))["MIGBATCH_PROFILE"] == "2g.20gb"
 
 
 def test_job_does_not_inherit_the_cpus_of_the_steps_of_the_job_that_submitted_it():

@@ -6,7 +6,6 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -342,26 +341,24 @@ def test_replaced_journals_are_removed_once_their_events_are(store: Store) -> No
     assert states(store)[-1] == (99, 0, "RUNNING")
 
 
-def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
-    """Collect what is executed."""
+def statements_of_prune(store: Store) -> list[tuple[str, Any]]:
+    """Remove old rows; return the statements executed for it, with their values."""
     found: list[tuple[str, Any]] = []
 
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: Any) -> None:
         found.append((statement, parameters))
 
     event.listen(store.engine, "before_cursor_execute", note)
-    yield found
+    prune(store)
     event.remove(store.engine, "before_cursor_execute", note)
+    return found
 
 
 @pytest.mark.sqlite
 def test_no_statement_scans_a_large_table(store: Store) -> None:
     """According to SQLite's query plan of each statement of a pass; nodes, journals and kept lessons are few."""
     fill(store, 5)
-    statement_iterator = statements(store)
-    found = next(statement_iterator)
-    prune(store)
-    next(statement_iterator, None)
+    found = statements_of_prune(store)
     plans = set()
     with store.reading() as connection:
         for statement, parameters in found:
@@ -375,10 +372,7 @@ def test_no_statement_scans_a_large_table(store: Store) -> None:
 
 def test_no_step_reads_all_journals(store: Store) -> None:
     fill(store, 5)
-    statement_iterator = statements(store)
-    found = next(statement_iterator)
-    prune(store)
-    next(statement_iterator, None)
+    found = statements_of_prune(store)
     queries = [text for text, _ in found if "FROM journals" in text]
     assert queries and all("LIMIT" in text or "journals.journal = " in text for text in queries)
 
