@@ -37,7 +37,7 @@ def check_lending(
     if version < FORGETS:
         yield from _remembering(config, rows, version)
         if "tmpfs" in conf.get("jobcontainertype", ""):
-            text = "on this release a training job that returns to its node within seconds may fail: no job container"
+            text = "on this release slurmd may create none for a training job that returns at once, and the job fails"
             advice = "install Slurm 23.11 or later, or give each partition that lends at least two nodes"
             yield Finding(WARN, "lending", f"JobContainerType is {conf['jobcontainertype']}: {text}", advice)
     for name in config.lending.partitions:

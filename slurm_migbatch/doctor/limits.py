@@ -53,7 +53,7 @@ def check_limits(conf: Mapping[str, str], show: Callable[..., str]) -> Iterator[
     associations = _rows(shown, _LIMITS)
     least = [name for name, limits in qos if "MinTRES" in limits]
     if least:
-        text = f"MinTRES of QOS {_listed(least)} demands gres/gpu: a job with slices waits for good there (QOSMinGRES)"
+        text = f"MinTRES of QOS {_listed(least)} demands gres/gpu: jobs with slices stay pending (QOSMinGRES)"
         advice = "clear it for each QOS that is used on MIG nodes: sacctmgr modify qos NAME set MinTRES=gres/gpu=-1"
         yield Finding(WARN, "limits", text, advice)
     named = [*((f"QOS {name}", limits) for name, limits in qos), *associations]

@@ -409,9 +409,10 @@ def _partition_edits(
 def _after_lending(conf: Conf) -> Iterator[str]:
     """Yield a sentence for each partition that has what is written with lending, which is off now."""
     for line, _ in conf.records("partitionname"):
-        last = " ".join(f"{token.key}={token.value}" for token in line.tokens[-2:])
+        last = [(token.key, token.value) for token in line.tokens[-2:]]
         for settings in (preemption(("x",), name) for name in ("x", "")):
-            if last == settings.replace("PriorityTier", "prioritytier").replace("PreemptMode", "preemptmode"):
+            words = (setting.partition("=") for setting in settings.split())
+            if last == [(key.lower(), value) for key, _, value in words]:
                 yield (
                     f"{line.place}: {settings} remains though lending is off; remove it, and PreemptType and "
                     "PreemptMode of the cluster, if only lending needed them"

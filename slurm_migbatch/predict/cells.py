@@ -45,7 +45,8 @@ SMS: Final[Mapping[int, Mapping[int, int]]] = {
     188: {1: 46, 2: 94, 4: 188},
 }
 """SMs of a slice by the SMs of the whole GPU (A30, H100 PCIe, H100 and H200, B200, RTX PRO 6000) and its compute
-slices, if a table does not say: from Hopper on they are not in proportion.
+slices, if a table does not say: from Hopper on they are not in proportion. From published listings of `nvidia-smi mig
+-lgip`, but those of a B200's 3g, 4g and 7g are estimates. The simulated GPUs have the same (a test compares them).
 """
 SMS_OF_DOUBLE: Final[Mapping[int, int]] = {132: 26, 148: 30}
 """Those of a slice with one compute slice and twice the memory, where they are more than without."""
