@@ -27,7 +27,7 @@ from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCat
 from tests.support.daemon_fakes import gpu
 from tests.support.stores import prepared
 
-NOW = time.time()
+NOW = time.time()  # when tests are collected: the ends of jobs below are later than the end of any run
 TRAIN = "migbatch: role=train items=1000 signal=usr1 [mig:%s:1#loan0001]"
 ALL = Rights(0, everything=True)
 
@@ -39,8 +39,8 @@ def job(number: int, user: str, state: str = "RUNNING", gres: str = "1g.10gb:1",
 
 
 QUEUE = [
-    job(11, "ann", start=NOW - 50, end=NOW + 600),
-    job(12, "bobby", gres="2g.20gb:1", partition="train", comment=TRAIN % "2g.20gb", start=NOW - 50, end=NOW + 900),
+    job(11, "ann", start=NOW - 50, end=NOW + 80_000),
+    job(12, "bobby", gres="2g.20gb:1", partition="train", comment=TRAIN % "2g.20gb", start=NOW - 50, end=NOW + 90_000),
     job(21, "ann", "PENDING", reason="Resources", priority=9),
     job(22, "bobby", "PENDING", reason="Resources", array_job=22, array_task="1-9", tasks=9),
     job(23, "bobby", "PENDING", "7g.80gb:1", reason="Priority"),
@@ -128,7 +128,7 @@ def test_queue_is_grouped_by_requested_slices(ask: Ask) -> None:
     page = ask()
     assert [(row.wants, row.jobs, row.reason, row.why, row.start, row.expected) for row in page.queue] == [
         ("1g.10gb", 10, "Resources", "reserved behind job 11", "now", 0.0),
-        ("7g.80gb", 1, "Priority", "reserved behind job 11", "at", NOW + 900),
+        ("7g.80gb", 1, "Priority", "reserved behind job 11", "at", NOW + 90_000),
     ]
     assert page.waiting == 12
 
