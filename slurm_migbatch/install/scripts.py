@@ -11,6 +11,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
+from slurm_migbatch.mig.grant import CHANGED, MARKER_OPEN
 from slurm_migbatch.node import exits
 
 _SHELL: Final = re.compile(r"#!\s*(?:\S*/env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh(?:\s|$)")
@@ -118,13 +119,16 @@ def stub(hook: str) -> str:
 def _lost(hook: str) -> str:
     """Return the command that ends a Prolog if migbatch's is missing, the node has GPUs and the job was granted slices.
 
-    Otherwise its tasks would run with any slices they find; so the Prolog fails, and slurmd drains the node.
+    Otherwise its tasks would run with any slices they find; so the Prolog fails, and slurmd drains the node. But the
+    comment of a job that was updated may have a marker while Slurm has allocated no slices (`mig.grant.CHANGED`): by
+    that any user could drain nodes that have other GPUs.
     """
     if PurePosixPath(hook).name != "prolog":
         return ""
     advice = f"migbatch: {hook} is missing, so jobs get no MIG slices; run: migbatch install --role node --apply"
     end = f"echo '{advice}' >&2; exit {exits.INSTALLATION}"
-    return f'[ ! -e {hook} ] && [ -e {DRIVER} ] && case "${{SLURM_JOB_COMMENT-}}" in *"[mig:"*) {end};; esac'
+    cases = f'*"{MARKER_OPEN}"*"#{CHANGED}"*) ;; *"{MARKER_OPEN}"*) {end};;'
+    return f'[ ! -e {hook} ] && [ -e {DRIVER} ] && case "${{SLURM_JOB_COMMENT-}}" in {cases} esac'
 
 
 def primary_program(python: str, socket: str, *, on: bool) -> str:

@@ -257,6 +257,9 @@ def test_missing_prolog_hook_fails_jobs_with_granted_slices(tmp_path, monkeypatc
     assert run(granted) == run("") == (0, "")  # a node without GPUs
     driver.touch()
     assert run("") == run("mig: 1g") == (0, "")
+    # written by an update, which Slurm may have refused: a job without slices on a node with other GPUs
+    assert run("mine [mig:1g.10gb:1#chg7fq3k2ab]") == run("[mig:1g.10gb:1#chg]") == (0, "")
+    assert run("#chg [mig:1g.10gb:1#7fq3k2ab]") == run(granted)
     code, errors = run(granted)
     assert (code, errors.count(f"{ours} is missing")) == ((exits.INSTALLATION, 1) if hook == "prolog" else (0, 0))
     ours.write_text("#!/bin/sh\nexit 7\n")
