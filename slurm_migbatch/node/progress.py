@@ -30,9 +30,9 @@ Root never opens anything that a user could have put in the file's place:
 - Of a file of any length at most HEAD + TAIL bytes are read, and lines are parsed by an allow-list, numbers only.
 
 A user can only use up the file's own space: RESERVED_BYTES bytes, allocated when it is created, in a
-separate tmpfs (`tmpfs.py`). The agent empties files that are half full. If that file system cannot be mounted (in
-a container without the privilege) there is no file. Users can report false values about their own runs, so these
-figures are marked as the job's own wherever they are shown.
+separate tmpfs (`tmpfs.py`), of which the files of one user get half at most. The agent empties files that are half
+full. If that file system cannot be mounted (in a container without the privilege) there is no file. Users can report
+false values about their own runs, so these figures are marked as the job's own wherever they are shown.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
     if not tmpfs.is_mounted(directory):
         raise OSError(errno.EOPNOTSUPP, "no separate file system for progress files")
     remove(directory, job, restart)
+    _check_share(directory, uid)
     name = f"{job}.{restart}"
     effects.point("progress make")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -187,18 +188,45 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
 def remove(directory: int, job: int, restart: int) -> None:
     """Delete a run's file and free its space; do nothing if there is none.
 
-    A mount that the user has placed over it is detached. While the user holds a lease on it the deletion fails, and
-    the next cleanup tries again. A process that still has it open keeps an empty file that cannot grow.
+    A mount that the user has placed over it is detached. While the user holds a lease on it, it stays, and the next
+    cleanup tries again. A process that still has it open keeps an empty file that cannot grow.
     """
     name = f"{job}.{restart}"
     with suppress(OSError):
         tmpfs.uncover(directory, name)
-    with suppress(OSError, ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
-        _empty(handle, for_good=True)
+    try:
+        with suppress(ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
+            _empty(handle, for_good=True)
+    except BlockingIOError:
+        return  # without its name nobody could empty it later
+    except OSError:
+        pass
     effects.point("progress unlink")
     with suppress(OSError):
         os.unlink(name, dir_fd=directory)
         tmpfs.fit(directory)
+
+
+def _check_share(directory: int, uid: int) -> None:
+    """Raise OSError if this user has half of the space already: by leases (`remove`) files can outlive their jobs."""
+    most = tmpfs.MAX_BYTES // 2 // RESERVED_BYTES
+    names = os.listdir(directory)
+    if len(names) >= most and sum(_owner(directory, name) == uid for name in names) >= most:
+        raise OSError(errno.EDQUOT, f"uid {uid} has {most} progress files on this node")
+
+
+def _owner(directory: int, name: str) -> int | None:
+    """Return the owner of a file, without a mount that its user has placed over it; None if it is gone."""
+    try:
+        tmpfs.uncover(directory, name)
+        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        # the file system of another mount may never answer
+        return os.fstat(handle).st_uid if tmpfs.mount_id(handle) == tmpfs.mount_id(directory) else None
+    finally:
+        os.close(handle)
 
 
 def listed(directory: int) -> Iterator[tuple[int, int]]:

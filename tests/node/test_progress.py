@@ -1,6 +1,7 @@
 """Progress reports of jobs become events, and nothing else does."""
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import stat
 import struct
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import given
@@ -456,6 +457,33 @@ def test_lease_on_an_ended_jobs_progress_file_does_not_fill_the_log(node):
         assert node.reconcile() == []
     node.reconcile()
     assert not path(node).exists()
+
+
+@pytest.mark.parametrize("append_only", [True, False])
+def test_leases_on_files_of_ended_jobs_take_no_space_from_others(node, tmp_path, monkeypatch, append_only):
+    """A process that outlives the jobs can hold such leases as long as its user likes, anew after each break."""
+    if not append_only:  # as on kernels before 6.6
+        monkeypatch.setattr(tmpfs, "set_append_only", refused)
+    monkeypatch.setattr(tmpfs, "MAX_BYTES", 4 * progress.RESERVED_BYTES)
+    with ExitStack() as leases:
+        for job in range(1, 5):
+            node.prolog(job, "[mig:1g.10gb:1]")
+            if path(node, job).exists():
+                leases.enter_context(leased(path(node, job)))
+            node.epilog(job)
+            assert node.reconcile() == []
+        (tmp_path / "other").touch()
+        subprocess.run(["mount", "--bind", str(tmp_path / "other"), str(path(node, 1))], check=True)
+        node.prolog(5, "[mig:1g.10gb:1]", uid=BOB)
+        assert path(node, 5).exists()
+        node.epilog(5)
+    node.reconcile()
+    node.prolog(6, "[mig:1g.10gb:1]")
+    assert list(path(node).parent.iterdir()) == [path(node, 6)]
+
+
+def refused(*_):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
 def test_very_long_progress_file_is_read_only_in_part(node):
