@@ -90,8 +90,9 @@ def check_posix() -> Iterator[Finding]:
     """Check that a Lua of this host can open unix sockets."""
     for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
         try:
+            # not in the current directory, where Lua 5.1 looks first
             result = subprocess.run(
-                [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False
+                [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False, cwd="/"
             )
         except (OSError, subprocess.TimeoutExpired):
             continue

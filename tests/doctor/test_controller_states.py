@@ -51,6 +51,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
+from tests.support.lua_shim import plant_modules
 
 NOBODY = Reader("nobody", 65534, frozenset({65534}))
 
@@ -659,3 +660,10 @@ def test_marks_differ_only_in_the_changed_section() -> None:
     retry = dataclasses.replace(Config(), recurring=dataclasses.replace(Config().recurring, retry=False))
     assert {name for name, mark in marks(retry, "database").items() if mine[name] != mark} == {"recurring"}
     assert not set(marks(Config(), "another").values()) & set(mine.values())
+
+
+def test_lua_posix_of_the_current_directory_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [finding.subject for finding in lua.check_posix()] == ["lua-posix"]
+    assert not (tmp_path / "loaded").exists()

@@ -10,9 +10,11 @@ from types import MappingProxyType
 
 import pytest
 
+from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim, plant_modules
 
 ASK = """
 local lines = {}
@@ -81,6 +83,23 @@ def test_request_that_needs_no_change_passes_without_compiling_the_rest(
 ) -> None:
     code, _, compiled, messages, _ = ask(tmp_path, *options)
     assert (code, compiled, messages) == ("0", "compiled nothing", "")
+
+
+def test_modules_are_not_loaded_from_the_current_directory(tmp_path: Path) -> None:
+    """Lua 5.1 looks there first, and the directory in which somebody runs srun may be another user's, like /tmp."""
+    plant_modules(tmp_path)
+    code, gres, compiled, _, _ = ask(tmp_path, "type=srun", "gres=mig:auto")
+    assert (code, gres, compiled) == ("0", "mig:1", "compiled more")
+    assert not (tmp_path / "loaded").exists()
+
+
+def test_slurmctld_loads_no_modules_from_its_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is /var/tmp if it cannot write the directory of its log."""
+    plant_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with Shim(tmp_path, socket="/nonexistent") as shim:
+        assert isinstance(shim(JobRequest(1001, partition="gpu", tres_per_node="gres:mig:1g.10gb:1")), Accept)
+    assert not (tmp_path / "loaded").exists()
 
 
 @pytest.mark.parametrize("module", [False, True], ids=["the script", "beside the site's own"])

@@ -146,6 +146,14 @@ end
 """
 
 
+def plant_modules(folder: Path) -> None:
+    """Write modules with the names of lua-posix's into a folder; loading one creates the file `loaded` there."""
+    for name in ("posix", "posix/errno", "posix/sys/socket", "posix/sys/stat", "posix/time", "posix/unistd"):
+        module = folder / f"{name}.lua"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(f'io.open("{folder}/loaded", "w"):close()\n')
+
+
 class Shim:
     """The shim as slurmctld runs it: `shim(request)` returns its answer to a request."""
 
