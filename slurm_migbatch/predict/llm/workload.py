@@ -285,7 +285,9 @@ def _serving(hints: Hints, found: Found) -> Workload:
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
     shortened = False
     engine = llm_hints.engine or ""
-    share = SHARES[engine] if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
+    # no engine that reserves a share serves models without a cache: they run in PyTorch
+    usual_share = SHARES[engine or ("transformers" if architecture.kind == "plain" else "")]
+    share = usual_share if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
     concurrency = llm_hints.max_num_seqs or hints.batch
     if concurrency is None:
         concurrency = 1 if engine in ALONE or architecture.kind == "plain" else USUAL_CONCURRENCY
