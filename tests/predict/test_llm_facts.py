@@ -910,6 +910,13 @@ def test_generator_of_videos_of_74_gib_gets_a_gpu_of_80(name: str) -> None:
     assert need.slice_mib <= 79.25 * 1024 < need.used / 0.9, "no engine takes only nine tenths of the slice"
 
 
+def test_next_version_of_hunyuanvideo_is_the_smaller_model_that_it_is() -> None:
+    first, second = (names.resolve(f"tencent/hunyuanvideo{version}") for version in ("", "-1.5"))
+    assert first is not None and second is not None
+    assert second.architecture.parameters == pytest.approx(18.4e9, rel=0.05)
+    assert first.architecture.parameters == pytest.approx(21.3e9, rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["flux.2-klein-4b", "sana1.5-4b-1024px"])
 def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip(name: str) -> None:
     image, clip = workload(f"model={name}"), workload("model=acme-t2v-4b")
