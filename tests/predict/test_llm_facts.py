@@ -899,6 +899,30 @@ def test_model_whose_name_states_only_its_active_parameters_has_all_of_them(
     assert found.architecture.active == pytest.approx(active * 1e9, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "billions"),
+    [
+        ("HuggingFaceM4/Idefics3-8B-Llama3", "llama-3-8b", 8.46),
+        ("BAAI/Bunny-v1_1-Llama-3-8B-V", "llama-3-8b", 8.48),
+        ("liuhaotian/llava-v1.6-vicuna-13b", "llama-2-13b", 13.35),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "qwen2-7b", 8.03),
+        ("fixie-ai/ultravox-v0_5-llama-3_1-8b", "llama-3.1-8b", 8.7),
+        ("Salesforce/xgen-mm-phi3-mini-instruct-r-v1", "phi-3-mini", 4.36),
+    ],
+)
+def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str, billions: float) -> None:
+    found, alone = names.resolve(name.lower()), BY_NAME[model].architecture
+    assert found is not None and found.name == model
+    assert found.architecture.parameters >= billions * 1e9 * 0.995
+    assert found.architecture.cache_values(2048) == alone.cache_values(2048)
+
+
+def test_second_experts_for_images_of_cogvlm2_are_counted() -> None:
+    for name, billions in {"thudm/cogvlm2-llama3-chat-19b": 19.5, "zai-org/cogvlm2-video-llama3-chat": 12.5}.items():
+        found = names.resolve(name)
+        assert found is not None and found.architecture.parameters == pytest.approx(billions * 1e9, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["nvidia/Cosmos-Reason1-7B", "google/txgemma-27b-predict"])
 def test_language_model_is_no_generator_of_videos(name: str) -> None:
     assert workload(f"model={name}").architecture.kind == "decoder"
