@@ -857,7 +857,7 @@ def test_number_of_images_in_a_name_is_no_size(name: str, millions: float) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["mistral-small-4", "google/gemma-4-e4b-it", "stable-diffusion-4", "gpt-oss-2", "whisper-4", "flux-3", "sdxl-2.1"],
+    ["mistral-small-4", "google/gemma-5-e4b-it", "stable-diffusion-4", "gpt-oss-2", "whisper-4", "flux-3", "sdxl-2.1"],
 )
 def test_later_version_of_a_public_model_is_not_taken_for_it(name: str) -> None:
     """Its size may be any: Mistral Small 4 has 119 billion parameters, version 3 has 24."""
@@ -915,6 +915,35 @@ def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str
     assert found is not None and found.name == model
     assert found.architecture.parameters >= billions * 1e9 * 0.995
     assert found.architecture.cache_values(2048) == alone.cache_values(2048)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "cached", "kept"),
+    [
+        ("Qwen/Qwen3.5-27B", 27.8, 16 * 2 * 4 * 256, 48 * 48 * 128 * 128 * 2),
+        ("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", 36.0, 10 * 2 * 2 * 256, 30 * 32 * 128 * 128 * 2),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 81.3, 12 * 2 * 2 * 256, 36 * 32 * 128 * 128 * 2),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, 6 * 2 * 2 * 128, 23 * 64 * 64 * 128 * 2),
+        ("ibm-granite/granite-4.0-h-small", 32.2, 4 * 2 * 8 * 128, 36 * 128 * 64 * 128 * 2),
+        ("zai-org/GLM-4.7", 358, 92 * 2 * 8 * 128, 0),
+        ("zai-org/GLM-4.7-Flash", 31.2, 47 * (512 + 64), 0),
+        ("zai-org/GLM-4.6V-Flash", 10.3, 40 * 2 * 2 * 128, 0),
+        ("allenai/Olmo-3-7B-Instruct", 7.3, 8 * 2 * 32 * 128, 24 * 4096 * 2 * 32 * 128),
+        ("google/gemma-4-31B-it", 31.3, 10 * 2 * 4 * 512, 50 * 1024 * 2 * 16 * 256),
+        ("deepseek-ai/Janus-Pro-7B", 7.4, 30 * 2 * 32 * 128, 0),
+    ],
+)
+def test_newest_models_cache_what_their_layers_with_attention_do(
+    name: str, billions: float, cached: int, kept: int
+) -> None:
+    """`cached`: values of a further token in long sequences; `kept`: those that do not grow with the sequence."""
+    found = names.resolve(name.lower())
+    assert found is not None and found.how == "public"
+    architecture = found.architecture
+    assert architecture.parameters == pytest.approx(billions * 1e9, rel=0.02)
+    grown = architecture.cache_values(40_000) - architecture.cache_values(30_000)
+    assert grown == 10_000 * cached
+    assert kept <= architecture.cache_values(40_000) - 40_000 * cached <= 1.11 * kept
 
 
 def test_second_experts_for_images_of_cogvlm2_are_counted() -> None:

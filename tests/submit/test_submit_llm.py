@@ -238,7 +238,7 @@ def test_answer_states_what_was_assumed(chooser: Chooser) -> None:
         ("model=acme/chat max_model_len=4096", "model_size"),
         ("model=llama-3.1-8b input=224px", "input_unit"),
         ("model=/data/llama-3.1-8b", "model_path"),
-        ("model=granite-4.0-h-small", "model_size"),
+        ("model=granite5:small-h", "model_size"),
         ("model=minicpm-v-2_6 batch=4", "model_size"),
     ],
 )
