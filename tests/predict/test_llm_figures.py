@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
-from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
+from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.names import Sized, of_size
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
@@ -339,6 +339,20 @@ def test_memory_reservation_and_precision_depend_on_the_engine() -> None:
     assert explicit.share == 0.8 and explicit.runtime == 0
     assert workload("model=gpt2 engine=vllm").precision.name == "fp16"
     assert workload("model=gpt2 engine=transformers").precision.name == "fp32"
+
+
+def test_adapters_of_lora_grow_with_their_stated_rank() -> None:
+    usual, large = (workload(f"model=llama-3.1-8b method=lora{words} seq=1024") for words in ("", " lora_rank=256"))
+    assert lora_parameters(usual.architecture, 16) == 41_943_040, "as peft counts them, on all matrices of the layers"
+    beside = 16 * 41_943_040 / 2**20
+    assert need_of(usual, 81152).states == pytest.approx(beside)
+    assert need_of(large, 81152).states == pytest.approx(16 * beside)
+    assert "lora_rank=16" in usual.assumed and usual.label != large.label
+    assert workload("model=llama-3.1-8b lora_rank=64").tuned.method == "lora"
+    for served in ("engine=vllm", "role=serve", "role=infer"):
+        assert workload(f"model=llama-3.1-8b lora_rank=64 {served}").serving is not None
+    with pytest.raises(Refusal, match="lora_rank"):
+        workload("model=llama-3.1-8b method=lora lora_rank=0")
 
 
 def test_number_of_whole_gpus_is_a_power_of_two() -> None:

@@ -43,7 +43,7 @@ EXPANDING: Final[Mapping[str, Stored]] = MappingProxyType(
 before April 2025 (its pull request 12801), and Ollama's library has such files; TGI pads the values
 (flash_deepseek_v2_modeling.py).
 """
-ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "optimizer", "checkpointing"})
+ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "lora_rank", "optimizer", "checkpointing"})
 """Hints that may be given for any model."""
 OLLAMA: Final = "q4-k-m"
 """Default quantisation of tags in Ollama's library."""
@@ -57,6 +57,7 @@ USUAL_INPUT: Final = 1024
 USUAL_OUTPUT: Final = 256
 USUAL_SEQ: Final = 2048
 USUAL_MICRO_BATCH: Final = 1
+USUAL_RANK: Final = 16
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Serving:
 @dataclass(frozen=True)
 class Training:
     """How a model is tuned: method (full, lora, qlora), optimizer, activation checkpointing, tokens of a sequence,
-    sequences in one pass.
+    sequences in one pass, rank of LoRA's adapters.
     """
 
     method: str
@@ -88,6 +89,7 @@ class Training:
     seq: int
     micro_batch: int
     share: float
+    rank: int = USUAL_RANK
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class Workload:
             training = self.training
             checkpointing = "/checkpointing" if training.checkpointing else ""
             items = self._items(training.micro_batch, training.seq)
-            return f"{head}/{training.method}/{training.optimizer}/{items}{checkpointing}"
+            rank = f"/r{training.rank}" if training.method != "full" and training.rank != USUAL_RANK else ""
+            return f"{head}/{training.method}{rank}/{training.optimizer}/{items}{checkpointing}"
         serving = self.served
         if self.architecture.kind == "plain":
             return f"{head}/infer/{self._items(serving.concurrency, 0)}"
@@ -202,7 +205,9 @@ def workload_of(hints: Hints) -> Workload | None:
         return None
     if hints.input_unit == "px" and resolved.architecture.kind != "plain":
         raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
-    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None
+    # a server of adapters may state their rank too
+    tunes = hints.llm.lora_rank is not None and hints.role is None and hints.llm.engine is None
+    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None or tunes
     return replace(_training(hints, resolved) if trains else _serving(hints, resolved), px=_pixels(hints, resolved))
 
 
@@ -364,8 +369,10 @@ def _training(hints: Hints, found: Found) -> Workload:
     llm_hints, assumed = hints.llm, list[str]()
     method = llm_hints.method
     if method is None:
-        method = "full"
-        assumed.append("method=full")
+        method = "full" if llm_hints.lora_rank is None else "lora"
+        assumed.append(f"method={method}")
+    if method != "full" and llm_hints.lora_rank is None:
+        assumed.append(f"lora_rank={USUAL_RANK}")
     seq = llm_hints.seq or llm_hints.max_model_len or hints.input
     if seq is None:
         seq = min(found.architecture.context, USUAL_SEQ)
@@ -385,5 +392,6 @@ def _training(hints: Hints, found: Found) -> Workload:
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
-    training = Training(method, llm_hints.optimizer or "adamw", checkpointing == "on", seq, micro_batch, share)
+    optimizer, rank = llm_hints.optimizer or "adamw", llm_hints.lora_rank or USUAL_RANK
+    training = Training(method, optimizer, checkpointing == "on", seq, micro_batch, share, rank)
     return Workload(model, None, training, tuple(assumed))
