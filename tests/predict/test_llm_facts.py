@@ -338,6 +338,23 @@ def test_length_of_a_sequence_is_no_size() -> None:
     assert names.resolve("longsafari/hyenadna-large-1m-seqlen-hf") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "kept"),
+    [
+        ("https://huggingface.co/Qwen/Qwen2.5-7B-Instruct/tree/main", "qwen2.5-7b", "bf16"),
+        ("https://huggingface.co/Qwen/Qwen2.5-7B-Instruct/blob/main/config.json", "qwen2.5-7b", "bf16"),
+        ("hf.co/acme/Qwen2.5-7B-GGUF/resolve/main/qwen2.5-7b-Q4_K_M.gguf", "qwen2.5-7b", "q4-k-m"),
+        ("s3://bucket/models/Llama-3.1-8B/", "llama-3.1-8b", "bf16"),
+        ("models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a16976918f", "llama-3.1-8b", "bf16"),
+    ],
+)
+def test_addresses_of_a_hub_and_directories_name_the_model_in_them(name: str, model: str, kept: str) -> None:
+    found = workload(f"model={name}").model
+    assert (found.name, found.how, found.precision.name) == (model, "public", kept)
+    sized = workload("model=https://huggingface.co/acme/chat-7b/tree/main").model
+    assert (sized.name, sized.how) == ("chat-7b", "size")
+
+
 def test_misspelt_size_word_gets_a_suggestion_and_no_other_model() -> None:
     for name, meant in {"bert-lrge": "bert-large", "t5-smal": "t5-small", "whisper-mediun": "whisper-medium"}.items():
         found = names.resolve(name)

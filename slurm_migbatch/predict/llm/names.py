@@ -20,7 +20,7 @@ from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, state_window
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.workload.modelfile import without_ending
+from slurm_migbatch.workload.modelfile import without_ending, without_place
 
 _IDLE: Final = (
     "instruct it chat base hf coder math code instruction preview thinking meta mlx exp gguf pt sft dpo rlhf",
@@ -169,7 +169,7 @@ def squeeze(name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    short = without_ending(name.rsplit("/", 1)[-1].lower().replace("_", "-"))
+    short = without_ending(without_place(name).lower().replace("_", "-"))
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
@@ -299,7 +299,7 @@ def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size
         architecture = of_size(size)
         if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
             architecture = _stateful(architecture)
-    short = name.rsplit("/", 1)[-1]
+    short = without_place(name)
     return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
 
 

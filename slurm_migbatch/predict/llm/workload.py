@@ -22,6 +22,7 @@ from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
+from slurm_migbatch.workload.modelfile import without_place
 from slurm_migbatch.workload.refusal import Refusal, show
 
 SHARES: Final[Mapping[str, float]] = MappingProxyType(
@@ -224,7 +225,7 @@ def _pixels(hints: Hints, found: Found) -> int:
 def _model(hints: Hints) -> Found | None:
     llm_hints = hints.llm
     resolved = None if hints.model is None else names.resolve(hints.model)
-    name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
+    name = "this model" if hints.model is None else without_place(hints.model)
     named_precision, stated = (
         (precision.plain("auto"), False) if resolved is None else (resolved.precision, resolved.stated)
     )
