@@ -338,6 +338,14 @@ def test_length_of_a_sequence_is_no_size() -> None:
     assert names.resolve("longsafari/hyenadna-large-1m-seqlen-hf") is None
 
 
+def test_weights_of_a_model_tuned_by_qlora_have_16_bits() -> None:
+    for name in ("acme/llama-2-7b-qlora-merged", "acme/qlora-llama-2-7b"):
+        found = names.resolve(name)
+        assert found is not None and (found.name, found.precision.name) == ("llama-2-7b", "bf16")
+    found = names.resolve("acme/llama-2-7b-qlora.q4_k_m.gguf")
+    assert found is not None and found.precision.name == "q4-k-m"
+
+
 @pytest.mark.parametrize(
     ("name", "model", "kept"),
     [

@@ -24,7 +24,7 @@ from slurm_migbatch.workload.modelfile import without_ending, without_place
 
 _IDLE: Final = (
     "instruct it chat base hf coder math code instruction preview thinking meta mlx exp gguf pt sft dpo rlhf",
-    "uncensored abliterated",
+    "lora qlora uncensored abliterated",
     "quantized quantised dynamic unsloth nvidia redhatai neuralmagic bartowski thebloke mlc mungert",
     "fp16 bf16 float16 bfloat16 half vllm onnx ct2 faster turbomind g128 g32 128g sym desc tensorrt trtllm",
 )
@@ -128,6 +128,8 @@ UNSIZED: Final = frozenset([
     "molmo", "skywork", "xverse",
 ])  # fmt: skip
 """Families of large models of which none is known here."""
+NO_PRECISION: Final = frozenset({"none", "qlora"})
+"""Words of a name that are no precision of its weights: those of a model tuned by QLoRA are published in 16 bits."""
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -472,7 +474,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     while position < len(parts):
         for length in (3, 2, 1):
             text = "-".join(parts[position : position + length])
-            if position + length <= len(parts) and text != "none":
+            if position + length <= len(parts) and text not in NO_PRECISION:
                 quantised = precision.quantised(text)
                 if quantised is not None:
                     quantisations.append(quantised)
