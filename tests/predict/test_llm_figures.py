@@ -341,6 +341,23 @@ def test_memory_reservation_and_precision_depend_on_the_engine() -> None:
     assert workload("model=gpt2 engine=transformers").precision.name == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("gpt-oss-20b", "bf16"),
+        ("qwen3-8b-fp8", "bf16"),
+        ("llama-3.1-8b.q4_k_m.gguf", "bf16"),
+        ("qwen2.5-7b-instruct-gptq-int4", "gptq-int4"),
+        ("unsloth/llama-3.1-8b-bnb-4bit", "bnb-4bit"),
+        ("gpt2", "fp32"),
+    ],
+)
+def test_lora_is_trained_on_weights_that_a_trainer_can_keep_quantised(name: str, kept: str) -> None:
+    assert workload(f"model={name} method=lora").precision.name == kept
+    assert workload(f"model={name} method=lora quantization=fp8").precision.name == "fp8", "the user knows better"
+    assert workload(f"model={name} method=qlora").precision.name == "qlora"
+
+
 def test_adapters_of_lora_grow_with_their_stated_rank() -> None:
     usual, large = (workload(f"model=llama-3.1-8b method=lora{words} seq=1024") for words in ("", " lora_rank=256"))
     assert lora_parameters(usual.architecture, 16) == 41_943_040, "as peft counts them, on all matrices of the layers"

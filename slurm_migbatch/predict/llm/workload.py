@@ -392,6 +392,8 @@ def _training(hints: Hints, found: Found) -> Workload:
         model = replace(found, precision=precision.known("qlora"))
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
+    elif method == "lora" and llm_hints.quantization is None:
+        model = replace(found, precision=precision.tuned(found.precision))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
     optimizer, rank = llm_hints.optimizer or "adamw", llm_hints.lora_rank or USUAL_RANK
     training = Training(method, optimizer, checkpointing == "on", seq, micro_batch, share, rank)
