@@ -933,6 +933,7 @@ def test_model_whose_name_states_only_its_active_parameters_has_all_of_them(
         ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "qwen2-7b", 8.03),
         ("fixie-ai/ultravox-v0_5-llama-3_1-8b", "llama-3.1-8b", 8.7),
         ("Salesforce/xgen-mm-phi3-mini-instruct-r-v1", "phi-3-mini", 4.36),
+        ("OpenGVLab/VideoChat-Flash-Qwen2-7B_res448", "qwen2-7b", 8.0),
     ],
 )
 def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str, billions: float) -> None:
@@ -956,11 +957,14 @@ def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str
         ("allenai/Olmo-3-7B-Instruct", 7.3, 8 * 2 * 32 * 128, 24 * 4096 * 2 * 32 * 128),
         ("google/gemma-4-31B-it", 31.3, 10 * 2 * 4 * 512, 50 * 1024 * 2 * 16 * 256),
         ("deepseek-ai/Janus-Pro-7B", 7.4, 30 * 2 * 32 * 128, 0),
+        ("tiiuae/falcon-rw-7b", 7.5, 36 * 2 * 64 * 64, 0),
+        ("THUDM/glm-4-9b-chat-1m", 9.48, 40 * 2 * 4 * 128, 0),
+        ("internlm/internlm-20b", 20.1, 60 * 2 * 40 * 128, 0),
+        ("facebook/xglm-7.5B", 7.5, 32 * 2 * 32 * 128, 0),
+        ("aisingapore/Gemma-SEA-LION-v3-9B-IT", 9.24, 21 * 2 * 8 * 256, 21 * 4096 * 2 * 8 * 256),
     ],
 )
-def test_newest_models_cache_what_their_layers_with_attention_do(
-    name: str, billions: float, cached: int, kept: int
-) -> None:
+def test_models_cache_what_their_layers_with_attention_do(name: str, billions: float, cached: int, kept: int) -> None:
     """`cached`: values of a further token in long sequences; `kept`: those that do not grow with the sequence."""
     found = names.resolve(name.lower())
     assert found is not None and found.how == "public"

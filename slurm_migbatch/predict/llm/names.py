@@ -83,8 +83,8 @@ removes noise.
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 SENSED: Final = re.compile(
-    r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|video|"
-    r"(?:idefics|bunny|cogvlm|instructblip|blip|minicpm|videollama)[0-9.]*"
+    r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|"
+    r"(?:video[a-z]*|idefics|bunny|cogvlm|instructblip|blip|minicpm)[0-9.]*"
 )
 """The same beside the name of a language model, whose parameters do not count the encoder: `idefics3-8b-llama3`."""
 TOWER: Final = 700_000_000
