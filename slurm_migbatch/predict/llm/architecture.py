@@ -90,6 +90,7 @@ class Architecture:
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
     model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image); `kept_mib`: what training
     keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
+    `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
     `recurrent`: those of the layers without attention.
     """
 
@@ -123,6 +124,7 @@ class Architecture:
     kept_mib: int = 0
     outputs: int = 0
     scores: bool = False
+    span: int = 0
 
     @property
     def generates(self) -> bool:
@@ -178,6 +180,12 @@ class Architecture:
     def key_width(self) -> int:
         """Width of a token's keys, of all heads; values are no wider."""
         return self.kv_heads * self.head if self.latent is None else self.query_width
+
+    def scored(self, tokens: int) -> int:
+        """Return the scores that one layer has at once for a token among `tokens` in a pass, if it scores relative
+        positions: those of both directions, and four times those of the tokens.
+        """
+        return self.heads * (4 * tokens + 4 * self.span) if self.span else 0
 
     @property
     def logits(self) -> int:

@@ -115,7 +115,7 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
         tokens = LARGE_STEP_TOKENS if slice_mib >= LARGE_MIB else STEP_TOKENS
     width, inner, keys = architecture.width, architecture.query_width, 2 * architecture.key_width
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
-    values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys
+    values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys + architecture.scored(longest)
     logits = 6 * architecture.logits * serving.concurrency
     activations = (tokens * values_per_token * bytes_each + logits) / MIB
     if serving.engine == "sglang":
