@@ -358,6 +358,15 @@ def test_lora_is_trained_on_weights_that_a_trainer_can_keep_quantised(name: str,
     assert workload(f"model={name} method=qlora").precision.name == "qlora"
 
 
+def test_t5_reads_longer_texts_than_it_was_made_for_and_keeps_their_scores() -> None:
+    short, long = (workload(f"model=flan-t5-xl batch=8 output=100 input={tokens}") for tokens in (400, 4000))
+    assert (short.served.input, long.served.input) == (400, 4000)
+    scores = 8 * 32 * 4000**2 * 3 * 4 / 2**20
+    assert need_of(long, 81152).activations > scores > 40 * need_of(short, 81152).activations
+    assert need_of(long, 81152).cache > 5 * need_of(short, 81152).cache
+    assert workload("model=bart-large input=4000").served.length == 1024, "its positions are learned"
+
+
 def test_scores_of_relative_positions_take_memory_as_measured() -> None:
     """32 sequences of 128 tokens took 454 MiB more than one, in 32 bits on an H100 (measurements)."""
     one, many = (

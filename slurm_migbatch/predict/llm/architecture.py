@@ -181,6 +181,11 @@ class Architecture:
         """Width of a token's keys, of all heads; values are no wider."""
         return self.kv_heads * self.head if self.latent is None else self.query_width
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether it reads texts longer than it was made for: T5, which adds relative positions to the scores."""
+        return self.scores and self.kind == "both"
+
     def scored(self, tokens: int) -> int:
         """Return the scores that one layer has at once for a token among `tokens` in a pass, if it scores relative
         positions: those of both directions, and four times those of the tokens.
@@ -238,7 +243,7 @@ class Architecture:
         per_token = 2 * self.kv_heads * self.head
         wide = self.wide_layers if self.window else self.attending
         narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
-        read = self.source or min(self.context, tokens)
+        read = self.source or (tokens if self.unbounded else min(self.context, tokens))
         cross = self.layers * per_token * read if self.encoder_layers else 0
         states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
         return per_token * (wide * tokens + narrow) + cross + states

@@ -40,6 +40,10 @@ STATES: Final[Mapping[str, float]] = MappingProxyType(
 """Bytes of optimizer state per trained parameter."""
 LOGIT_BYTES: Final = 12
 """Bytes per logit in training: 16 bits, 32 bits for the loss, and both gradients."""
+SCORE_BYTES: Final = 12
+"""Bytes per score of T5's encoder, whose only attention in transformers keeps them, their positions and their softmax,
+in 32 bits.
+"""
 DOUBT: Final = 0.25
 """Half of the interval around estimates (activations and runtime), as a share of them."""
 
@@ -117,7 +121,8 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
     values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys + architecture.scored(longest)
     logits = 6 * architecture.logits * serving.concurrency
-    activations = (tokens * values_per_token * bytes_each + logits) / MIB
+    scores = SCORE_BYTES * architecture.heads * longest * all_tokens if architecture.unbounded else 0
+    activations = (tokens * values_per_token * bytes_each + scores + logits) / MIB
     if serving.engine == "sglang":
         reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
         return Need(weights, cache, 0.0, 0.0, reserve, serving.share)

@@ -304,6 +304,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
         if architecture.kind != "encoder":
             length += llm_hints.output or USUAL_OUTPUT
             shortened = _knows_context(llm_hints, found) and length > architecture.context
+            shortened = shortened and not architecture.unbounded
             length = max(architecture.context, 1) if shortened else length
         if engine in CASTING:
             assumed.append(f"max_model_len={length} given to the engine")
