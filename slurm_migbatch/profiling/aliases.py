@@ -44,6 +44,9 @@ _NAMES: Final = (
     ("memory_mib", 1.0, "gpu_memory_mb gpu_memory_mib gpu_mem_mb"),
     ("memory_mib", 1024.0, "memory_gb memory_gib mem_gb peak_memory_gb peak_memory_gib vram_gb vram_gib gpu_memory_gb"),
     ("memory_mib", 1024.0, "memory_used_gb memory_used_gib gpu_memory_gib gpu_mem_gb"),
+    ("precision", 1.0, "dtype torch_dtype weight_dtype weights_dtype model_dtype"),
+    ("precision", 1.0, "quantization quantisation quant quant_method quantization_method"),
+    ("engine", 1.0, "serving_engine inference_engine"),
     ("params", 1e6, "params_m"),
     ("params", 1e9, "params_b"),
     ("flops_per_item", 1e9, "gflops"),
@@ -81,6 +84,27 @@ _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 _INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
 """Names of columns with a number of slices, or of programs on one."""
 _KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
+_PRECISIONS: Final = {
+    **dict.fromkeys(("float16", "half", "f16", "fp-16", "float-16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bf-16"), "bf16"),
+    **dict.fromkeys(("float32", "float", "single", "f32", "fp-32", "float-32"), "fp32"),
+    **dict.fromkeys(("fp8-e4m3", "fp8-e5m2", "fp8-e4m3fn", "float8", "float8-e4m3fn", "float8-e5m2"), "fp8"),
+    **dict.fromkeys(("auto", "none", "no", "false", "unquantized", "n/a", "na", "-"), ""),
+}
+"""Usual precision by other words for it; empty: as in the model's name."""
+_UNQUANTISED: Final = frozenset({"", "fp16", "bf16", "fp32", "tf32"})
+_ENGINES: Final = {
+    **dict.fromkeys(("tensorrtllm", "trtllm"), "trtllm"),
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llamacpp",
+    **dict.fromkeys(("tgi", "textgenerationinference"), "tgi"),
+    "ollama": "ollama",
+    **dict.fromkeys(("transformers", "huggingfacetransformers", "hftransformers"), "transformers"),
+}
+"""Engine by the letters of its name."""
+_RELEASE: Final = re.compile(r"[ _=(-]*v?[0-9]+(?:\.[0-9a-z]+)+.*")
+"""The release after the name of an engine: `vLLM v0.6.3`."""
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 """Words of a column's name by which `train` is a part of a data set."""
 _OF_GPUS: Final = frozenset([
@@ -178,7 +202,12 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
     `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
     _check_unread(row, names)
-    cells = {names[name]: _cell(name, names[name], text.strip(), decimal) for name, text in row.items()}
+    cells: dict[str, str] = {}
+    for name, text in row.items():
+        cell, before = _cell(name, names[name], text.strip(), decimal), cells.get(names[name], "")
+        # of a data type and a quantisation, the latter is the precision of the weights
+        if names[name] != "precision" or not before or cell not in _UNQUANTISED:
+            cells[names[name]] = cell
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
@@ -256,10 +285,8 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
         return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
-    if column == "kind":
-        return _KINDS.get(text.lower(), text)
     if column in _TEXTS:
-        return text
+        return _word(column, text)
     if _NOT_RUN.fullmatch(text) or reports_oom(text):
         return ""
     if column == "input_size":
@@ -273,6 +300,19 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:
         return number
+
+
+def _word(column: str, text: str) -> str:
+    """Return a cell of a column of text with the usual word for what it says."""
+    lowered = text.lower()
+    if column == "kind":
+        return _KINDS.get(lowered, text)
+    if column == "precision":
+        word = lowered.removeprefix("torch.").replace("_", "-")
+        return _PRECISIONS.get(word, word)
+    if column == "engine":
+        return _ENGINES.get("".join(re.findall("[a-z]+", _RELEASE.sub("", lowered))), text)
+    return text
 
 
 def _number(name: str, text: str, decimal: str) -> str:

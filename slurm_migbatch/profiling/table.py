@@ -302,7 +302,8 @@ def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
             f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run; name the "
             "column of items per second throughput_per_s, that of seconds per batch latency_s"
         )
-    duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1})
+    # a data type and a quantisation are both read as the precision
+    duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1} - {"precision"})
     return f"has duplicate columns: {', '.join(duplicates)}" if duplicates else ""
 
 

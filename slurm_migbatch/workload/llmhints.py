@@ -13,6 +13,7 @@
 | ttft, tpot | longest time to the first token, and for each further one | 500ms, 40ms |
 | rate | requests a second | 2, 0.5 |
 | method | how it is tuned; also says that the role is train | full, lora, qlora |
+| lora_rank | rank of the adapters of LoRA; without role and engine it also says that the method is lora | 64 |
 | optimizer | of the training | adamw, adamw_8bit, adafactor, lion, sgd |
 | checkpointing | whether activations are recomputed in the backward pass | on, off |
 | seq, micro_batch | tokens of a sequence, and sequences in one pass of a training | 2k, 4 |
@@ -74,6 +75,7 @@ class LlmHints:
     tpot_us: int | None = None
     rate: int | None = None
     method: str | None = None
+    lora_rank: int | None = None
     optimizer: str | None = None
     checkpointing: str | None = None
     seq: int | None = None
@@ -152,6 +154,7 @@ KEYS: Final[dict[str, tuple[str, Reader]]] = {
     "tpot": (TIME, duration("tpot_us")),
     "rate": ("requests a second from 0.001 to 100000, for example 2", _thousandths("rate", 1, 100000000)),
     "method": ("full, lora or qlora", one_of("method", *CHOICES["method"])),
+    "lora_rank": (COUNT, count("lora_rank")),
     "optimizer": ("one of " + ", ".join(CHOICES["optimizer"]), one_of("optimizer", *CHOICES["optimizer"])),
     "checkpointing": ("on or off", one_of("checkpointing", *CHOICES["checkpointing"])),
     "seq": (TOKENS, _tokens("seq")),

@@ -10,6 +10,8 @@ _ENDINGS: Final = (
 )
 ENDINGS: Final = frozenset(_ENDINGS.split())
 
+_REVISION: Final = re.compile(r"/(?:tree|blob|resolve|raw|snapshots)/.*", re.DOTALL)
+"""What follows a model's name in the addresses of a hub's pages and files, and in its cache on disk."""
 _SIDE: Final = re.compile(r"r?([1-9][0-9]{2})", re.ASCII)
 """The side of the images in a tag of a timm model, in pixels."""
 
@@ -19,6 +21,17 @@ def spellings(name: str) -> tuple[str, ...]:
     without the ending of a file, and without what follows the first dot, as tags of timm's models do.
     """
     return (name, without_ending(name), name.partition(".")[0])
+
+
+def without_place(name: str) -> str:
+    """Return a name without the organisation, address or directory before it, and without a revision after it. Of the
+    file of a model in GGUF, whose name says the precision, it is the name of the file.
+    """
+    place = name.rstrip("/")
+    whole = place if place.lower().endswith((".gguf", ".ggml")) else _REVISION.sub("", place)
+    last = whole.rsplit("/", 1)[-1]
+    # directories of the cache are named models--ORGANISATION--NAME
+    return last.rsplit("--", 1)[-1] if last.startswith("models--") else last
 
 
 def without_ending(name: str) -> str:

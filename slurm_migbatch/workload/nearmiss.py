@@ -24,6 +24,7 @@ _OTHER_WORDS: Final = {
     "gpu_memory_utilization": "mem_fraction_static",
     "seq": "max_length max_seq_length seq_len",
     "micro_batch": "micro_batch_size",
+    "lora_rank": "lora_r rank",
     "optimizer": "optim",
     "checkpointing": "gradient_checkpointing activation_checkpointing",
 }

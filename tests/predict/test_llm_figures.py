@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
-from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
+from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.names import Sized, of_size
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
@@ -339,6 +339,56 @@ def test_memory_reservation_and_precision_depend_on_the_engine() -> None:
     assert explicit.share == 0.8 and explicit.runtime == 0
     assert workload("model=gpt2 engine=vllm").precision.name == "fp16"
     assert workload("model=gpt2 engine=transformers").precision.name == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("gpt-oss-20b", "bf16"),
+        ("qwen3-8b-fp8", "bf16"),
+        ("llama-3.1-8b.q4_k_m.gguf", "bf16"),
+        ("qwen2.5-7b-instruct-gptq-int4", "gptq-int4"),
+        ("unsloth/llama-3.1-8b-bnb-4bit", "bnb-4bit"),
+        ("gpt2", "fp32"),
+    ],
+)
+def test_lora_is_trained_on_weights_that_a_trainer_can_keep_quantised(name: str, kept: str) -> None:
+    assert workload(f"model={name} method=lora").precision.name == kept
+    assert workload(f"model={name} method=lora quantization=fp8").precision.name == "fp8", "the user knows better"
+    assert workload(f"model={name} method=qlora").precision.name == "qlora"
+
+
+def test_t5_reads_longer_texts_than_it_was_made_for_and_keeps_their_scores() -> None:
+    short, long = (workload(f"model=flan-t5-xl batch=8 output=100 input={tokens}") for tokens in (400, 4000))
+    assert (short.served.input, long.served.input) == (400, 4000)
+    scores = 8 * 32 * 4000**2 * 3 * 4 / 2**20
+    assert need_of(long, 81152).activations > scores > 40 * need_of(short, 81152).activations
+    assert need_of(long, 81152).cache > 5 * need_of(short, 81152).cache
+    assert workload("model=bart-large input=4000").served.length == 1024, "its positions are learned"
+
+
+def test_scores_of_relative_positions_take_memory_as_measured() -> None:
+    """32 sequences of 128 tokens took 454 MiB more than one, in 32 bits on an H100 (measurements)."""
+    one, many = (
+        need_of(workload(f"model=deberta-v3-base dtype=fp32 batch={batch} input=128"), 81152) for batch in (1, 32)
+    )
+    assert many.activations - one.activations == pytest.approx(454, rel=0.1)
+    long = need_of(workload("model=mxbai-rerank-large-v1 batch=64 input=512"), 81152)
+    assert long.activations > 64 * 16 * 512 * 3072 * 4 / 2**20
+
+
+def test_adapters_of_lora_grow_with_their_stated_rank() -> None:
+    usual, large = (workload(f"model=llama-3.1-8b method=lora{words} seq=1024") for words in ("", " lora_rank=256"))
+    assert lora_parameters(usual.architecture, 16) == 41_943_040, "as peft counts them, on all matrices of the layers"
+    beside = 16 * 41_943_040 / 2**20
+    assert need_of(usual, 81152).states == pytest.approx(beside)
+    assert need_of(large, 81152).states == pytest.approx(16 * beside)
+    assert "lora_rank=16" in usual.assumed and usual.label != large.label
+    assert workload("model=llama-3.1-8b lora_rank=64").tuned.method == "lora"
+    for served in ("engine=vllm", "role=serve", "role=infer"):
+        assert workload(f"model=llama-3.1-8b lora_rank=64 {served}").serving is not None
+    with pytest.raises(Refusal, match="lora_rank"):
+        workload("model=llama-3.1-8b method=lora lora_rank=0")
 
 
 def test_number_of_whole_gpus_is_a_power_of_two() -> None:

@@ -97,6 +97,49 @@ def test_columns_of_public_benchmarks_are_read(tmp_path: Path) -> None:
     assert (row.input_size, row.output, row.ttft_s, row.ttft_p99_s, row.tpot_s) == (512, 256, 0.04, 0.09, 0.008)
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "precision"),
+    [
+        ("dtype", "torch.bfloat16", "bf16"),
+        ("Dtype", "float16", "fp16"),
+        ("torch_dtype", "auto", ""),
+        ("precision", "Q4_K_M", "q4-k-m"),
+        ("quantization", "fp8_e4m3", "fp8"),
+        ("quantization", "None", ""),
+        ("dtype,quantization", "bfloat16,awq", "awq"),
+        ("quantization,dtype", "awq,bfloat16", "awq"),
+        ("dtype,quantization", "bfloat16,none", "bf16"),
+        ("dtype,quantization", "bfloat16,", "bf16"),
+        ("precision,dtype", "int8,float16", "int8"),
+    ],
+)
+def test_data_type_and_quantization_are_read_as_the_precision(
+    tmp_path: Path, columns: str, cells: str, precision: str
+) -> None:
+    text = f"gpu,model,batch,latency_s,{columns}\nh100-80gb,net,1,0.1,{cells}\n"
+    (row,) = scan([table(tmp_path, text)]).rows
+    assert row.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("cell", "engine"),
+    [
+        ("tensorrt-llm", "trtllm"),
+        ("TensorRT-LLM", "trtllm"),
+        ("TRT-LLM 0.15.0", "trtllm"),
+        ("vLLM v0.6.3.post1", "vllm"),
+        ("llama.cpp", "llamacpp"),
+        ("Text Generation Inference", "tgi"),
+        ("lmdeploy", "lmdeploy"),
+        ("", ""),
+    ],
+)
+def test_engines_are_read_under_the_names_that_they_have_themselves(tmp_path: Path, cell: str, engine: str) -> None:
+    text = f"gpu,model,kind,batch,latency_s,engine\nh100-80gb,llama-3.1-8b,serve,1,0.1,{cell}\n"
+    (row,) = scan([table(tmp_path, text)]).rows
+    assert row.engine == engine
+
+
 @pytest.mark.parametrize("name", ["mps_percentage", "CUDA MPS active thread percentage", "MPS (%)"])
 def test_row_of_a_part_of_the_gpu_by_mps_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(TableError, match="leave out what MPS limits to a part of the GPU"):
@@ -152,14 +195,14 @@ def test_slice_in_a_column_that_is_not_read_is_refused(tmp_path: Path, cell: str
 
 
 def test_repeated_points_that_a_column_that_is_not_read_distinguishes_give_a_notice(tmp_path: Path) -> None:
-    header = "gpu,model,batch,latency_s,dtype,run,power_w\n"
+    header = "gpu,model,batch,latency_s,mode,run,power_w\n"
     path = table(
         tmp_path,
         f"{header}a100-80gb,net,1,0.1,fp32,1,200\na100-80gb,net,1,0.03,fp16,1,200\na100-80gb,net,2,0.2,fp32,1,210\n",
     )
     (notice,) = [text for text in scan([path]).notices if "repeat points" in text]
     assert "2 lines (first 2) repeat points with other speeds" in notice
-    assert "and differ in dtype: if that is the input size, kind, precision" in notice
+    assert "and differ in mode: if that is the input size, kind, precision" in notice
     steady = f"{header}a100-80gb,net,1,0.1,fp32,1,200\na100-80gb,net,1,0.11,fp32,2,190\n"
     assert not [text for text in scan([table(tmp_path, steady)]).notices if "repeat points" in text]
 

@@ -63,6 +63,7 @@ def test_text_that_may_be_meant_as_a_hint_is_mentioned(shim: Shim, chooser: Choo
         ("context_length", "max_model_len"),
         ("mem_fraction_static", "gpu_memory_utilization"),
         ("gradient_checkpointing", "checkpointing"),
+        ("lora_r", "lora_rank"),
         ("deadine", "deadline"),
         ("max_modellen", "max_model_len"),
         ("sol", "slo"),

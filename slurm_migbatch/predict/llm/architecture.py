@@ -90,6 +90,7 @@ class Architecture:
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
     model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image); `kept_mib`: what training
     keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
+    `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
     `recurrent`: those of the layers without attention.
     """
 
@@ -123,6 +124,7 @@ class Architecture:
     kept_mib: int = 0
     outputs: int = 0
     scores: bool = False
+    span: int = 0
 
     @property
     def generates(self) -> bool:
@@ -180,6 +182,17 @@ class Architecture:
         return self.kv_heads * self.head if self.latent is None else self.query_width
 
     @property
+    def unbounded(self) -> bool:
+        """Whether it reads texts longer than it was made for: T5, which adds relative positions to the scores."""
+        return self.scores and self.kind == "both"
+
+    def scored(self, tokens: int) -> int:
+        """Return the scores that one layer has at once for a token among `tokens` in a pass, if it scores relative
+        positions: those of both directions, and four times those of the tokens.
+        """
+        return self.heads * (4 * tokens + 4 * self.span) if self.span else 0
+
+    @property
     def logits(self) -> int:
         """Logits of a token."""
         return 0 if self.headless else self.outputs or self.vocab
@@ -230,7 +243,7 @@ class Architecture:
         per_token = 2 * self.kv_heads * self.head
         wide = self.wide_layers if self.window else self.attending
         narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
-        read = self.source or min(self.context, tokens)
+        read = self.source or (tokens if self.unbounded else min(self.context, tokens))
         cross = self.layers * per_token * read if self.encoder_layers else 0
         states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
         return per_token * (wide * tokens + narrow) + cross + states

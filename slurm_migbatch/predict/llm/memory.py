@@ -17,7 +17,7 @@ from typing import Final
 from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+from slurm_migbatch.predict.llm.workload import USUAL_RANK, Serving, Training, Workload
 from slurm_migbatch.values.figures import gib
 
 MIB: Final = 2**20
@@ -38,9 +38,12 @@ STATES: Final[Mapping[str, float]] = MappingProxyType(
     {"adamw": 8.0, "adam": 8.0, "adamw_8bit": 2.0, "adafactor": 0.1, "lion": 4.0, "sgd": 0.0, "sgd_momentum": 4.0}
 )
 """Bytes of optimizer state per trained parameter."""
-LORA_RANK: Final = 16
 LOGIT_BYTES: Final = 12
 """Bytes per logit in training: 16 bits, 32 bits for the loss, and both gradients."""
+SCORE_BYTES: Final = 12
+"""Bytes per score of T5's encoder, whose only attention in transformers keeps them, their positions and their softmax,
+in 32 bits.
+"""
 DOUBT: Final = 0.25
 """Half of the interval around estimates (activations and runtime), as a share of them."""
 
@@ -116,9 +119,10 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
         tokens = LARGE_STEP_TOKENS if slice_mib >= LARGE_MIB else STEP_TOKENS
     width, inner, keys = architecture.width, architecture.query_width, 2 * architecture.key_width
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
-    values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys
+    values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys + architecture.scored(longest)
     logits = 6 * architecture.logits * serving.concurrency
-    activations = (tokens * values_per_token * bytes_each + logits) / MIB
+    scores = SCORE_BYTES * architecture.heads * longest * all_tokens if architecture.unbounded else 0
+    activations = (tokens * values_per_token * bytes_each + scores + logits) / MIB
     if serving.engine == "sglang":
         reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
         return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
@@ -151,7 +155,7 @@ def _training(workload: Workload, training: Training) -> Need:
     if training.method == "full":
         states = architecture.parameters * (bytes_beside + STATES[training.optimizer]) / MIB
     else:
-        states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
+        states = lora_parameters(architecture, training.rank) * (8.0 + STATES[training.optimizer]) / MIB
     if architecture.kind == "plain":
         activations = training.micro_batch * (workload.item_mib if training.checkpointing else workload.kept_mib)
     else:
@@ -159,16 +163,16 @@ def _training(workload: Workload, training: Training) -> Need:
     return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)
 
 
-def lora_parameters(architecture: Architecture) -> int:
-    """Return the parameters of adapters on all matrices that every token passes (arXiv 2106.09685)."""
+def lora_parameters(architecture: Architecture, rank: int) -> int:
+    """Return the parameters of adapters of a rank on all matrices that every token passes (arXiv 2106.09685)."""
     if architecture.kind == "plain":
-        return architecture.extra // 100
+        return architecture.extra // 100 * rank // USUAL_RANK
     width, inner = architecture.width, architecture.heads * architecture.head
     keys = architecture.kv_heads * architecture.head
     attention = (width + inner) + 2 * (width + keys) + (inner + width)
     matrices = 3 if architecture.gated else 2
     dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
-    return LORA_RANK * (architecture.layers + architecture.encoder_layers) * (attention + dense)
+    return rank * (architecture.layers + architecture.encoder_layers) * (attention + dense)
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:

@@ -20,11 +20,11 @@ from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, state_window
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.workload.modelfile import without_ending
+from slurm_migbatch.workload.modelfile import without_ending, without_place
 
 _IDLE: Final = (
     "instruct it chat base hf coder math code instruction preview thinking meta mlx exp gguf pt sft dpo rlhf",
-    "uncensored abliterated",
+    "lora qlora uncensored abliterated",
     "quantized quantised dynamic unsloth nvidia redhatai neuralmagic bartowski thebloke mlc mungert",
     "fp16 bf16 float16 bfloat16 half vllm onnx ct2 faster turbomind g128 g32 128g sym desc tensorrt trtllm",
 )
@@ -82,6 +82,11 @@ removes noise.
 """
 SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
+SENSED: Final = re.compile(
+    r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|"
+    r"(?:video[a-z]*|idefics|bunny|cogvlm|instructblip|blip|minicpm)[0-9.]*"
+)
+"""The same beside the name of a language model, whose parameters do not count the encoder: `idefics3-8b-llama3`."""
 TOWER: Final = 700_000_000
 """Most parameters of such an encoder: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
 BESIDE: Final = 7_000_000_000
@@ -123,6 +128,8 @@ UNSIZED: Final = frozenset([
     "molmo", "skywork", "xverse",
 ])  # fmt: skip
 """Families of large models of which none is known here."""
+NO_PRECISION: Final = frozenset({"none", "qlora"})
+"""Words of a name that are no precision of its weights: those of a model tuned by QLoRA are published in 16 bits."""
 _LETTERS: Final = re.compile(r"[a-z]+")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -139,8 +146,8 @@ class Found:
     """Meaning of a name.
 
     `name`: the canonical one, or the user's if the model is not public. `how`: `public`; `near`, a public model
-    with a similar name and the size given in the name; `size`, only a size is known. `stated`: the name says the
-    precision.
+    with a similar name and the size given in the name, or with an encoder of images or sound beside it; `size`, only a
+    size is known. `stated`: the name says the precision.
     """
 
     name: str
@@ -164,7 +171,7 @@ def squeeze(name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    short = without_ending(name.rsplit("/", 1)[-1].lower().replace("_", "-"))
+    short = without_ending(without_place(name).lower().replace("_", "-"))
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
@@ -246,7 +253,11 @@ def resolve(name: str) -> Found | None:
     significant = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(significant), key=lambda found: found[1])[0]
     if model is not None:
-        return Found(model.name, _with_context(model, kept), quantisation or native(model), stated=stated)
+        architecture = _with_context(model, kept)
+        sensing = _senses_beside(model, kept)
+        if sensing:
+            architecture = replace(architecture, extra=architecture.extra + TOWER)
+        return Found(model.name, architecture, quantisation or native(model), "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
@@ -259,6 +270,14 @@ def resolve(name: str) -> Found | None:
     kind = _kind_of(kept)
     beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
     return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+
+
+def _senses_beside(model: Model, words: Sequence[str]) -> bool:
+    """Return whether words name an encoder of images or sound beside a public language model, which has none itself."""
+    if model.architecture.kind != "decoder" or not any(map(SENSED.fullmatch, words)):
+        return False
+    own = (word for name in (model.name, *model.aliases) for word in _words(name))
+    return not any(map(SENSED.fullmatch, own))
 
 
 def of_stated_size(name: str, parameters: int) -> Found:
@@ -282,7 +301,7 @@ def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size
         architecture = of_size(size)
         if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
             architecture = _stateful(architecture)
-    short = name.rsplit("/", 1)[-1]
+    short = without_place(name)
     return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
 
 
@@ -455,7 +474,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     while position < len(parts):
         for length in (3, 2, 1):
             text = "-".join(parts[position : position + length])
-            if position + length <= len(parts) and text != "none":
+            if position + length <= len(parts) and text not in NO_PRECISION:
                 quantised = precision.quantised(text)
                 if quantised is not None:
                     quantisations.append(quantised)
@@ -497,7 +516,9 @@ def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | No
     name = "".join(words[start:end])
     model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
     rest = [*words[:start], *words[end:]]
-    if model is None or any(map(_names_size, rest)):
+    # an encoder beside a language model makes it no other size of that, if the name states its size
+    others = [word for word in rest if not SENSED.fullmatch(word)] if size_of(words) is not None else rest
+    if model is None or any(map(_names_size, others)):
         return None
     if name in _STEMS and "base" not in words and not FILLERS.issuperset(rest):
         return None

@@ -58,6 +58,10 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
 layers in wider ones and counts as the next, a level without its variant (`q4`) as the widest of its common ones.
 `mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
+_LOADED_WIDE: Final = re.compile(r"(?:mx|nv)?fp[48].*|modelopt.*|fbgemm-fp8|w8a8-fp8")
+"""Quantisations that trainers undo when they load weights, as they do with GGUF: adapters of LoRA are trained on those
+of bitsandbytes, GPTQ, AWQ and the like (peft's guide on quantisation; OpenAI's on gpt-oss).
+"""
 OF_EXPERTS: Final = "mxfp4"
 """Where a model has routed experts, only these have this precision and the rest is at 16 bits (gpt-oss)."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
@@ -89,6 +93,11 @@ def plain(dtype: str) -> Precision:
     halves = "fp16" if dtype in ("fp16", "float16", "half") else "bf16"
     wide = "tf32" if dtype == "tf32" else "fp32"
     return Precision(wide if bits == 32.0 else halves, bits, bits)
+
+
+def tuned(kept: Precision) -> Precision:
+    """Return the precision in which a trainer of adapters loads weights of this one."""
+    return plain("bf16") if kept.name in GGUF or _LOADED_WIDE.fullmatch(kept.name) else kept
 
 
 def known(name: str) -> Precision:

@@ -22,6 +22,7 @@ from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
+from slurm_migbatch.workload.modelfile import without_place
 from slurm_migbatch.workload.refusal import Refusal, show
 
 SHARES: Final[Mapping[str, float]] = MappingProxyType(
@@ -43,7 +44,7 @@ EXPANDING: Final[Mapping[str, Stored]] = MappingProxyType(
 before April 2025 (its pull request 12801), and Ollama's library has such files; TGI pads the values
 (flash_deepseek_v2_modeling.py).
 """
-ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "optimizer", "checkpointing"})
+ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "lora_rank", "optimizer", "checkpointing"})
 """Hints that may be given for any model."""
 OLLAMA: Final = "q4-k-m"
 """Default quantisation of tags in Ollama's library."""
@@ -57,6 +58,7 @@ USUAL_INPUT: Final = 1024
 USUAL_OUTPUT: Final = 256
 USUAL_SEQ: Final = 2048
 USUAL_MICRO_BATCH: Final = 1
+USUAL_RANK: Final = 16
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Serving:
 @dataclass(frozen=True)
 class Training:
     """How a model is tuned: method (full, lora, qlora), optimizer, activation checkpointing, tokens of a sequence,
-    sequences in one pass.
+    sequences in one pass, rank of LoRA's adapters.
     """
 
     method: str
@@ -88,6 +90,7 @@ class Training:
     seq: int
     micro_batch: int
     share: float
+    rank: int = USUAL_RANK
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ class Workload:
             training = self.training
             checkpointing = "/checkpointing" if training.checkpointing else ""
             items = self._items(training.micro_batch, training.seq)
-            return f"{head}/{training.method}/{training.optimizer}/{items}{checkpointing}"
+            rank = f"/r{training.rank}" if training.method != "full" and training.rank != USUAL_RANK else ""
+            return f"{head}/{training.method}{rank}/{training.optimizer}/{items}{checkpointing}"
         serving = self.served
         if self.architecture.kind == "plain":
             return f"{head}/infer/{self._items(serving.concurrency, 0)}"
@@ -202,7 +206,9 @@ def workload_of(hints: Hints) -> Workload | None:
         return None
     if hints.input_unit == "px" and resolved.architecture.kind != "plain":
         raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
-    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None
+    # a server of adapters may state their rank too
+    tunes = hints.llm.lora_rank is not None and hints.role is None and hints.llm.engine is None
+    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None or tunes
     return replace(_training(hints, resolved) if trains else _serving(hints, resolved), px=_pixels(hints, resolved))
 
 
@@ -219,7 +225,7 @@ def _pixels(hints: Hints, found: Found) -> int:
 def _model(hints: Hints) -> Found | None:
     llm_hints = hints.llm
     resolved = None if hints.model is None else names.resolve(hints.model)
-    name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
+    name = "this model" if hints.model is None else without_place(hints.model)
     named_precision, stated = (
         (precision.plain("auto"), False) if resolved is None else (resolved.precision, resolved.stated)
     )
@@ -285,7 +291,9 @@ def _serving(hints: Hints, found: Found) -> Workload:
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
     shortened = False
     engine = llm_hints.engine or ""
-    share = SHARES[engine] if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
+    # no engine that reserves a share serves models without a cache: they run in PyTorch
+    usual_share = SHARES[engine or ("transformers" if architecture.kind == "plain" else "")]
+    share = usual_share if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
     concurrency = llm_hints.max_num_seqs or hints.batch
     if concurrency is None:
         concurrency = 1 if engine in ALONE or architecture.kind == "plain" else USUAL_CONCURRENCY
@@ -296,6 +304,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
         if architecture.kind != "encoder":
             length += llm_hints.output or USUAL_OUTPUT
             shortened = _knows_context(llm_hints, found) and length > architecture.context
+            shortened = shortened and not architecture.unbounded
             length = max(architecture.context, 1) if shortened else length
         if engine in CASTING:
             assumed.append(f"max_model_len={length} given to the engine")
@@ -362,8 +371,10 @@ def _training(hints: Hints, found: Found) -> Workload:
     llm_hints, assumed = hints.llm, list[str]()
     method = llm_hints.method
     if method is None:
-        method = "full"
-        assumed.append("method=full")
+        method = "full" if llm_hints.lora_rank is None else "lora"
+        assumed.append(f"method={method}")
+    if method != "full" and llm_hints.lora_rank is None:
+        assumed.append(f"lora_rank={USUAL_RANK}")
     seq = llm_hints.seq or llm_hints.max_model_len or hints.input
     if seq is None:
         seq = min(found.architecture.context, USUAL_SEQ)
@@ -382,6 +393,9 @@ def _training(hints: Hints, found: Found) -> Workload:
         model = replace(found, precision=precision.known("qlora"))
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
+    elif method == "lora" and llm_hints.quantization is None:
+        model = replace(found, precision=precision.tuned(found.precision))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
-    training = Training(method, llm_hints.optimizer or "adamw", checkpointing == "on", seq, micro_batch, share)
+    optimizer, rank = llm_hints.optimizer or "adamw", llm_hints.lora_rank or USUAL_RANK
+    training = Training(method, optimizer, checkpointing == "on", seq, micro_batch, share, rank)
     return Workload(model, None, training, tuple(assumed))
