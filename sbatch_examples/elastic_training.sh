@@ -12,6 +12,6 @@
 # USR1 is sent to every process of the job and would kill bash. The training program sets its own handler.
 trap '' USR1 USR2
 
-# The Python of your training program; it needs only slurm-migbatch (`pip install slurm-migbatch`) without extras.
+# The Python of your training program; it needs only migbatch without extras (`pip install DIR`, a checkout or a wheel).
 exec "${PYTHON:-python3}" "${TRAINING:-$SLURM_SUBMIT_DIR/elastic_training.py}" \
 	"${CHECKPOINTS:-$SLURM_SUBMIT_DIR/elastic-$SLURM_JOB_ID}" "${STEPS:-600}" "${STEP_SECONDS:-0.1}"

@@ -208,9 +208,10 @@ def _print_next_steps(plan: HostPlan, changes: Sequence[FileChange], uninstall: 
         return
     if uninstall and role == "controller":
         click.echo("next: restart slurmctld, and slurmd on every node; systemctl disable --now migbatchd")
-    elif uninstall:
+    elif uninstall and role == "node":
         click.echo(
-            "next: systemctl disable --now migbatch-node; /var/lib/migbatch holds the journal and may be removed"
+            "next: systemctl disable --now migbatch-node; /var/lib/migbatch holds the journal and may be removed; GPUs "
+            "stay in MIG mode (nvidia-smi -mig 0)"
         )
     for line in plan.next:
         click.echo(f"next: {line}")

@@ -23,7 +23,7 @@ from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
-from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, stub_path
+from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, start_unit, stub_path
 from slurm_migbatch.install.reported import describe
 from slurm_migbatch.install.slurmconf import Conf, apply
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
@@ -35,7 +35,7 @@ from slurm_migbatch.site import Site
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 from slurm_migbatch.slurm.users import name_of, uid_of
-from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
@@ -79,7 +79,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     try:
         slurm = slurm_part(config, conf, choices.cli_filter)
     except NothingReported as error:
-        plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
+        plan.next = [start_unit(UNIT)]
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
     plan.notes += slurm.notes
@@ -148,6 +148,8 @@ def reported_site(config: Config) -> Site:
     try:
         with open_record(config) as store:
             inventory = store.inventory()
+    except OlderDatabaseError:
+        raise NothingReported("the record is of an older release, and migbatchd migrates it when it restarts") from None
     except StoreError as error:
         raise NothingReported(f"no node has reported yet: {error}") from None
     client = slurm_client(config)
@@ -217,6 +219,8 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
         _check_program(program)
     unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=user)
     add_unit(plan, places, UNIT, unit)
+    if any(Path(target.path).name == UNIT and read(target.path) != target.text for target in plan.wanted):
+        plan.next.append(start_unit(UNIT))
     return config
 
 

@@ -22,6 +22,7 @@ from slurm_migbatch.decide.recording.codec import CodecError, canonical
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
 from slurm_migbatch.decide.recording.replay import Difference, ReplayedRound
 from slurm_migbatch.decide.recording.replay import replay as decide_again
+from slurm_migbatch.decide.recording.segments import FORMAT, begins_segment
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.slurm.times import time_formatter
@@ -47,9 +48,9 @@ def replay(
 ) -> None:
     """Repeat recorded decisions of migbatchd, and show differences.
 
-    FILE is a recording, or a directory of them; migbatchd writes them to run_dir/decisions. Without a configuration
-    the settings of the recording are used. The exit code is 0 if all decisions are the same, 1 if some differ, and 2 if
-    a recording cannot be read.
+    FILE is a recording, or a directory of them; migbatchd writes them to run_dir/decisions. In a directory, recordings
+    in the format of another release are skipped. Without a configuration the settings of the recording are used. The
+    exit code is 0 if all decisions are the same, 1 if some differ, and 2 if a recording cannot be read.
 
     --export writes a copy with other names of users, accounts, jobs and hosts, and only hints in comments. It can be
     replayed and attached to a bug report.
@@ -81,7 +82,22 @@ def _paths(files: tuple[Path, ...]) -> list[Path]:
     found = [path for file in files for path in (segments(file) if file.is_dir() else [file])]
     if not found:
         raise Unreadable(f"no recordings (*{SUFFIX}) in {', '.join(map(str, files))}")
-    return found
+    # after an upgrade a directory has both for some hours
+    readable = [path for path in found if path in files or not _is_foreign(path)]
+    if not readable:
+        raise Unreadable("these recordings are all in the format of another release: replay them with that release")
+    if len(readable) < len(found):
+        click.echo(f"{len(found) - len(readable)} recordings in the format of another release are skipped", err=True)
+    return readable
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a recording begins as those of another release."""
+    try:
+        entry = next(read_entries(path), None)
+    except (CodecError, OSError):
+        return False  # reported when it is read
+    return entry is not None and begins_segment(entry) and entry["format"] != FORMAT
 
 
 def _entries(paths: list[Path]) -> Iterator[Any]:

@@ -64,12 +64,13 @@ def check_script(
 
 def _differs(path: str, wanted: str) -> Iterator[Finding]:
     text = read(path)
-    remedy = f"mv {path} {path}.old, then {_INSTALL}"
     if text is None:
         yield Finding(FAIL, path, "is missing: every submission fails", _INSTALL)
     elif _KNOWN.sub("", text) != _KNOWN.sub("", wanted):
         text = "differs from what this release renders: it was edited, or migbatch.toml or migbatch have changed"
-        yield Finding(FAIL, path, text, f"migbatch install --role controller shows the difference; {remedy}")
+        # install refuses to overwrite an edited file and says so; without the file submissions fail for that moment
+        advice = "migbatch install --role controller shows the difference, and with --apply writes ours"
+        yield Finding(FAIL, path, text, advice)
     elif text != wanted:
         text = "has outdated profiles, which are used for submissions while migbatchd is down"
         yield Finding(WARN, path, text, _INSTALL)

@@ -114,8 +114,13 @@ def node(
             continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, path, edit)
     _cli_filter(plan, conf)
-    plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
+    plan.next.append(start_unit(UNIT))
     return plan
+
+
+def start_unit(unit: str) -> str:
+    """Return the command that starts a unit, anew if it runs: `enable --now` would not."""
+    return f"systemctl daemon-reload && systemctl enable {unit} && systemctl restart {unit}"
 
 
 def _closed(path: str) -> str:

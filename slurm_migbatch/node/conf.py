@@ -61,7 +61,9 @@ def read(path: str, node: str) -> dict[str, str]:
     try:
         handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
     except OSError as error:
-        raise ConfError(f"{path} cannot be opened: {error.strerror}; run `migbatch node install`") from None
+        raise ConfError(
+            f"{path} cannot be opened: {error.strerror}; run `migbatch install --role node --apply`"
+        ) from None
     try:
         status = posix.fstat(handle)
         if status.st_uid != 0 or status.st_mode & 0o022:

@@ -64,7 +64,8 @@ def load_during_upgrade():
             return load()
         except Exception as error:
             if time.monotonic() >= until:
-                posix.write(2, f"migbatch: not installed properly: {{error}}; run `migbatch node install`\\n".encode())
+                text = f"migbatch: not installed properly: {{error}}; run `migbatch install --role node --apply`\\n"
+                posix.write(2, text.encode())
                 posix._exit(11)
         for name in [name for name in sys.modules if name.partition(".")[0] == "slurm_migbatch"]:
             del sys.modules[name]

@@ -153,7 +153,7 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
                 os.mkdir(path, mode, dir_fd=parent)
             handle = os.open(path, flags, dir_fd=parent)
     except OSError as error:
-        raise PathsError(f"directory {path}: {error.strerror}; run `migbatch node install` as root") from error
+        raise PathsError(f"directory {path}: {error.strerror}; run `migbatch install --role node --apply`") from error
     status = os.fstat(handle)
     actual = stat.S_IMODE(status.st_mode)
     if status.st_uid == 0 and actual != mode and not actual & ~mode:

@@ -329,6 +329,23 @@ def test_replay_command_shows_differences_under_another_configuration(day: Path,
     assert {line["what"] for line in lines[:-1]} >= {"orders", "offer"}
 
 
+def test_replay_command_skips_recordings_of_another_format_in_a_directory(day: Path, tmp_path: Path) -> None:
+    """As in run_dir/decisions after an upgrade; a bug report needs the rest."""
+    first, *others = segments(day)
+    header, *rounds = read_entries(first)
+    lines = [{**header, "format": FORMAT - 1}, *rounds]
+    foreign = tmp_path / first.name
+    foreign.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    code, output = migbatch(tmp_path)
+    assert code == 2 and "replay them with that release" in output and len(output.splitlines()) == 1
+    for path in others:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    code, output = migbatch(tmp_path)
+    assert code == 0 and output.startswith("1 recordings in the format of another release are skipped\n")
+    assert migbatch(tmp_path, "--export", tmp_path / "copy.gz")[0] == 0
+    assert migbatch(foreign)[0] == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [b"", b"no gzip", gzip.compress(b"{}\n", mtime=0), gzip.compress(b"[1\n{}\n", mtime=0)],

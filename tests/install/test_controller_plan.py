@@ -20,6 +20,7 @@ from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.store.errors import OlderDatabaseError
 from tests.support.slurm_files import NODES, SITE
 
 
@@ -189,6 +190,34 @@ def test_generated_script_is_not_taken_for_the_sites_when_the_record_is_lost(pla
     found = {Path(change.path).name: change.conflict for change in changes}
     assert "migbatch_submit.lua" not in found
     assert ("move it away" in found.get("job_submit.lua", "")) is (text != mine)
+
+
+def test_record_of_an_older_release_is_to_be_migrated_first(place, monkeypatch):
+    """As when `pip install` has replaced the package and migbatchd still runs the older release."""
+
+    def older(config):
+        raise OlderDatabaseError("the database lacks '0012 x'")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(installcontroller, "open_record", older)
+    monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
+    monkeypatch.setattr(installcontroller, "STATE", str(place / "state"))
+    plan, _, _ = planned(place, NODES)
+    assert plan.notes == [
+        "run this command again to configure Slurm: the record is of an older release, and migbatchd migrates it when "
+        "it restarts"
+    ]
+    assert plan.next == [
+        "systemctl daemon-reload && systemctl enable migbatchd.service && systemctl restart migbatchd.service"
+    ]
+
+
+def test_changed_unit_is_to_be_restarted(place):
+    """`enable --now` would leave a running migbatchd as it is."""
+    plan, changes, record = planned(place, NODES)
+    assert plan.next[0].endswith("systemctl restart migbatchd.service")
+    files.apply(changes, record)
+    assert not any("systemctl" in step for step in planned(place, NODES)[0].next)
 
 
 def test_nodes_that_report_under_another_name_are_named(monkeypatch):

@@ -104,6 +104,21 @@ def test_relative_path_of_slurm_conf_is_recorded_as_absolute(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("role", ["login", "node"])
+def test_uninstall_names_what_remains_on_a_host_of_that_role(tmp_path, capsys, role):
+    """A login node has neither the agent nor a journal nor GPUs."""
+    (tmp_path / "slurm.conf").write_text("CliFilterPlugins=lua\n")
+    record = ["--record", str(tmp_path / "record")]
+    conf = ["--slurm-conf", str(tmp_path / "slurm.conf")]
+    install.main(["--role", "login", "--apply", *conf, *record], standalone_mode=False)
+    assert (tmp_path / "cli_filter.lua").exists()
+    capsys.readouterr()
+    install.main(["--role", role, "--uninstall", "--apply", *record], standalone_mode=False)
+    output = capsys.readouterr().out
+    assert not (tmp_path / "cli_filter.lua").exists()
+    assert ("migbatch-node" in output) is ("journal" in output) is ("MIG mode" in output) is (role == "node")
+
+
+@pytest.mark.parametrize("role", ["login", "node"])
 def test_configless_login_node_without_any_slurm_conf_needs_nothing(tmp_path, monkeypatch, capsys, role):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setattr(hosts, "_USUAL", (str(tmp_path / "slurm.conf"),))

@@ -288,7 +288,7 @@ def test_client_sends_only_the_allowed_environment_variables(node, monkeypatch):
         "without a marker there is no query"
     )
     code, line = client.run("prolog", "/nonexistent", environ)
-    assert code == exits.INSTALLATION and "node install" in line
+    assert code == exits.INSTALLATION and "run `migbatch install --role node --apply`" in line
 
 
 def test_hooks_need_root(node):

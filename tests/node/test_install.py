@@ -271,7 +271,7 @@ def test_hooks_report_a_missing_package(installed, tmp_path):
     text = install.render("prolog", [str(tmp_path / "gone")], str(installed.etc), sys.executable)
     (installed.hooks / "prolog").write_text(text)
     done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
-    assert done.returncode == exits.INSTALLATION and "node install" in done.stderr
+    assert done.returncode == exits.INSTALLATION and "run `migbatch install --role node --apply`" in done.stderr
 
 
 def test_installer_refuses_an_unsafe_directory_or_interpreter(tmp_path):
