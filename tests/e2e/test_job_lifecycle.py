@@ -111,7 +111,16 @@ def test_a_script_for_slices_of_static_mig_runs_unchanged(stack: Cluster, option
     assert len(sights(done.stdout)["task 0"]) == 1
 
 
-@pytest.mark.parametrize("options", [["--gres=gpu:2"], ["--gpus-per-node=2"], ["--gpus=2", "-N1"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--gres=gpu:2"],
+        ["--gpus-per-node=2"],
+        ["--gpus=2", "-N1"],
+        ["--gres=gpu:2", "--gpus=2"],
+        ["--gpus-per-node=2", "--gpus-per-task=1", "-n2"],
+    ],
+)
 def test_two_whole_gpus_are_two_slices_of_one_node(stack: Cluster, options: list[str]) -> None:
     job, _ = sbatch(stack, *options)
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
