@@ -30,6 +30,11 @@ PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
 the job does not have.
 """
 
+GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
+"""The submit filter, which cannot unset them, writes 0 where slices are granted for GPUs. srun --gpus=0 in the script
+means none.
+"""
+
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
@@ -116,7 +121,9 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
-    lines += "".join(f"unset {name}\n" for name in (*PER_GPU, STEP_GRES) if name.encode() in environ)
+    stale = [name for name in (*PER_GPU, STEP_GRES) if name.encode() in environ]
+    stale += [name for name in GPUS if environ.get(name.encode()) == b"0"]
+    lines += "".join(f"unset {name}\n" for name in stale)
     return notice + lines + mps(settings, environ, uid, slices)
 
 

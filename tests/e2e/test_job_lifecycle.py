@@ -83,6 +83,15 @@ def test_array_tasks_never_share_a_slice(stack: Cluster) -> None:
         assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
 
 
+def test_step_without_gpus_in_a_script_for_gpus_sees_none(stack: Cluster) -> None:
+    """Though the filter leaves a zero of the job's own --gpus in its environment."""
+    lines = [f"srun {option} sh -c 'echo task {n} $CUDA_VISIBLE_DEVICES'" for n, option in enumerate(("", "--gpus=0"))]
+    job, message = sbatch(stack, "--gpus=1", wrap="\n".join(lines))
+    assert job, message
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert set(sights(stack.output(job))) == {"task 0"} and "task 1" in stack.output(job)
+
+
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster, tasks: int) -> None:
     job, message = sbatch(stack, "--gpus=1", f"-n{tasks}")
@@ -330,6 +339,8 @@ def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
         ("all", "--gres=none --export=ALL,BAR=other"),
         ("one", "--gres=none --export=FOO"),
         ("nothing", "--gres=none --export=NONE"),
+        ("zero", "--gpus=0"),
+        ("zeros", "--gres=gpu:0"),
         ("asked", "--gres=mig:1g.10gb:1"),
     ):
         lines.append(f"srun {options} {command.replace('NAME', name)}")
@@ -345,6 +356,8 @@ def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
         "all": " . mine. other. unset",
         "one": " . mine. . unset",
         "nothing": " . . . unset",
+        "zero": " . mine. . unset",
+        "zeros": " . mine. . unset",
         "asked": f"{slice_row['mig_uuid']} 1. mine. . unset",
         "variable": " . mine. . unset",
     }

@@ -173,6 +173,18 @@ def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
     assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
 
 
+def test_zeros_that_the_submit_filter_leaves_of_gpus_are_unset_in_jobs_with_slices(node):
+    """srun --gpus=0 could not be told from them."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    environ = {b"SLURM_JOB_ID": b"1", b"SLURM_GPUS": b"0", b"SLURM_GPUS_PER_NODE": b"2", b"SLURM_GPUS_PER_TASK": b"0"}
+    out = exports(str(node.etc), environ, ALICE)
+    assert [line for line in out.splitlines() if line.startswith("unset")] == [
+        "unset SLURM_GPUS",
+        "unset SLURM_GPUS_PER_TASK",
+    ]
+    assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
+
+
 def test_each_task_of_a_step_gets_its_own_slice(node):
     node.prolog(1, "[mig:1g.10gb:3]")
     seen = [exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_GTIDS="0,1,2") for i in range(3)]

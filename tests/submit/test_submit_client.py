@@ -35,6 +35,7 @@ print(table.concat(lines, "|"))
 print(options["tres-per-task"])
 print(options.gpus or options["gpus-per-node"] or options["gpus-per-task"])
 print(options.nodes)
+print(options.export)
 """
 
 
@@ -46,9 +47,10 @@ def ask(
     job: str | None = None,
     within: Mapping[str, str] = MappingProxyType({}),
     nodes: bool = False,
+    export: bool = False,
 ) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes."""
+    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment."""
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -64,7 +66,7 @@ def ask(
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()[: None if nodes else -1 if within else -2]
+    return done.stdout.splitlines()[: None if export else -1 if nodes else -2 if within else -3]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,34 @@ def test_a_step_gets_all_slices_of_its_job_for_as_many_gpus(
     within = {**ONE_SLICE, "MIGBATCH_JOB_SLICES": str(slices), "SLURM_JOB_NUM_NODES": str(nodes)}
     answer = ask(tmp_path, "type=srun", *options, job="17", within=within)
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
+
+
+NONE = "ALL,MIGBATCH_STEP_GRES=none"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "export"),
+    [
+        (("gpus=0",), {}, NONE),
+        (("gpus=h100:0",), {}, NONE),
+        (("gpus-per-node=0",), {}, NONE),
+        (("gres=gpu:0",), {}, NONE),
+        (("gres=fpga:1,mig:1g.10gb:0",), {}, NONE),
+        (("gres=none",), {}, NONE),
+        (("gpus=0",), {"SLURM_GPUS": "0"}, "nil"),  # what job_submit.lua leaves of the job's own --gpus
+        (("gpus=0", "gres=mig:1g.10gb:1"), {}, "nil"),
+        (("gpus=0", "gpus-per-task=1"), {}, "nil"),
+        (("gres=gpu:0", "tres-per-task=gres/mig:1g.10gb:1"), {}, "nil"),
+        (("gpus-per-task=0",), {}, "nil"),  # ignored by Slurm since 23.11
+        (("gres=fpga:1", "tres-per-task=gres/gpu:0"), {}, "nil"),
+        (("ntasks=1",), {}, "nil"),
+    ],
+)
+def test_a_step_that_requests_zero_gpus_sees_no_slice(
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], export: str
+) -> None:
+    answer = ask(tmp_path, "type=srun", *options, job="17", within={**ONE_SLICE, **environment}, export=True)
+    assert (answer[0], answer[-1]) == ("0", export)
 
 
 def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
