@@ -267,6 +267,17 @@ def test_a_step_that_requests_zero_gpus_sees_no_slice(
     assert (answer[0], answer[-1]) == ("0", export)
 
 
+@pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "ntasks-per-gpu=2"])
+def test_a_step_in_a_job_with_slices_is_told_of_the_option_for_them(tmp_path: Path, option: str) -> None:
+    """Slurm says only that its generic resources are invalid."""
+    code, _, _, messages, *_ = ask(tmp_path, "type=srun", option, job="17", within=ONE_SLICE)
+    assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs: for slices use --" in messages
+    unset = "cpus-per-gpu=0", "ntasks-per-gpu=-2"
+    assert ask(tmp_path, "type=srun", *unset, job="17", within=ONE_SLICE)[0] == "0"
+    elsewhere = {**ONE_SLICE, "MIGBATCH_PROGRESS": "/run/migbatch/progress/16.0"}
+    assert ask(tmp_path, "type=srun", option, job="17", within=elsewhere)[0] == "0"
+
+
 def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
     answer = ask(tmp_path, "type=srun", "tres-per-task=cpu:2,gres/gpu:1", job="17", within=ONE_SLICE)
     assert (answer[0], answer[-2]) == ("0", "cpu:2")
