@@ -151,6 +151,13 @@ def test_steps_in_salloc_see_the_same_slice(stack: Cluster, request_: str) -> No
     assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
 
 
+@pytest.mark.parametrize("request_", ["--gres=mig:1g.10gb:1", "--gpus=1"])
+def test_steps_in_salloc_may_request_the_gpu_again(stack: Cluster, request_: str) -> None:
+    inner = "srun --gpus=1 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
+    done = stack.run(["salloc", request_, "sh", "-c", inner], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
+
+
 def test_components_of_a_heterogeneous_job_get_different_slices(stack: Cluster) -> None:
     show = "srun --het-group=0 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
     show += "; srun --het-group=1 sh -c 'echo task 1 $CUDA_VISIBLE_DEVICES'"

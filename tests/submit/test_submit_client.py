@@ -19,7 +19,9 @@ local lines = {}
 local function log_message(...) lines[#lines + 1] = string.format(...) end
 slurm = { SUCCESS = 0, ERROR = -1, log_error = log_message, log_info = log_message, log_verbose = log_message }
 local loaded = dofile(arg[1])
-if type(loaded) == "table" then slurm_cli_setup_defaults, slurm_cli_pre_submit = loaded.after() end
+if type(loaded) == "table" then
+  slurm_cli_setup_defaults, slurm_cli_pre_submit, slurm_cli_post_submit = loaded.after()
+end
 if arg[2] == "removed" then os.remove(arg[1]) end
 local real, compiled = loadstring, "compiled nothing"
 loadstring = function(...) compiled = "compiled more" return real(...) end
@@ -36,6 +38,8 @@ print(options["tres-per-task"])
 print(options.gpus or options["gpus-per-node"] or options["gpus-per-task"])
 print(options.nodes)
 print(options.export)
+slurm_cli_post_submit(0, 17, 0)
+print(os.getenv("MIGBATCH_SALLOC"))
 """
 
 
@@ -48,9 +52,11 @@ def ask(
     within: Mapping[str, str] = MappingProxyType({}),
     nodes: bool = False,
     export: bool = False,
+    granted: bool = False,
 ) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment."""
+    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if
+    it is `granted` what salloc states of it."""
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -66,7 +72,7 @@ def ask(
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()[: None if export else -1 if nodes else -2 if within else -3]
+    return done.stdout.splitlines()[: None if granted else -1 if export else -2 if nodes else -3 if within else -4]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +271,29 @@ def test_a_step_that_requests_zero_gpus_sees_no_slice(
 ) -> None:
     answer = ask(tmp_path, "type=srun", *options, job="17", within={**ONE_SLICE, **environment}, export=True)
     assert (answer[0], answer[-1]) == ("0", export)
+
+
+@pytest.mark.parametrize(
+    ("options", "stated"),
+    [
+        (("type=salloc", "gpus=1"), "17:1"),
+        (("type=salloc", "gres=gres:fpga:3,gres:mig:1g.10gb:2,gres:mig:2g.20gb"), "17:3"),  # as Slurm shows it
+        (("type=salloc", "gres=mig:auto:2"), "17:2"),
+        (("type=salloc", "gres=mig"), "17:1"),
+        (("type=salloc", "gres=fpga:3"), "nil"),
+        (("type=srun", "gpus=1"), "nil"),
+    ],
+)
+def test_salloc_states_the_slices_of_its_job_to_its_shell(
+    tmp_path: Path, options: tuple[str, ...], stated: str
+) -> None:
+    assert ask(tmp_path, *options, granted=True)[-1] == stated
+
+
+@pytest.mark.parametrize(("stated", "gpus"), [("17:1", "0"), ("16:1", "1"), ("17:2", "1"), ("17:", "1")])
+def test_a_step_in_a_shell_of_salloc_gets_the_slice_for_its_gpu(tmp_path: Path, stated: str, gpus: str) -> None:
+    answer = ask(tmp_path, "type=srun", "gpus=1", job="17", within={"MIGBATCH_SALLOC": stated})
+    assert (answer[0], answer[-1]) == ("0", gpus)
 
 
 @pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "ntasks-per-gpu=2"])
