@@ -224,6 +224,9 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
         (("gpus=2",), 2, 1, "nil", "0"),
         (("gpus=h100:2", "ntasks=2"), 2, 1, "nil", "0"),
         (("gpus=4",), 2, 2, "nil", "0"),
+        (("gpus=2", "nodes=1"), 2, 2, "nil", "0"),  # a step on one of the job's nodes
+        (("gpus=4", "nodes=2-2"), 2, 2, "nil", "0"),
+        (("gpus=4", "nodes=1"), 2, 2, "nil", "4"),
         (("gpus-per-node=2",), 2, 2, "nil", ""),
         (("gpus-per-task=1", "ntasks=2"), 2, 1, "nil", "0"),
         (("gpus-per-task=h100:2", "ntasks=2"), 2, 2, "nil", "0"),
@@ -271,6 +274,12 @@ def test_a_step_that_requests_zero_gpus_sees_no_slice(
 ) -> None:
     answer = ask(tmp_path, "type=srun", *options, job="17", within={**ONE_SLICE, **environment}, export=True)
     assert (answer[0], answer[-1]) == ("0", export)
+
+
+def test_a_step_in_another_job_that_requests_zero_gpus_sees_no_slice(tmp_path: Path) -> None:
+    answer = ask(tmp_path, "type=srun", "jobid=17", "gpus=0", export=True)
+    assert (answer[0], answer[-1]) == ("0", NONE)
+    assert ask(tmp_path, "type=srun", "jobid=unset", "gpus=0", export=True)[-1] == "nil", "it requests a job"
 
 
 @pytest.mark.parametrize(
