@@ -283,6 +283,16 @@ def test_a_step_in_another_job_that_requests_zero_gpus_sees_no_slice(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("option", "gres"), [("gpus=2", "mig:2"), ("gres=gres:gpu:1", "mig:1"), ("gpus-per-node=h100:1", "mig:1")]
+)
+def test_a_step_in_another_job_gets_its_slices_for_gpus(tmp_path: Path, option: str, gres: str) -> None:
+    """`srun --jobid=17 --overlap --gpus=2`: that job may have slices of any profile."""
+    code, now, _, messages, _ = ask(tmp_path, "type=srun", "jobid=17", option, "nodes=1", "ntasks=1")
+    assert (code, now, messages) == ("0", gres, "")
+    assert ask(tmp_path, "type=srun", "jobid=17", "gpus=60")[0] == "0", "that job may have them"
+
+
+@pytest.mark.parametrize(
     ("options", "stated"),
     [
         (("type=salloc", "gpus=1"), "17:1"),
