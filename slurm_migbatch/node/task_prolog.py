@@ -30,6 +30,11 @@ PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
 the job does not have.
 """
 
+GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
+"""The submit filter, which cannot unset them, writes 0 where slices are granted for GPUs. srun --gpus=0 in the script
+means none.
+"""
+
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
@@ -49,6 +54,9 @@ KEYS = (
     "MIGBATCH_PROGRESS",
     "MIGBATCH_CUDA",
 )
+
+ON_NODE = "SLURM_GPUS_ON_NODE"
+"""Set by Slurm in jobs with gres/gpu; scripts for GPUs start as many processes (`torchrun --nproc_per_node`)."""
 
 SCONTROL_S = 10.0
 """ScontrolTimeout= of node.conf, unless the node has its own."""
@@ -114,9 +122,12 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     form = "index" if visible != devices else ""
     values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
+    lines += f"export {ON_NODE}={len(slices)}\n"
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
-    lines += "".join(f"unset {name}\n" for name in (*PER_GPU, STEP_GRES) if name.encode() in environ)
+    stale = [name for name in (*PER_GPU, STEP_GRES) if name.encode() in environ]
+    stale += [name for name in GPUS if environ.get(name.encode()) == b"0"]
+    lines += "".join(f"unset {name}\n" for name in stale)
     return notice + lines + mps(settings, environ, uid, slices)
 
 
@@ -220,6 +231,9 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     own_value = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
+    has_gpus = b"SLURM_JOB_GPUS" in environ or b"SLURM_STEP_GPUS" in environ
+    if not has_gpus and environ.get(ON_NODE.encode()) == environ.get(b"MIGBATCH_JOB_SLICES", b""):
+        lines.append(f"unset {ON_NODE}\n")
     return "".join(lines)
 
 
@@ -240,7 +254,7 @@ def cpus(environ: dict[bytes, bytes]) -> str:
 def without() -> str:
     """Return the lines for a step that requested no slice; it may still report progress and start steps with slices."""
     unset = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
-    return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, STEP_GRES))
+    return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, ON_NODE, STEP_GRES))
 
 
 def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices: list[list[str]]) -> str:

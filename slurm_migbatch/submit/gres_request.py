@@ -20,6 +20,8 @@ AUTO: Final = "auto"
 FILLER: Final = "none"
 MAX_COUNT: Final = 64
 
+_BY_MEANING: Final = ("tres_per_job", "tres_per_task", "tres_per_socket", "tres_per_node")
+"""Of several fields that request the same the first one counts: only with the first two a job gets one node."""
 _PREFIXES = re.compile(r"(?:gres[:/])*")
 _BLANKS = re.compile(r"[\x00-\x20\x7f\"']")
 _NAME = re.compile(r"[^:=]*")
@@ -51,10 +53,14 @@ class GresEntry:
 
 @dataclass(frozen=True)
 class GresRequest:
-    """The entries of the one field that requests slices, in order; entries of other GRES stay text."""
+    """The entries of the field that requests slices, in order; entries of other GRES stay text.
+
+    `again`: other fields that request the same GPUs, in another way.
+    """
 
     field: str
     entries: tuple[GresEntry | str, ...]
+    again: tuple[GresRequest, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[GresEntry, ...]:
@@ -113,9 +119,25 @@ def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
         candidate = GresRequest(name, _effective([_entry(entry, gpus=gpus) for entry in text.split(",")]))
         if candidate.parts:
             requests.append(candidate)
-    if len(requests) > 1:
+    if len(requests) > 1 and (request.now is not None or not _are_same(requests, request)):
         raise Refusal("two_ways", " and ".join(candidate.option for candidate in requests))
-    return requests[0] if requests else None
+    requests.sort(key=lambda candidate: _BY_MEANING.index(candidate.field))
+    return replace(requests[0], again=tuple(requests[1:])) if requests else None
+
+
+def _are_same(requests: Sequence[GresRequest], request: JobRequest) -> bool:
+    """Return whether each of several fields alone requests the same GPUs of each node: Slurm takes such requests, like
+    `--gpus=2 --gpus-per-node=1 -N2` (tried on 22.05, 24.11 and 26.05).
+    """
+    if any(part.name != "gpu" for asking in requests for part in asking.parts):
+        return False
+    try:
+        gpus = [
+            {part.type: per_node(asking, count_of(part, ""), request) for part in asking.parts} for asking in requests
+        ]
+    except Refusal:
+        return False
+    return all(other == gpus[0] for other in gpus)
 
 
 def _effective(entries: Sequence[GresEntry | str]) -> tuple[GresEntry | str, ...]:

@@ -495,10 +495,12 @@ def _changes(
         first = asking.entries.index(asking.parts[0])
         tres = ",".join([*asking.others[:first], *granted, *asking.others[first:]])
     else:
-        tres = ",".join([*filter(None, [request.tres_per_node]), *granted])
+        present = next((a.others for a in asking.again if a.field == "tres_per_node"), [request.tres_per_node])
+        tres = ",".join([*filter(None, present), *granted])
     if len(tres) > SLURM_LIMIT:
         raise Refusal("gres_long")
-    changes = {"tres_per_node": tres, "comment": comment}
+    changes = {**{again.field: ",".join(again.others) for again in asking.again}, "tres_per_node": tres}
+    changes["comment"] = comment
     if asking.field != "tres_per_node":
         changes[asking.field] = ",".join(asking.others)
     if takes_one_node(asking, request):

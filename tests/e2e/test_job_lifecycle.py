@@ -83,6 +83,15 @@ def test_array_tasks_never_share_a_slice(stack: Cluster) -> None:
         assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
 
 
+def test_step_without_gpus_in_a_script_for_gpus_sees_none(stack: Cluster) -> None:
+    """Though the filter leaves a zero of the job's own --gpus in its environment."""
+    lines = [f"srun {option} sh -c 'echo task {n} $CUDA_VISIBLE_DEVICES'" for n, option in enumerate(("", "--gpus=0"))]
+    job, message = sbatch(stack, "--gpus=1", wrap="\n".join(lines))
+    assert job, message
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert set(sights(stack.output(job))) == {"task 0"} and "task 1" in stack.output(job)
+
+
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster, tasks: int) -> None:
     job, message = sbatch(stack, "--gpus=1", f"-n{tasks}")
@@ -111,7 +120,16 @@ def test_a_script_for_slices_of_static_mig_runs_unchanged(stack: Cluster, option
     assert len(sights(done.stdout)["task 0"]) == 1
 
 
-@pytest.mark.parametrize("options", [["--gres=gpu:2"], ["--gpus-per-node=2"], ["--gpus=2", "-N1"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--gres=gpu:2"],
+        ["--gpus-per-node=2"],
+        ["--gpus=2", "-N1"],
+        ["--gres=gpu:2", "--gpus=2"],
+        ["--gpus-per-node=2", "--gpus-per-task=1", "-n2"],
+    ],
+)
 def test_two_whole_gpus_are_two_slices_of_one_node(stack: Cluster, options: list[str]) -> None:
     job, _ = sbatch(stack, *options)
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
@@ -131,6 +149,13 @@ def test_steps_in_salloc_see_the_same_slice(stack: Cluster, request_: str) -> No
     done = stack.run(["salloc", *request_.split(), "sh", "-c", f"{inner}; {inner}"], "mbbob")
     seen = sights(done.stdout)
     assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
+
+
+@pytest.mark.parametrize("request_", ["--gres=mig:1g.10gb:1", "--gpus=1"])
+def test_steps_in_salloc_may_request_the_gpu_again(stack: Cluster, request_: str) -> None:
+    inner = "srun --gpus=1 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
+    done = stack.run(["salloc", request_, "sh", "-c", inner], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
 
 
 def test_components_of_a_heterogeneous_job_get_different_slices(stack: Cluster) -> None:
@@ -321,6 +346,8 @@ def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
         ("all", "--gres=none --export=ALL,BAR=other"),
         ("one", "--gres=none --export=FOO"),
         ("nothing", "--gres=none --export=NONE"),
+        ("zero", "--gpus=0"),
+        ("zeros", "--gres=gpu:0"),
         ("asked", "--gres=mig:1g.10gb:1"),
     ):
         lines.append(f"srun {options} {command.replace('NAME', name)}")
@@ -336,6 +363,8 @@ def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
         "all": " . mine. other. unset",
         "one": " . mine. . unset",
         "nothing": " . . . unset",
+        "zero": " . mine. . unset",
+        "zeros": " . mine. . unset",
         "asked": f"{slice_row['mig_uuid']} 1. mine. . unset",
         "variable": " . mine. . unset",
     }

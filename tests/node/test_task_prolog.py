@@ -163,6 +163,7 @@ def test_batch_script_gets_all_slices_in_its_environment(node):
     memory = node.executor.gpus.geometry(node.executor.gpus.listed()[0]).info(held[1].slot.profile).memory_mib
     assert values["MIGBATCH_MEMORY_MIB"] == str(memory)
     assert (values["MIGBATCH_SLICES"], values["MIGBATCH_JOB_SLICES"]) == ("3", "3")
+    assert values["SLURM_GPUS_ON_NODE"] == "3", "for scripts that start a process for each GPU"
 
 
 def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
@@ -170,6 +171,18 @@ def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
     environ = {b"SLURM_JOB_ID": b"1", b"SLURM_CPUS_PER_GPU": b"3", b"SLURM_CPUS_PER_TASK": b"3"}
     out = exports(str(node.etc), environ, ALICE)
     assert [line for line in out.splitlines() if line.startswith("unset")] == ["unset SLURM_CPUS_PER_GPU"]
+    assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
+
+
+def test_zeros_that_the_submit_filter_leaves_of_gpus_are_unset_in_jobs_with_slices(node):
+    """srun --gpus=0 could not be told from them."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    environ = {b"SLURM_JOB_ID": b"1", b"SLURM_GPUS": b"0", b"SLURM_GPUS_PER_NODE": b"2", b"SLURM_GPUS_PER_TASK": b"0"}
+    out = exports(str(node.etc), environ, ALICE)
+    assert [line for line in out.splitlines() if line.startswith("unset")] == [
+        "unset SLURM_GPUS",
+        "unset SLURM_GPUS_PER_TASK",
+    ]
     assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
 
 
@@ -279,6 +292,7 @@ def test_step_with_gres_none_gets_no_slice(node):
     lines = exports(str(node.etc), wants_none | batch | {b"SLURM_STEP_ID": b"3"}, ALICE).splitlines()
     assert "export CUDA_VISIBLE_DEVICES=" in lines
     assert {"unset MIGBATCH_DEVICES", "unset MIGBATCH_SLICES", "unset MIGBATCH_STEP_GRES"} <= set(lines)
+    assert "unset SLURM_GPUS_ON_NODE" in lines
     assert not [line for line in lines if "MIG-" in line]
     assert "unset MIGBATCH_PROGRESS" not in lines, "it may report for the job"
     in_batch = exports(str(node.etc), wants_none, ALICE)
@@ -349,6 +363,9 @@ def test_variables_inherited_from_another_job_are_unset(node):
     mine = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0"})
     assert "unset CUDA_VISIBLE_DEVICES" not in mine
     assert task_prolog.inherited({b"CUDA_VISIBLE_DEVICES": b"0"}) == ""
+    count = {b"MIGBATCH_DEVICES": b"MIG-a", b"MIGBATCH_JOB_SLICES": b"1", b"SLURM_GPUS_ON_NODE": b"1"}
+    assert "unset SLURM_GPUS_ON_NODE" in task_prolog.inherited(count)
+    assert "unset SLURM_GPUS_ON_NODE" not in task_prolog.inherited(count | {b"SLURM_JOB_GPUS": b"0"}), "of whole GPUs"
 
 
 @pytest.mark.parametrize(

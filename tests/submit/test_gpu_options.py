@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest, Refuse
 from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import agree, numbers, words
@@ -86,3 +86,58 @@ def test_the_last_of_several_requests_for_gpus_counts(shim: Shim, chooser: Choos
         assert isinstance(answer, Accept)
         assert f"[mig:{granted}" in answer.changes["comment"]
         assert f"mig:{granted}" in answer.changes["tres_per_node"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "granted", "set_"),
+    [
+        ({"tres_per_node": "gres/gpu:1", "tres_per_job": "gres/gpu:1"}, "7g.80gb:1", {}),
+        (
+            {"tres_per_node": "gres/gpu:2", "tres_per_job": "gres/gpu:2", "num_tasks": 2},
+            "7g.80gb:2",
+            {"max_nodes": "1"},
+        ),
+        ({"tres_per_job": "gres/gpu:h100:2", "tres_per_task": "gres/gpu:h100=1", "num_tasks": 2}, "7g.80gb:2", {}),
+        (
+            {"tres_per_node": "gres/fpga:1,gres/gpu:1", "tres_per_job": "gres/gpu:2", "min_nodes": 2, "max_nodes": 2},
+            "7g.80gb:1",
+            {"tres_per_node": "gres/fpga:1,gres/mig:7g.80gb:1"},
+        ),
+        (
+            {
+                "tres_per_node": "gres/gpu:2",
+                "tres_per_task": "cpu:2,gres/gpu=1",
+                "num_tasks": 4,
+                "min_nodes": 2,
+                "max_nodes": 2,
+            },
+            "7g.80gb:2",
+            {"ntasks_per_node": "2", "tres_per_task": "cpu:2"},
+        ),
+    ],
+)
+def test_gpus_that_two_options_request_alike_are_granted_once(
+    shim: Shim, chooser: Chooser, fields: dict[str, object], granted: str, set_: dict[str, str]
+) -> None:
+    """As in Slurm: `--gpus=2 --gpus-per-node=1 -N2`."""
+    answer = agree(JobRequest(uid=1001, partition="gpu", **fields), shim, chooser)  # type: ignore[arg-type]
+    assert isinstance(answer, Accept)
+    assert f"[mig:{granted}" in answer.changes["comment"]
+    assert {name: answer.changes[name] for name in set_} == set_
+    for name in TRES_FIELDS:
+        assert not gpus(answer.changes.get(name, "" if name not in fields else str(fields[name])))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tres_per_node": "gres/gpu:1", "tres_per_job": "gres/gpu:2"},
+        {"tres_per_node": "gres/gpu:1", "tres_per_job": "gres/gpu:h100:1"},
+        {"tres_per_node": "gres/gpu:4", "tres_per_task": "gres/gpu:1", "num_tasks": 2},
+        {"tres_per_node": "gres/mig:7g.80gb:1", "tres_per_job": "gres/gpu:1"},
+        {"tres_per_node": "gres/gpu:9k", "tres_per_job": "gres/gpu:9k"},
+    ],
+)
+def test_different_requests_by_two_options_are_refused(shim: Shim, chooser: Chooser, fields: dict[str, object]) -> None:
+    answer = agree(JobRequest(uid=1001, partition="gpu", **fields), shim, chooser)  # type: ignore[arg-type]
+    assert isinstance(answer, Refuse) and "more than one option" in answer.sentence

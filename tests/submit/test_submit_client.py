@@ -21,7 +21,9 @@ local lines = {}
 local function log_message(...) lines[#lines + 1] = string.format(...) end
 slurm = { SUCCESS = 0, ERROR = -1, log_error = log_message, log_info = log_message, log_verbose = log_message }
 local loaded = dofile(arg[1])
-if type(loaded) == "table" then slurm_cli_setup_defaults, slurm_cli_pre_submit = loaded.after() end
+if type(loaded) == "table" then
+  slurm_cli_setup_defaults, slurm_cli_pre_submit, slurm_cli_post_submit = loaded.after()
+end
 if arg[2] == "removed" then os.remove(arg[1]) end
 local real, compiled = loadstring, "compiled nothing"
 loadstring = function(...) compiled = "compiled more" return real(...) end
@@ -37,6 +39,9 @@ print(table.concat(lines, "|"))
 print(options["tres-per-task"])
 print(options.gpus or options["gpus-per-node"] or options["gpus-per-task"])
 print(options.nodes)
+print(options.export)
+slurm_cli_post_submit(0, 17, 0)
+print(os.getenv("MIGBATCH_SALLOC"))
 """
 
 
@@ -48,9 +53,12 @@ def ask(
     job: str | None = None,
     within: Mapping[str, str] = MappingProxyType({}),
     nodes: bool = False,
+    export: bool = False,
+    granted: bool = False,
 ) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes."""
+    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if
+    it is `granted` what salloc states of it."""
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -66,7 +74,7 @@ def ask(
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()[: None if nodes else -1 if within else -2]
+    return done.stdout.splitlines()[: None if granted else -1 if export else -2 if nodes else -3 if within else -4]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +243,9 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
         (("gpus=2",), 2, 1, "nil", "0"),
         (("gpus=h100:2", "ntasks=2"), 2, 1, "nil", "0"),
         (("gpus=4",), 2, 2, "nil", "0"),
+        (("gpus=2", "nodes=1"), 2, 2, "nil", "0"),  # a step on one of the job's nodes
+        (("gpus=4", "nodes=2-2"), 2, 2, "nil", "0"),
+        (("gpus=4", "nodes=1"), 2, 2, "nil", "4"),
         (("gpus-per-node=2",), 2, 2, "nil", ""),
         (("gpus-per-task=1", "ntasks=2"), 2, 1, "nil", "0"),
         (("gpus-per-task=h100:2", "ntasks=2"), 2, 2, "nil", "0"),
@@ -254,6 +265,84 @@ def test_a_step_gets_all_slices_of_its_job_for_as_many_gpus(
     within = {**ONE_SLICE, "MIGBATCH_JOB_SLICES": str(slices), "SLURM_JOB_NUM_NODES": str(nodes)}
     answer = ask(tmp_path, "type=srun", *options, job="17", within=within)
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
+
+
+NONE = "ALL,MIGBATCH_STEP_GRES=none"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "export"),
+    [
+        (("gpus=0",), {}, NONE),
+        (("gpus=h100:0",), {}, NONE),
+        (("gpus-per-node=0",), {}, NONE),
+        (("gres=gpu:0",), {}, NONE),
+        (("gres=fpga:1,mig:1g.10gb:0",), {}, NONE),
+        (("gres=none",), {}, NONE),
+        (("gpus=0",), {"SLURM_GPUS": "0"}, "nil"),  # what job_submit.lua leaves of the job's own --gpus
+        (("gpus=0", "gres=mig:1g.10gb:1"), {}, "nil"),
+        (("gpus=0", "gpus-per-task=1"), {}, "nil"),
+        (("gres=gpu:0", "tres-per-task=gres/mig:1g.10gb:1"), {}, "nil"),
+        (("gpus-per-task=0",), {}, "nil"),  # ignored by Slurm since 23.11
+        (("gres=fpga:1", "tres-per-task=gres/gpu:0"), {}, "nil"),
+        (("ntasks=1",), {}, "nil"),
+    ],
+)
+def test_a_step_that_requests_zero_gpus_sees_no_slice(
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], export: str
+) -> None:
+    answer = ask(tmp_path, "type=srun", *options, job="17", within={**ONE_SLICE, **environment}, export=True)
+    assert (answer[0], answer[-1]) == ("0", export)
+
+
+def test_a_step_in_another_job_that_requests_zero_gpus_sees_no_slice(tmp_path: Path) -> None:
+    answer = ask(tmp_path, "type=srun", "jobid=17", "gpus=0", export=True)
+    assert (answer[0], answer[-1]) == ("0", NONE)
+    assert ask(tmp_path, "type=srun", "jobid=unset", "gpus=0", export=True)[-1] == "nil", "it requests a job"
+
+
+@pytest.mark.parametrize(
+    ("option", "gres"), [("gpus=2", "mig:2"), ("gres=gres:gpu:1", "mig:1"), ("gpus-per-node=h100:1", "mig:1")]
+)
+def test_a_step_in_another_job_gets_its_slices_for_gpus(tmp_path: Path, option: str, gres: str) -> None:
+    """`srun --jobid=17 --overlap --gpus=2`: that job may have slices of any profile."""
+    code, now, _, messages, _ = ask(tmp_path, "type=srun", "jobid=17", option, "nodes=1", "ntasks=1")
+    assert (code, now, messages) == ("0", gres, "")
+    assert ask(tmp_path, "type=srun", "jobid=17", "gpus=60")[0] == "0", "that job may have them"
+
+
+@pytest.mark.parametrize(
+    ("options", "stated"),
+    [
+        (("type=salloc", "gpus=1"), "17:1"),
+        (("type=salloc", "gres=gres:fpga:3,gres:mig:1g.10gb:2,gres:mig:2g.20gb"), "17:3"),  # as Slurm shows it
+        (("type=salloc", "gres=mig:auto:2"), "17:2"),
+        (("type=salloc", "gres=mig"), "17:1"),
+        (("type=salloc", "gres=fpga:3"), "nil"),
+        (("type=srun", "gpus=1"), "nil"),
+    ],
+)
+def test_salloc_states_the_slices_of_its_job_to_its_shell(
+    tmp_path: Path, options: tuple[str, ...], stated: str
+) -> None:
+    assert ask(tmp_path, *options, granted=True)[-1] == stated
+
+
+@pytest.mark.parametrize(("stated", "gpus"), [("17:1", "0"), ("16:1", "1"), ("17:2", "1"), ("17:", "1")])
+def test_a_step_in_a_shell_of_salloc_gets_the_slice_for_its_gpu(tmp_path: Path, stated: str, gpus: str) -> None:
+    answer = ask(tmp_path, "type=srun", "gpus=1", job="17", within={"MIGBATCH_SALLOC": stated})
+    assert (answer[0], answer[-1]) == ("0", gpus)
+
+
+@pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "ntasks-per-gpu=2"])
+def test_a_step_in_a_job_with_slices_is_told_of_the_option_for_them(tmp_path: Path, option: str) -> None:
+    """Slurm says only that its generic resources are invalid."""
+    code, _, _, messages, *_ = ask(tmp_path, "type=srun", option, job="17", within=ONE_SLICE)
+    assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs: for slices use --" in messages
+    unset = "cpus-per-gpu=0", "ntasks-per-gpu=-2"
+    assert ask(tmp_path, "type=srun", *unset, job="17", within=ONE_SLICE)[0] == "0"
+    elsewhere = {**ONE_SLICE, "MIGBATCH_PROGRESS": "/run/migbatch/progress/16.0"}
+    assert ask(tmp_path, "type=srun", option, job="17", within=elsewhere)[0] == "0"
 
 
 def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
