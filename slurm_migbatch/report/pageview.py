@@ -47,6 +47,8 @@ _NARROWEST_CELL: Final = 2
 _ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
 _MOST_SLICES: Final = 64
 _LATEST: Final = 253402300799.0
+#: half a year: of times farther away, month and day alone may mean another year
+_FAR_S: Final = 182 * 86400
 
 HELP: Final = (
     "q, F10           leave",
@@ -148,10 +150,12 @@ def _cut(text: str, size: int) -> str:
 
 
 def _clock(moment: float, now: float) -> str:
-    """Return a time of day, with the date if it is another day."""
+    """Return a time of day, with the date if it is another day; the date with its year if that is far away."""
     if not 0 < moment < _LATEST:
         return "-"
     local, local_now = time.localtime(moment), time.localtime(now if 0 < now < _LATEST else moment)
+    if abs(moment - now) > _FAR_S and 0 < now < _LATEST:
+        return time.strftime("%Y-%m-%d", local)
     return time.strftime("%H:%M" if local[:3] == local_now[:3] else "%m-%d %H:%M", local)
 
 

@@ -150,6 +150,13 @@ def test_readme_shows_the_page_as_it_is_drawn(monkeypatch):
     assert f"```\n{drawn}\n```" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
+def test_start_in_another_year_has_its_year():
+    now = page().at
+    for days, year in ((1, False), (180, False), (400, True), (3650, True)):
+        drawn = text(replace(page(), queue=(page().queue[0]._replace(expected=now + days * 86400, start="at"),)))
+        assert (time.strftime("%Y-%m-%d", time.localtime(now + days * 86400)) in drawn) is year, days
+
+
 def many(count):
     return replace(page(), gpus=tuple(gpu(f"n{at:04d}", at % 8) for at in range(count)))
 
