@@ -154,8 +154,9 @@ def test_reclaim_ends_although_the_clock_is_set_back(world: MakeWorld) -> None:
     assert len(w.slurm.requeues) == 7
 
 
-def test_free_slices_are_lent_although_the_clock_is_set_back(world: MakeWorld) -> None:
-    w = world()
+@pytest.mark.parametrize("horizon_s", [1.0, 60.0])
+def test_free_slices_are_lent_although_the_clock_is_set_back(world: MakeWorld, horizon_s: float) -> None:
+    w = world(horizon_s=horizon_s)
     inference = w.infer("7g.80gb", runs=10)
     w.until(lambda: inference in w.running())
     w.until(lambda: inference not in w.slurm.queue)
