@@ -26,7 +26,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.states import checked_reason, checked_state
+from slurm_migbatch.slurm.states import ENDED, checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
@@ -92,6 +92,12 @@ def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple
     return ("squeue", "--noheader", "--all", *options, _columns(("JobID", field), mark, {field: width}))
 
 
+def ended_command(mark: str, *options: str) -> tuple[str, ...]:
+    """Return the squeue command whose output `parse_ended` reads: the jobs that have ended."""
+    columns = _columns((*SQUEUE_FIELDS, "exit_code"), mark)
+    return ("squeue", "--noheader", "--all", f"--states={','.join(ENDED)}", *options, columns)
+
+
 def only_jobs(jobs: Sequence[object]) -> str:
     """Return squeue's option for these jobs; one at least, and it may no longer exist: alone that would be an error."""
     return f"--jobs={','.join(map(str, jobs))},{jobs[-1]}"
@@ -107,6 +113,12 @@ def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDT
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
     """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
     return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
+
+
+def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
+    """Return the rows of the output of `ended_command`, each with its exit code; raises SlurmError."""
+    records = _records(output, mark, len(SQUEUE_FIELDS) + 1)
+    return [(_job_or_unread(values[:-1]), values[-1]) for values in records]
 
 
 class JobReader:
