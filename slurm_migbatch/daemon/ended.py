@@ -6,19 +6,21 @@ How jobs ended that have left the queue (state, exit code and times) is in slurm
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
+from slurm_migbatch.slurm.listing import ended_command, new_mark, only_jobs, parse_ended
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.runquery import Association
 
-_SEPARATOR = "\x1f"
-_FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime", "EndTime")
+#: jobs named to squeue; of more it lists all that have ended
+_MOST_NAMED = 1000
 _PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
 
@@ -114,17 +116,18 @@ class HistoryClient(CliClient):
     def ended(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
         """Return rows for `Store.upsert_jobs` about those of `job_ids` that slurmctld still remembers; one squeue call.
 
+        They have all that `jobs` shows of a job: a short one may have ended before it was listed.
+
         Raises:
             SlurmError: squeue failed.
         """
         wanted = set(job_ids)
         if not wanted:
             return []
-        fields = ",".join(f"{name}:0{_SEPARATOR}" for name in _FIELDS)
-        output = self._run("squeue", "--noheader", "--all", f"--states={','.join(ENDED)}", f"--Format={fields}")
-        return [
-            row for line in output.splitlines() if (row := _row(line.split(_SEPARATOR))) and row["job_id"] in wanted
-        ]
+        only = [only_jobs(sorted(wanted))] if len(wanted) <= _MOST_NAMED else []
+        mark = new_mark()
+        ended = parse_ended(self._run(*ended_command(mark, *only)), mark)
+        return [{**asdict(row), "exit_code": code} for row, code in ended if row.job_id in wanted and not row.unread]
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
         """Requeue an ended batch job or array task after its first run, with an update; it is held until then.
@@ -196,22 +199,3 @@ class PyslurmHistoryClient(HistoryClient, PyslurmClient):
 
 class SlurmrestdHistoryClient(HistoryClient, SlurmrestdClient):
     """`HistoryClient` for slurmrestd."""
-
-
-def _row(values: Sequence[str]) -> dict[str, Any] | None:
-    if len(values) < len(_FIELDS) or not values[0].isdigit():
-        return None
-    job_id, restarts, state, code, submit, start, end = values[: len(_FIELDS)]
-    return {
-        "job_id": int(job_id),
-        "restarts": int(restarts) if restarts.isdigit() else 0,
-        "state": state,
-        "exit_code": code,
-        "submit": _moment(submit),
-        "start": _moment(start),
-        "end": _moment(end),
-    }
-
-
-def _moment(text: str) -> float | None:
-    return float(text) if text.isdigit() and text != "0" else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -46,7 +46,11 @@ _NARROWEST_CELL: Final = 2
 #: rows of panes that are not in focus
 _ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
 _MOST_SLICES: Final = 64
+#: digits of the largest job id; those of federations are long
+_LONGEST_JOB: Final = 10
 _LATEST: Final = 253402300799.0
+#: half a year: of times farther away, month and day alone may mean another year
+_FAR_S: Final = 182 * 86400
 
 HELP: Final = (
     "q, F10           leave",
@@ -148,10 +152,12 @@ def _cut(text: str, size: int) -> str:
 
 
 def _clock(moment: float, now: float) -> str:
-    """Return a time of day, with the date if it is another day."""
+    """Return a time of day, with the date if it is another day; the date with its year if that is far away."""
     if not 0 < moment < _LATEST:
         return "-"
     local, local_now = time.localtime(moment), time.localtime(now if 0 < now < _LATEST else moment)
+    if abs(moment - now) > _FAR_S and 0 < now < _LATEST:
+        return time.strftime("%Y-%m-%d", local)
     return time.strftime("%H:%M" if local[:3] == local_now[:3] else "%m-%d %H:%M", local)
 
 
@@ -281,9 +287,11 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
     def pane(name: str, title: str, count: int, draw: Callable[[int], Text]) -> _Pane:
         return _Pane(name, _filled(title, width, _FOCUS if name == state.pane and not whole else _HEAD), count, draw)
 
-    def table(name: str, header: _Cells, rows: Sequence[_T], cells: Callable[[_T, float], _Cells]) -> _Pane:
+    def table(name: str, header: _Cells, rows: Sequence[_T], texts: Callable[[_T, float], Sequence[str]]) -> _Pane:
+        sizes = [size for _, size in header]
+
         def draw(at: int) -> Text:
-            return Text(_columns(cells(rows[at], page.at), width))
+            return Text(_columns(list(zip(texts(rows[at], page.at), sizes, strict=True)), width))
 
         return pane(name, _columns(header, width), len(rows), draw)
 
@@ -294,12 +302,27 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
         same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
         return grid.line(gpus[at], same_node)
 
+    numbers = (*(row.job for row in page.loans), *(row.job for row in page.events))
+    jobs = min(_LONGEST_JOB, max((len(str(number)) for number in numbers), default=0))
+    loans = _fitted(_LOAN_HEAD, {"LOAN": jobs, "WHERE": _longest(map(_place, page.loans), width)})
+    events = _fitted(_EVENT_HEAD, {"JOB": jobs, "NODE": _longest((row.node for row in page.events), width)})
     return [
         pane(GPUS, grid.title, len(gpus), gpu),
-        table(QUEUE, _QUEUE_HEAD, page.queue, _queue_cells),
-        table(LOANS, _LOAN_HEAD, page.loans, _loan_cells),
-        table(EVENTS, _EVENT_HEAD, page.events[::-1], _event_cells),
+        table(QUEUE, _QUEUE_HEAD, page.queue, _queue_texts),
+        table(LOANS, loans, page.loans, _loan_texts),
+        table(EVENTS, events, page.events[::-1], _event_texts),
     ]
+
+
+def _longest(nodes: Iterable[str], width: int) -> int:
+    """Return the length of the longest of these names of nodes, at most three tenths of the page."""
+    return min(width * 3 // 10, max(map(cell_len, nodes), default=0))
+
+
+def _fitted(header: _Cells, longest: Mapping[str, int]) -> _Cells:
+    """Return the columns, those with `longest` at least as wide as that."""
+    sizes = ((title, size, max(abs(size), longest.get(title, 0))) for title, size in header)
+    return tuple((title, -wide if size < 0 else wide) for title, size, wide in sizes)
 
 
 _QUEUE_HEAD: Final = (("QUEUE", 14), ("JOBS", -6), ("LONGEST", -7), ("START BY", 11), ("WHY", 0))
@@ -310,26 +333,27 @@ _LOAN_HEAD: Final = (
 _EVENT_HEAD: Final = (("TIME", 11), ("EVENT", 8), ("NODE", 9), ("JOB", -8), ("USER", 8), ("WHAT", 0))
 
 
-def _queue_cells(row: QueueRow, now: float) -> _Cells:
+def _queue_texts(row: QueueRow, now: float) -> Sequence[str]:
     start = {"now": "now", "open": "no limit", "at": _clock(row.expected, now)}.get(row.start, "-")
     why = "; ".join(text for text in (row.reason, row.why) if text)
-    return (row.wants, 14), (str(row.jobs), -6), (_span(now - row.since), -7), (start, 11), (why, 0)
+    return row.wants, str(row.jobs), _span(now - row.since), start, why
 
 
-def _loan_cells(row: LoanRow, now: float) -> _Cells:
-    place = f"{row.node}:{row.gpu}" if row.gpu else row.node
+def _place(row: LoanRow) -> str:
+    return f"{row.node}:{row.gpu}" if row.gpu else row.node
+
+
+def _loan_texts(row: LoanRow, now: float) -> Sequence[str]:
     progress = f"{100 * row.items / row.goal:.0f}% done" if row.goal > 0 and math.isfinite(row.items / row.goal) else ""
     why = "; ".join(text for text in (progress if row.items >= 0 else "", row.why) if text)
     return (
-        (str(row.job), -8), (row.user, 8), (row.profile or "-", 9), (place or "-", 9), (row.state, 9),
-        (_span(now - row.since), -6), (str(row.steps) if row.steps >= 0 else "-", -6), (str(row.restarts), -3),
-        (why, 0),
+        str(row.job), row.user, row.profile or "-", _place(row) or "-", row.state, _span(now - row.since),
+        str(row.steps) if row.steps >= 0 else "-", str(row.restarts), why,
     )  # fmt: skip
 
 
-def _event_cells(row: EventRow, now: float) -> _Cells:
-    job = str(row.job) if row.job else ""
-    return (_clock(row.at, now), 11), (row.kind, 8), (row.node, 9), (job, -8), (row.user, 8), (row.text, 0)
+def _event_texts(row: EventRow, now: float) -> Sequence[str]:
+    return _clock(row.at, now), row.kind, row.node, str(row.job) if row.job else "", row.user, row.text
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------
@@ -347,9 +371,8 @@ class _Grid:
     @classmethod
     def of(cls, gpus: Sequence[GpuRow], width: int) -> _Grid:
         slices = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
-        longest = max((len(gpu.node) for gpu in gpus), default=4)
-        names = max(4, min(16 if width >= 100 else 8, longest))
-        state = 16 if width >= 100 else 0
+        names = max(4, _longest((gpu.node for gpu in gpus), width))
+        state = 16 if width >= 100 else 6
         cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // slices))
         return cls(width, names, cell, slices)
 

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ from slurm_migbatch.slurm.listing import (
     parse_field,
     parse_jobs,
     parse_nodes,
+    spellings,
     squeue_command,
 )
 from slurm_migbatch.slurm.unread import Unread
@@ -95,6 +97,8 @@ class CliClient:
         }
         self._version: tuple[int, int] | None = None
         self._reader = JobReader()
+        #: partitions as squeue may show them; None before nodes were listed
+        self._spelled: Mapping[str, str] | None = None
         self._long_dependencies = LongDependencies(self._dependencies)
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
@@ -125,7 +129,8 @@ class CliClient:
         if len(only) >= _LONGEST_ARGUMENT:
             return on_nodes(self.jobs(), nodes)
         mark = new_mark()
-        rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark), time.time()
+        spelled = self._spellings()
+        rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark, spelled), time.time()
         return [row.with_ending_run_count(now) for row in rows]
 
     def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -140,11 +145,19 @@ class CliClient:
         return reservations.of_jobs(rows, self._field("Reservation", "--array"))
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
-        mark = new_mark()
+        mark, spelled = new_mark(), self._spellings()
         only = [only_jobs(jobs)] if jobs else []
         read = parse_jobs if jobs else self._reader.read
-        rows, now = read(self._run(*squeue_command(mark), *only), mark), time.time()
+        rows, now = read(self._run(*squeue_command(mark), *only), mark, spelled), time.time()
         return self._known(merge_partitions([row.with_ending_run_count(now) for row in rows]))
+
+    def _spellings(self) -> Mapping[str, str]:
+        """Return the names of partitions as squeue may show them, see `spellings`; lists the nodes once for that."""
+        if self._spelled is None:
+            with suppress(SlurmError):  # whoever acts on jobs lists the nodes too
+                if self.version() > _UNIQUE:
+                    self._list_nodes()
+        return self._spelled or {}
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:
         """Show jobs by `scontrol show job`; one process for all."""
@@ -173,10 +186,14 @@ class CliClient:
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one scontrol call, and reservations by another one, at least once a minute; see SlurmClient."""
+        return self._with_reservations(self._list_nodes())
+
+    def _list_nodes(self) -> list[NodeRow]:
         unread: dict[str, str] = {}
         rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
         self._odd_nodes.name(unread)
-        return self._with_reservations(rows)
+        self._spelled = spellings(rows)
+        return rows
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:
         self._reserved = any(reservations.RESERVED in row.states for row in rows)

@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
+from types import MappingProxyType
 
 from slurm_migbatch.slurm import dependencies
 from slurm_migbatch.slurm import gres as gres_list
@@ -26,7 +27,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.states import checked_reason, checked_state
+from slurm_migbatch.slurm.states import ENDED, checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
@@ -68,6 +69,7 @@ _WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _THROTTLE = re.compile(r"%(\d+)\Z")
+_AS_LISTED: Mapping[str, str] = MappingProxyType({})
 
 
 def new_mark() -> str:
@@ -92,6 +94,12 @@ def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple
     return ("squeue", "--noheader", "--all", *options, _columns(("JobID", field), mark, {field: width}))
 
 
+def ended_command(mark: str, *options: str) -> tuple[str, ...]:
+    """Return the squeue command whose output `parse_ended` reads: the jobs that have ended."""
+    columns = _columns((*SQUEUE_FIELDS, "exit_code"), mark)
+    return ("squeue", "--noheader", "--all", f"--states={','.join(ENDED)}", *options, columns)
+
+
 def only_jobs(jobs: Sequence[object]) -> str:
     """Return squeue's option for these jobs; one at least, and it may no longer exist: alone that would be an error."""
     return f"--jobs={','.join(map(str, jobs))},{jobs[-1]}"
@@ -104,9 +112,29 @@ def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDT
     return "--Format=" + ",".join(f"{name}:{widths.get(name, 0)}{mark}" for name in fields)
 
 
-def parse_jobs(output: str, mark: str) -> list[JobRow]:
-    """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
-    return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
+def parse_jobs(output: str, mark: str, spelled: Mapping[str, str] = _AS_LISTED) -> list[JobRow]:
+    """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError.
+
+    Args:
+        spelled: see `spellings`.
+    """
+    return [_job_or_unread(values, spelled) for values in _records(output, mark, len(SQUEUE_FIELDS))]
+
+
+def spellings(rows: Iterable[NodeRow]) -> Mapping[str, str]:
+    """Return the partitions of nodes with capital letters, by their names in lower case.
+
+    From 24.11 on `squeue --priority` shows partitions in lower case. Of two that differ only in case neither is known.
+    """
+    names = {name for row in rows for name in row.partitions}
+    lowered = Counter(map(str.lower, names))
+    return {lower: name for name in names if (lower := name.lower()) != name and lowered[lower] == 1}
+
+
+def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
+    """Return the rows of the output of `ended_command`, each with its exit code; raises SlurmError."""
+    records = _records(output, mark, len(SQUEUE_FIELDS) + 1)
+    return [(_job_or_unread(values[:-1]), values[-1]) for values in records]
 
 
 class JobReader:
@@ -120,16 +148,18 @@ class JobReader:
     def __init__(self) -> None:
         self._joint = new_mark()
         self._rows: dict[bytes, JobRow] = {}
+        self._spelled: Mapping[str, str] = _AS_LISTED
 
-    def read(self, output: str, mark: str) -> list[JobRow]:
-        """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
-        before, current, rows = self._rows, {}, []
+    def read(self, output: str, mark: str, spelled: Mapping[str, str] = _AS_LISTED) -> list[JobRow]:
+        """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError. `spelled`: see `spellings`."""
+        before, current, rows = self._rows if spelled == self._spelled else {}, {}, []
+        self._spelled = spelled
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
             text = self._joint.join(values).encode("utf-8", "surrogateescape")
             digest = blake2b(text, digest_size=16).digest()
             row = before.get(digest)
             if row is None:
-                row = _job_or_unread(values)
+                row = _job_or_unread(values, spelled)
             current[digest] = row
             rows.append(row)
         self._rows = current
@@ -162,15 +192,15 @@ def _id(text: str) -> int:
     return int(digits)
 
 
-def _job_or_unread(values: Sequence[str]) -> JobRow:
+def _job_or_unread(values: Sequence[str], spelled: Mapping[str, str] = _AS_LISTED) -> JobRow:
     job_id = _id(values[0])
     try:
-        return _job(job_id, values)
+        return _job(job_id, values, spelled)
     except (ValueError, NodeListError, TimeFormError) as error:
         return JobRow(job_id, state=UNREAD, reason=str(error))
 
 
-def _job(job_id: int, values: Sequence[str]) -> JobRow:
+def _job(job_id: int, values: Sequence[str], spelled: Mapping[str, str]) -> JobRow:
     """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned."""
     (
         _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,
@@ -188,7 +218,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         int(uid),
         intern(user),
         account,
-        _shared(partition),
+        _shared(spelled.get(partition, partition)),
         name,
         state,
         checked_reason(_shared(reason), account),

@@ -17,13 +17,15 @@ catalog node fits        UnavailableNodes:cat`
 requeued job waits with  `BeginTime`, 121 s            as 22.05                     as 22.05
 tasks of an array that   own rows if                   shown as the rest of their   as 24.11
 were changed alone       SQUEUE_ARRAY_UNIQUE is set    array, always (`arrays.py`)
+partitions with capital  as named                      in lower case                as 24.11
+letters in `--priority`
 `--gres=mig:1g.10gb`     refused at submission         kept without a count         as 24.11
 refusal for one task     `6_0: why`                    `6_[0]: why`                 as 24.11
 =======================  ============================  ===========================  ============================
 
-Only the array tasks need code of their own: the GRES parser reads every prefix, a missing type and one with count 0
-mean the same to migbatch, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for
-supply". If a release changes names of squeue's fields, `SQUEUE_FIELDS` in `listing.py` has to be adapted.
+Only the array tasks and the partitions need code of their own: the GRES parser reads every prefix, a missing type and
+one with count 0 mean the same to migbatch, unknown keys are skipped, and the supply planner takes all of these reasons
+for "waits for supply". If a release changes names of squeue's fields, adapt `SQUEUE_FIELDS` in `listing.py`.
 """
 
 from __future__ import annotations

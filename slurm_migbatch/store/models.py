@@ -117,7 +117,7 @@ class Run(Base):
     gid: Mapped[int | None]
     qos: Mapped[str | None] = mapped_column(String(128))
     wckey: Mapped[str | None] = mapped_column(String(128))
-    #: the comment of its user, without the marker of its grant
+    #: the comment of its user, without what the submit filter has added
     comment: Mapped[str | None] = mapped_column(String(1024))
     name: Mapped[str | None] = mapped_column(String(256))
     nodes: Mapped[str | None] = mapped_column(Text)

@@ -296,7 +296,13 @@ def in_any_case(column: str, names: Collection[str], values: Values) -> str:
     """Return the condition that a column has one of these names; slurmdbd has accounts and QOS in lower case, and
     Slurm's commands accept any.
     """
-    return f"LOWER({column}) IN {values.all(dict.fromkeys(map(str.lower, names)))}"
+    # SQLite's LOWER and slurmdbd change ASCII letters alone, other databases all
+    lowered = dict.fromkeys(form for name in names for form in (name.lower(), _ascii_lower(name)))
+    return f"LOWER({column}) IN {values.all(lowered)}"
+
+
+def _ascii_lower(name: str) -> str:
+    return name.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def _associated(association: Association, values: Values) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.mig.grant import CHANGED, strip
+from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, lose_leases, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
+from slurm_migbatch.workload.loans import user_text
 
 #: the fields of a row that runs use; a change of priority alone, for example, changes no run
 _USED = (
@@ -95,7 +96,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
         setattr(run, field, Run.fitting(field, row.get(field)) or getattr(run, field))
     run.array_task = Run.fitting("array_task", _fitting_tasks(row.get("array_task"))) or run.array_task
     if "comment" in row:
-        run.comment = Run.fitting("comment", strip(clean.text(row["comment"], 65536) or ""))
+        run.comment = Run.fitting("comment", user_text(clean.text(row["comment"], 65536) or ""))
     for field in ("uid", "gid", "array_job", "het_job"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)

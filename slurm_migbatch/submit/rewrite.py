@@ -82,7 +82,7 @@ from slurm_migbatch.workload.loans import (
     is_marked,
     waiting_count,
 )
-from slurm_migbatch.workload.refusal import Refusal, show
+from slurm_migbatch.workload.refusal import Refusal, show, show_name
 
 Past = Mapping[str, Sequence[PastRun]]
 """Runs of recurring jobs, the newest last, by the job's key."""
@@ -409,7 +409,7 @@ class _Job:
 
     def _recurring(self) -> RecurringJob | None:
         key = self._key
-        return RecurringJob(show(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
+        return RecurringJob(show_name(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
 
     def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
         """Return the note, if the site enables it, for a job that requests a whole GPU and whose runs used less."""

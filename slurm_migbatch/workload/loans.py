@@ -158,6 +158,12 @@ def is_marked(comment: str) -> bool:
     return match is not None and (match[1] == LOAN or (match[2] or "").startswith(LOAN))
 
 
+def user_text(comment: str) -> str:
+    """Return the comment of any job without the text that the filter and migbatchd added."""
+    match = _marker(comment)
+    return excluding.split(comment[: match.start()].removesuffix(" "))[0] if match else excluding.user_text(comment)
+
+
 def decided(comment: str) -> str:
     """Return the name of the decision on an elastic training job, from its marker; empty without one."""
     match = _marker(comment) if is_marked(comment) else None
@@ -236,8 +242,7 @@ def _marker(comment: str) -> re.Match[str] | None:
 
 @lru_cache(maxsize=1 << 14)
 def _user_hints(comment: str) -> Hints:
-    match = _marker(comment)
-    text = excluding.split(comment[: match.start()].removesuffix(" ") if match else comment)[0]
+    text = user_text(comment)
     try:
         return hinting.parse(text)
     except Refusal:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from slurm_migbatch.mig.text import printable
+
 SENTENCES: Mapping[str, str] = MappingProxyType(
     {
         # the marker
@@ -129,6 +131,16 @@ def show(text: str) -> str:
     """Quote a part of the user's text for a message: printable ASCII, at most 40 characters."""
     cut = text if len(text) <= SHOWN else text[:SHOWN] + "..."
     return _UNPRINTABLE.sub("?", cut)
+
+
+def show_name(text: str) -> str:
+    """Quote the name of a job for a message that only the service gives: printable characters, at most 40.
+
+    Lua, and so `show`, cannot tell which characters are printable.
+    """
+    name = text.encode("latin-1").decode("utf-8", "replace")
+    cut = name if len(name) <= SHOWN else name[:SHOWN] + "..."
+    return printable(cut).encode().decode("latin-1")
 
 
 def lower(text: str) -> str:

@@ -50,6 +50,17 @@ def test_gap_that_has_lasted_for_a_while_is_expected_to_be_long():
     assert gaps.enough(begin + 100, 2000) == 1  # no gap that has lasted 100 s lasts 2000 s more
 
 
+def test_slice_is_not_kept_until_a_clock_that_was_set_back_has_caught_up():
+    gaps = LevelGaps()
+    now = busy(gaps, 10_000.0, 7200, 0, 1, 1000)
+    gaps.demand(now, 1)
+    gaps.demand(now + 10, 0)
+    assert gaps.enough(now + 11, 60) == 1
+    assert gaps.enough(now - 3600, 60) == 0
+    gaps.demand(now - 3600, 1)
+    assert min(gap for part in gaps._parts.values() for found in part.values() for gap in found) >= 0
+
+
 def test_gaps_count_if_recent_or_at_the_same_hour_of_yesterday():
     gaps = LevelGaps(days=2)
     busy(gaps, 0.0, 3600, 0, 4, 60)

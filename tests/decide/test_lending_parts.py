@@ -22,10 +22,10 @@ from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
-from slurm_migbatch.decide.lending.model import Kind, LendingRules
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder
 from slurm_migbatch.decide.lending.pools import delayed
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.stage import LendingSettings, ends_of
+from slurm_migbatch.decide.lending.stage import LendingSettings, Refusals, ends_of
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.recording.codec import Codec
@@ -50,6 +50,16 @@ def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
 
 def job_view(row: JobRow) -> JobView:
     return job_views_of([row], ["train"])[row.job_id]
+
+
+# -- refused orders ----------------------------------------------------------------------------------------------------
+
+
+def test_refused_order_is_repeated_if_the_clock_is_set_back() -> None:
+    refusals = Refusals()
+    refusals.note(LoanOrder(Kind.RELEASE, 7, 0, "no reason"), NOW)
+    assert refusals.barred(Kind.RELEASE, NOW + 1) == {7} and not refusals.barred(Kind.RELEASE, NOW + 2)
+    assert not refusals.barred(Kind.RELEASE, NOW - 3600)
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------

@@ -154,6 +154,18 @@ def test_reclaim_ends_although_the_clock_is_set_back(world: MakeWorld) -> None:
     assert len(w.slurm.requeues) == 7
 
 
+@pytest.mark.parametrize("horizon_s", [1.0, 60.0])
+def test_free_slices_are_lent_although_the_clock_is_set_back(world: MakeWorld, horizon_s: float) -> None:
+    w = world(horizon_s=horizon_s)
+    inference = w.infer("7g.80gb", runs=10)
+    w.until(lambda: inference in w.running())
+    w.until(lambda: inference not in w.slurm.queue)
+    w.step()
+    w.clock.now -= 3600
+    w.train(needs=30)
+    w.until(lambda: len(w.loaned()) == 1, 300)
+
+
 @pytest.mark.parametrize("payback_s", [600.0, 5.0])
 def test_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, payback_s: float) -> None:
     """It has nothing to save and would not handle the signal, whatever payback_s is."""

@@ -253,6 +253,14 @@ def test_job_is_not_retyped_again_before_the_hold_time_is_over() -> None:
     assert back.after == P("1g.6gb")
 
 
+def test_hold_time_is_over_if_the_clock_is_set_back() -> None:
+    history = RetypeHistory(hold_s=30.0)
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
+    history.note(found, NOW)
+    retyped = pending(job(1, "1g.10gb"))
+    assert retypes(NOW - 3600, [retyped], lambda p: promise(), free_capacity(h1=None, h2=None), history)
+
+
 def test_refused_retype_is_not_tried_again() -> None:
     history = RetypeHistory(hold_s=0.0)
     found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))

@@ -150,6 +150,31 @@ def test_readme_shows_the_page_as_it_is_drawn(monkeypatch):
     assert f"```\n{drawn}\n```" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_nodes_and_jobs_with_long_names_are_distinguished(width):
+    def renamed(row):
+        return row._replace(node=row.node and row.node.replace("gpu", "rack12-dgx-00"))
+
+    gpus, loans, events = (tuple(map(renamed, rows)) for rows in (page().gpus, page().loans, page().events))
+    loans = tuple(row._replace(job=row.job + (63 << 26)) for row in loans)
+    shown = replace(page(), gpus=gpus, loans=loans, events=events)
+    drawn = text(shown, width)
+    for row in gpus:
+        assert f"\n{row.node}  " in drawn
+    for row in loans:
+        assert f"\n{row.job} " in drawn and (not row.gpu or f"{row.node}:{row.gpu} " in drawn)
+    for row in events:
+        assert f" {row.node} " in drawn
+    assert " mixed" in drawn and " alloc" in drawn
+
+
+def test_start_in_another_year_has_its_year():
+    now = page().at
+    for days, year in ((1, False), (180, False), (400, True), (3650, True)):
+        drawn = text(replace(page(), queue=(page().queue[0]._replace(expected=now + days * 86400, start="at"),)))
+        assert (time.strftime("%Y-%m-%d", time.localtime(now + days * 86400)) in drawn) is year, days
+
+
 def many(count):
     return replace(page(), gpus=tuple(gpu(f"n{at:04d}", at % 8) for at in range(count)))
 

@@ -58,7 +58,7 @@ def test_pyslurm_backend_returns_the_same_rows_as_the_commands(
 ) -> None:
     program = python(tmp_path, f'PYTHONPATH={STANDIN} STANDIN_BIN={cluster.bin} exec {sys.executable} "$@"')
     job = cluster.submit("--gres=mig:3g.40gb:1", "-H", wrap="true")
-    ended = cluster.submit("--output=/dev/null", wrap="exit 3")
+    ended = cluster.submit("--output=/dev/null", "--job-name=a |\n\x1fb", "--time=7", wrap="exit 3")
     cluster.wait_job(ended)
     client, commands = chosen(cluster_config, name, program), client_of(cluster_config)
     assert isinstance(client, PyslurmHistoryClient)
@@ -66,7 +66,9 @@ def test_pyslurm_backend_returns_the_same_rows_as_the_commands(
         assert [row.job_id for row in client.jobs()] == [job]
         assert client.jobs() == commands.jobs()
         assert client.ended([ended, job]) == commands.ended([ended, job])
-        assert [(row["job_id"], row["state"]) for row in client.ended([ended, job])] == [(ended, "FAILED")]
+        (row,) = client.ended([ended, job])
+        assert (row["job_id"], row["state"]) == (ended, "FAILED")
+        assert (row["name"], row["time_limit_s"]) == ("a |\n\x1fb", 420)
     finally:
         client.cancel(job)
         client.close()

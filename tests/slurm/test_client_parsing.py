@@ -209,6 +209,38 @@ def test_row_printed_as_before_is_the_same_object() -> None:
     assert [row.name for row in second[1:3]] == ["b", f"n{MARK}"]
 
 
+class Lowering(CliClient):
+    """The client of a Slurm whose `squeue --priority` shows partitions in lower case."""
+
+    partitions = "GPU-Long.a100,cpu,Two,two"
+
+    def version(self) -> tuple[int, int]:
+        return (25, 11)
+
+    def _run(self, program: str, *arguments: str) -> str:
+        if program == "scontrol":
+            node = (
+                f"NodeName=n1 CPUAlloc=0 CPUTot=8 Gres=mig:1g.10gb:7 GresUsed= State=IDLE Partitions={self.partitions}"
+            )
+            return node if "node" in arguments else ""
+        mark = re.search(r"--Format=JobID:0([^,]*)", " ".join(arguments))
+        if mark is None or "--array" in arguments:
+            return ""
+        shown = self.partitions.lower().split(",")[:3]
+        return "".join(squeue_row(1 + at, mark[1], Partition=name) for at, name in enumerate(shown))
+
+
+def test_partitions_with_capital_letters_are_those_of_nodes() -> None:
+    client = Lowering()
+    for _ in range(2):
+        assert [row.partition for row in client.jobs()] == ["GPU-Long.a100", "cpu", "two"]
+        assert [row.partition for row in client.jobs_on(frozenset({"n1"}))] == ["GPU-Long.a100", "cpu", "two"]
+        client.nodes()
+    client.partitions = "gpu-long.a100,CPU,two"
+    client.nodes()
+    assert [row.partition for row in client.jobs()] == ["gpu-long.a100", "CPU", "two"]
+
+
 def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:
     (row,) = parse_jobs(squeue_row(1, State="EXPEDITING"), MARK)
     assert row.pending and not row.unread

@@ -262,6 +262,16 @@ def test_malformed_jobs_do_not_block_the_others(store: Store) -> None:
     assert states(store) == [(3, 0, "PENDING"), (4, 0, "PENDING")]
 
 
+@pytest.mark.parametrize(
+    "added",
+    ["[mig-exclude:n1,r1n[02]] [mig:2g.20gb:2#7fq]", "[mig:loan:1#loan1]", "[mig-exclude:n1] [mig:guest:1]"],
+)
+def test_comment_is_kept_without_the_text_that_the_filter_added(store: Store, added: str) -> None:
+    for text in ("", "mine", "migbatch: role=train"):
+        store.upsert_jobs([job(7, comment=f"{text} {added}" if text else added)])
+        assert (run_of(store, 7).run["comment"] or "") == text
+
+
 def test_accounting_fields_of_a_job_are_kept(store: Store) -> None:
     store.upsert_jobs([job(7, gid=1001, qos="high", wckey="*paper", comment=MARKED)])
     run = run_of(store, 7).run

@@ -147,6 +147,12 @@ def test_filter_selects_the_matching_runs(filled: Store, wanted: RunFilter, jobs
     assert [id for id, _, _ in states(filled, wanted)] == jobs
 
 
+@pytest.mark.parametrize("wanted", ["École-1", "ÉCOLE-1"])
+def test_account_beyond_ascii_is_found_as_slurm_writes_it(store: Store, wanted: str) -> None:
+    store.upsert_jobs([job(7, account="École-1"), job(8, account="other")])
+    assert [row.run["job_id"] for row in store.runs(RunFilter(accounts=(wanted,)))] == [7]
+
+
 def test_filter_by_window_and_node_returns_the_slices(filled: Store) -> None:
     (row,) = filled.runs(RunFilter(nodes=("n1",), start=390, end=410))
     assert [(s["node"], s["slot_start"]) for s in row.slices] == [("n1", 2)]

@@ -44,8 +44,10 @@ def shim(tmp_path: Path, service: SubmitService) -> Iterator[Shim]:
         yield made
 
 
-def submitted(shim: Shim, number: int = 1, gres: str = "gres/mig:auto", script: str = SCRIPT, **more: str) -> Accept:
-    job = JobRequest(USER, partition="gpu", tres_per_node=gres, name="train.sh", account="acc", batch=1)
+def submitted(
+    shim: Shim, number: int = 1, gres: str = "gres/mig:auto", script: str = SCRIPT, name: str = "train.sh", **more: str
+) -> Accept:
+    job = JobRequest(USER, partition="gpu", tres_per_node=gres, name=name, account="acc", batch=1)
     text = script % number if "%d" in script else script
     answer = shim(job, script=text, **more)
     assert isinstance(answer, Accept)
@@ -76,6 +78,24 @@ def test_recurring_job_is_recognized_from_its_description_in_slurm(
     assert key_of(service, decisions) == key
     assert "(0 so far)" in submitted(shim, script="#!/bin/sh\npython infer.py\n").message
     assert "(0 so far)" in submitted(shim, argv="--big").message  # a job with other arguments is another job
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("entraînement".encode(), "entraînement"),
+        ("訓練".encode() * 30, "訓練" * 20 + "..."),
+        (b"\xfctf\xff", "�tf�"),
+        ('a\x1b[31m\u202eb\nc%s"'.encode(), 'a?[31m?b?c%s"'),
+    ],
+)
+def test_message_has_the_name_of_the_job_as_far_as_it_can_be_printed(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision], name: bytes, shown: str
+) -> None:
+    message = submitted(shim, name=name.decode("latin-1")).message
+    assert f"runs of {shown} (0 so far)" in message.encode("latin-1").decode()
+    service.close()
+    assert f"runs of {shown} (0 so far)" in decisions[-1].to_dict()["message"]
 
 
 def test_hints_take_precedence_over_past_runs(

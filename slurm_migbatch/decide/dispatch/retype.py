@@ -28,7 +28,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
-from slurm_migbatch.decide.snapshot import WeighedProfile
+from slurm_migbatch.decide.snapshot import WeighedProfile, passed_s
 from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
@@ -287,7 +287,7 @@ class RetypeHistory:
     def free(self, row: JobRow, now: float) -> bool:
         """Return whether the job may be re-typed again."""
         last = self.last.get(name_of(row))
-        return last is None or now - last[0] >= self.hold_s
+        return last is None or passed_s(last[0], now) >= self.hold_s
 
     def note(self, change: Retype, now: float) -> None:
         """Record that a job was re-typed."""

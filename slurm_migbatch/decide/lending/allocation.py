@@ -9,7 +9,10 @@ What is DeepBoot's own is in `lab.papers.deepboot`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from slurm_migbatch.decide.snapshot import passed_s
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
@@ -40,8 +43,9 @@ class Hysteresis:
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
         """Return whether a job that was started or changed at `changed` may be changed again."""
-        return now - changed >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
+        return passed_s(changed, now) >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
 
     def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
-        """Return whether a slice may be lent; `reclaimed`: when it was last reclaimed, None: never."""
-        return now - idle_since >= self.idle_s and (reclaimed is None or now - reclaimed >= self.rest_s)
+        """Return whether a slice may be lent; `reclaimed`: when it last was, None: never, infinity: it will be."""
+        rested = reclaimed is None or (reclaimed < math.inf and passed_s(reclaimed, now) >= self.rest_s)
+        return passed_s(idle_since, now) >= self.idle_s and rested

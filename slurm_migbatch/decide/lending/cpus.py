@@ -13,6 +13,7 @@ from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import CpuShortage
+from slurm_migbatch.decide.snapshot import passed_s
 
 LASTING_S: Final = 3.0
 """A shortage must last for so long: the lists of jobs and of nodes are of slightly different times."""
@@ -53,7 +54,7 @@ def lasting(found: Iterable[CpuShortage], since: dict[int, float], now: float) -
     first_found = {shortage.job: since.get(shortage.job, now) for shortage in found}
     since.clear()
     since.update(first_found)
-    return tuple(shortage for shortage in found if now - first_found[shortage.job] >= LASTING_S)
+    return tuple(shortage for shortage in found if passed_s(first_found[shortage.job], now) >= LASTING_S)
 
 
 def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[int] | None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.naming import reported_profile
 from slurm_migbatch.mig.profile import Profile
 
@@ -39,7 +40,7 @@ class LevelGaps:
     """How long demand stays at or below each level before it rises above it, over the last `days` days.
 
     The slice above level n is needed while demand is higher than n; a gap of that level is the time between. `demand`
-    may be called at any rate; time must not go backwards.
+    may be called at any rate. A gap in which the clock was set back does not count.
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
@@ -62,7 +63,8 @@ class LevelGaps:
             self._since += [self._begin] * (level - len(self._since))
             part = self._part_of(now)
             for above in range(self._level, level):
-                part.setdefault(above, []).append(now - self._since[above])
+                if (gap := now - self._since[above]) >= 0:
+                    part.setdefault(above, []).append(gap)
         else:
             self._since[level : self._level] = [now] * (self._level - level)
         self._level = level
@@ -80,7 +82,7 @@ class LevelGaps:
         ages = self._ages[2]
         needed = 0
         for level in range(self._level, len(self._since)):
-            idle = now - self._since[level]
+            idle = passed_s(self._since[level], now)
             if idle < LEAST * idle_s:
                 needed += 1
                 continue

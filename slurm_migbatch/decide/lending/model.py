@@ -11,6 +11,7 @@ from typing import Final
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity
+from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.profile import Profile
 
 
@@ -127,7 +128,7 @@ class LendingView:
     def starting(self, job: int, within_s: float) -> bool:
         """Return whether a loan began less than `within_s` ago and has reported nothing yet."""
         began = self.unreported.get(job)
-        return began is not None and self.now - began < within_s
+        return began is not None and passed_s(began, self.now) < within_s
 
     def quota_left(self, rules: LendingRules) -> dict[str, int]:
         """Return the compute slices that each account with a quota may still have as loans."""

@@ -273,7 +273,7 @@ def _candidate(elastic_job: ElasticJob, place: SlotReference, rules: LendingRule
     if elastic_job.restarts >= rules.max_restarts:
         # only if no other is sufficient, and of several such the least often restarted
         since, restart_s = now, _SPARED_S * (1 + elastic_job.restarts)
-    protected = now - since < rules.protect_s * (1 + elastic_job.hits)
+    protected = passed_s(since, now) < rules.protect_s * (1 + elastic_job.hits)
     return _Candidate(elastic_job.job, place, speed * lacks_s + restart_s * speed, protected)
 
 

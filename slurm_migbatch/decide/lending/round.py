@@ -19,6 +19,7 @@ from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release
+from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
@@ -150,7 +151,7 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
         if job_view is None or not loan.restart or drops_old_gres_type(job_view.row.gres):
             continue
         since = loan.started or loan.decided
-        if view.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):
+        if passed_s(since, view.now) < (rules.apart_s if loan.started is not None else rules.turn_s):
             return False
     return True
 
@@ -234,7 +235,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
 
 def _stopped_often(elastic_job: ElasticJob, rules: LendingRules, now: float) -> bool:
     """Return whether a running job was stopped for larger slices as often as allowed, and recently."""
-    return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.hysteresis.most_s
+    return elastic_job.changes >= rules.max_restarts and passed_s(elastic_job.since, now) < rules.hysteresis.most_s
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:

@@ -30,7 +30,7 @@ from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.values import ElasticJob
-from slurm_migbatch.decide.snapshot import Report, Run
+from slurm_migbatch.decide.snapshot import Report, Run, passed_s
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import drops_old_gres_type
 
@@ -154,7 +154,7 @@ class SliceSharing:
             job_view = view.job_views.get(guest)
             if job_view is not None and job_view.row.active and (guest, job_view.row.restarts) not in self._located:
                 continue  # it is starting, so its host has no other guest
-            late = view.now - since > rules.start_s
+            late = passed_s(since, view.now) > rules.start_s
             if job_view is None or not job_view.row.pending or guest in busy or pair.host not in hosts or late:
                 del self._pairs[guest]
                 if late:

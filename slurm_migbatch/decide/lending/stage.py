@@ -32,7 +32,7 @@ from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress, passed_s
 from slurm_migbatch.decide.supply.moves import SOON_S, is_stuck
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -88,7 +88,11 @@ class Refusals:
 
     def barred(self, kind: Kind, now: float) -> set[int]:
         """Return the jobs for which an order of this kind is not repeated yet."""
-        return {job for (refused_kind, job), (until, _) in self.until.items() if refused_kind is kind and until > now}
+        return {
+            job
+            for (refused_kind, job), (until, wait) in self.until.items()
+            if refused_kind is kind and passed_s(until - wait, now) < wait
+        }
 
     def forget(self, listed: Collection[int]) -> None:
         """Drop the refusals of all jobs except these."""

@@ -1,0 +1,45 @@
+"""How jobs have ended, from squeue's listing of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+NAME = 'a "b"\t|\n%s über'
+SHOWN = {
+    "JobID": "21", "ArrayJobID": "20", "ArrayTaskID": "3", "HetJobID": "0", "RestartCnt": "0", "UserID": "1001",
+    "UserName": "DOM\\alice", "Account": "phys-dept.1", "Partition": "GPU-Long.a100", "State": "FAILED",
+    "SubmitTime": "1000", "StartTime": "1001", "EndTime": "1002", "TimeLimit": "1:00:00", "NodeList": "rack1n[01-02]",
+    "NumNodes": "2", "tres-per-node": "gres/mig:1g.10gb:1", "Name": NAME, "Comment": "mine [mig:1g.10gb:1#7fq3k]",
+    "GroupID": "1002", "QOS": "high.prio-1", "WCKey": "w:k", "exit_code": "256",
+}  # fmt: skip
+
+
+class Squeue(HistoryClient):
+    """The client of a squeue that lists a job, and another one."""
+
+    def _run(self, program: str, *arguments: str) -> str:
+        assert program == "squeue" and "--jobs=7,21,21" in arguments
+        columns = re.findall(r"([A-Za-z_-]+):\d+(\x1f[\w-]+)(?:,|\Z)", arguments[-1].removeprefix("--Format="))
+        jobs = (SHOWN, {**SHOWN, "JobID": "22"})
+        return "".join("".join(job.get(name, "N/A") + mark for name, mark in columns) + "\n" for job in jobs)
+
+
+def test_job_that_ended_before_it_was_listed_is_recorded_with_its_name_and_limits(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/x.db") as store:
+        rows = Squeue().ended({7, 21})
+        assert [row["job_id"] for row in rows] == [21]
+        store.upsert_jobs(rows)
+        (found,) = store.runs(RunFilter(jobs=(JobId(20, task="3"),)))
+    run = found.run
+    assert (run["name"], run["user"], run["qos"], run["wckey"], run["gid"]) == (
+        NAME, "DOM\\alice", "high.prio-1", "w:k", 1002,
+    )  # fmt: skip
+    assert (run["comment"], run["time_limit_s"], run["nodes"]) == ("mine", 3600, "rack1n01,rack1n02")
+    assert (run["state"], run["exit_code"], run["submitted"], run["started"], run["ended"]) == (
+        "FAILED", 1, 1000.0, 1001.0, 1002.0,
+    )  # fmt: skip
