@@ -11,7 +11,7 @@ from collections import namedtuple
 from itertools import groupby
 from operator import itemgetter
 
-from slurm_migbatch.values import TYPE_CHECKING, Value
+from slurm_migbatch.values import TYPE_CHECKING, Value, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class RunFilter(Value):
     Attributes:
         start, end: window in unix seconds. Without `states`, runs that existed in it; with `states`, those that were
             in one of them at some time in it. As in sacct, runs that ended at `start` belong to it, those that were
-            submitted at `end` do not.
+            submitted at `end` do not; and if both are the same, the window is one second long.
         duplicates: include earlier runs of a job id (requeues, reused numbers). Without them, `select_runs` yields the
             newest of those that meet the conditions, as sacct does: its last run may be outside the window.
         only: (user, accounts): only runs of this user id or charged to one of these accounts, besides other conditions.
@@ -249,6 +249,8 @@ def _slice(name: str) -> str:
 
 def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions on `runs` of a filter, except `duplicates`; all must hold. Adds their values to `values`."""
+    if wanted.start is not None and wanted.start == wanted.end:
+        wanted = replace(wanted, end=wanted.start + 1)  # as in sacct
     if wanted.only is not None:
         uid, accounts = wanted.only
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"

@@ -50,10 +50,11 @@ def test_window_finds_exactly_the_runs_that_overlap_it(
                 )  # fmt: skip
         for first, second in windows:
             low, high = sorted((first, second))
+            until = low + 1 if low == high else high
             expected = [
                 number
                 for number, (began, length) in enumerate(spans, 1)
-                if began < high and (length is None or began + length >= low)
+                if began < until and (length is None or began + length >= low)
             ]
             found = [row.run["job_id"] for row in store.runs(RunFilter(start=low, end=high))]
             assert found == expected
@@ -149,6 +150,8 @@ def filled(store: Store) -> Store:
         (RunFilter(states=("PENDING",), start=50, end=90), []),
         (RunFilter(states=("PENDING",), start=100, end=110), []),
         (RunFilter(states=("RUNNING",), start=95, end=100), []),
+        (RunFilter(states=("RUNNING",), start=100, end=100), [1]),
+        (RunFilter(start=90, end=90), [1]),
         (RunFilter(states=("RUNNING",), start=200, end=210), [2]),
         (RunFilter(states=("COMPLETED",), start=200, end=210), [1]),
         (RunFilter(states=("COMPLETED",), start=110, end=200), [1]),
