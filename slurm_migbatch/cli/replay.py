@@ -127,7 +127,7 @@ def _export(paths: list[Path], out: Path) -> None:
                 file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False) + "\n")
     except FileExistsError as error:
         raise click.UsageError(f"{out} exists") from error
-    except (CodecError, OSError) as error:
+    except (ValueError, OSError) as error:  # also numbers such as 1e999, which are not written
         raise Unreadable(str(error)) from error
     hosts = len(names.found.get("host", ()))
     click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; review it before you share it")

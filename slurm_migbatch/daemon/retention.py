@@ -1,4 +1,4 @@
-"""Remove records older than [store] keep, while nothing else waits for the database.
+"""Remove records older than [store] keep, and progress reports after a day, while nothing else waits for the database.
 
 The record is scanned once an hour, in short transactions of `store.retention` with pauses several times as long, so
 that the writer is mostly free however much is removed. A scan interrupted by a restart is completed by the next one.
@@ -32,6 +32,8 @@ GAP_S: Final = 7 * 86400.0
 """How far the clock may be ahead of the newest end of a run at the start of the service. Beyond that ages count from
 that end: the clock of a host that has just booted may be years ahead, and nothing brings back what was removed.
 """
+REPORTS_S: Final = 86400.0
+"""How long progress reports are kept. A node that was cut off for longer may repeat some, to no effect."""
 _SHARE: Final = 4.0
 """Pauses as a multiple of the duration of a removal."""
 _PAUSE_S: Final = 0.05
@@ -71,13 +73,13 @@ class Retention:
         if math.isnan(self._latest):
             await self._look()
         now = min(self._clock(), self._latest + time.monotonic() - self._started)
-        before, total = now - self._keep_s, Counter[str]()
+        before, total = max(0.0, now - self._keep_s), Counter[str]()  # 0: keep = "forever"
         going: PruneCursor | None = PruneCursor()
         while going is not None:
             while len(self._writer):
                 await asyncio.sleep(_PAUSE_S)
             began = time.monotonic()
-            step = methodcaller("prune", before, self._lessons, going)
+            step = methodcaller("prune", before, self._lessons, going, now - REPORTS_S)
             rows, going = await self._writer.answer(step, "old records")
             removed = {table: count for table, count in rows.items() if count}
             total.update(removed)
@@ -86,5 +88,5 @@ class Retention:
             if removed:
                 await asyncio.sleep(max(_PAUSE_S, _SHARE * (time.monotonic() - began)))
         if total:
-            log.info("records older than [store] keep were removed", extra=dict(sorted(total.items())))
+            log.info("old records were removed", extra=dict(sorted(total.items())))
         return total

@@ -157,6 +157,7 @@ class Service:
                 "leases": self.rounds.load_nodes,
                 "loans": self.rounds.load_loans,
                 "learning": self.learning.run,
+                "retention": self.retention.run,
             }
             if self.config.dispatch.enabled and self.config.supply.enabled and not self.config.supply.preference:
                 loops["stock"] = self.stock.run
@@ -164,8 +165,6 @@ class Service:
                 loops["query"] = self.query.run
             if self.config.recurring.enabled:
                 loops["recurring"] = self._follow_recurring
-            if math.isfinite(self.config.store.keep_s):
-                loops["retention"] = self.retention.run
             tasks = [asyncio.create_task(run_forever(name, loop), name=name) for name, loop in loops.items()]
             ready()
             await stop.wait()

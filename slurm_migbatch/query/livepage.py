@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -75,7 +76,7 @@ class LivePage:
         self._rule.check(request.client.host if request.client else "", request.headers)
         if request.scope["path"] == ALL or "authorization" in request.headers:
             raise Refused(401, f"send the token of {self._rule.key}, as a password or as Authorization: Bearer TOKEN")
-        if request.url.hostname not in _HOSTS:
+        if _hostname(request) not in _HOSTS:
             raise Refused(403, "without the token this page is available at localhost or 127.0.0.1 only")
         return _NOBODY
 
@@ -88,6 +89,15 @@ class LivePage:
             start=parameters.get("start", f"now-{self._days}days"),
             end=parameters.get("end", "now"),
         )
+
+
+def _hostname(request: Request) -> str | None:
+    """Return the name in the Host header; None for one that is no name, which Starlette takes for this host's."""
+    host = request.headers.get("host")
+    try:
+        return request.url.hostname if host is None else urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def _words(values: Iterable[str]) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         wanted = allowed(rights, replace(selection.wanted, associations=associations))
         other_cluster = bool(question.clusters) and not {"all", cluster.lower()} & set(_clusters(question))
         fields = _Fields.of(question, columns)
-        visible_runs = iter(() if other_cluster else _visible_runs(reader, rights, wanted, fields, question.truncate))
+        cut_at = now if question.truncate else None
+        visible_runs = iter(() if other_cluster else _visible_runs(reader, rights, wanted, fields, cut_at))
         # read the first run now, to know whether there are any while a remark can still be made
         first = next(visible_runs, None)
         remarks = [selection.remark] if selection.remark else []
@@ -215,33 +216,36 @@ def _group(gid: int) -> str:
 
 
 def _visible_runs(
-    reader: RunReader, rights: Rights, wanted: RunFilter, fields: _Fields, truncate: bool
+    reader: RunReader, rights: Rights, wanted: RunFilter, fields: _Fields, cut_at: float | None
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
     run_fields, slice_fields = fields.run, fields.slices
-    if truncate:
+    if cut_at is not None:
         run_fields = run_fields | {"started", "ended"}
         slice_fields = slice_fields | {"since", "until"} if slice_fields else slice_fields
     if not rights.everything:
         run_fields = run_fields | {"job_id", "uid", "account"}
     runs = reader.runs(wanted, run_fields, slice_fields)
-    if truncate:
-        runs = ((_cut(run, wanted), [_cut(row, wanted) for row in slices]) for run, slices in runs)
+    if cut_at is not None:
+        assert wanted.start is not None and wanted.end is not None
+        window = (wanted.start, max(wanted.start, min(wanted.end, cut_at)))
+        runs = ((_cut(run, *window), [_cut(row, *window) for row in slices]) for run, slices in runs)
     if rights.everything:
         return runs
     return ((RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]) for run, slices in runs)
 
 
-def _cut(row: Any, wanted: RunFilter) -> Any:
-    """Return a row with its times limited to the window, as in sacct -T: what is still running ends with the window."""
-    assert wanted.start is not None and wanted.end is not None
+def _cut(row: Any, start: float, end: float) -> Any:
+    """Return a row with its times limited to the window, as in sacct -T: what is still running ends with the window,
+    which is over now at the latest.
+    """
     names = row._fields
     changed: dict[str, float] = {}
     for first, last in (("started", "ended"), ("slice_since", "slice_until")):
         if first in names and last in names:
             began, ended = getattr(row, first), getattr(row, last)
             ended = row.ended if ended is None else ended  # see `columns.held_until`
-            end = wanted.end if ended is None else min(ended, wanted.end)
-            changed |= {first: min(max(began or end, wanted.start), end), last: end}
+            until = end if ended is None else min(ended, end)
+            changed |= {first: min(max(began or until, start), until), last: until}
     return row._replace(**changed)
 
 

@@ -254,17 +254,21 @@ class Store:
 
         return self.read(lessons, since, limit)
 
-    def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
+    def prune(
+        self, before: float, lessons: int, place: PruneCursor | None = None, reports: float | None = None
+    ) -> Removed:
         """Remove some of the rows that ended before a time, in one short transaction.
 
         Args:
             before: unix seconds; what is running, held or younger stays.
             lessons: number of runs used by the predictor; the figures of that many removed runs are kept.
             place: where the previous call stopped; None: from the beginning.
+            reports: progress reports received before this time are removed; None: `before`.
         """
         from slurm_migbatch.store.retention import prune
 
-        return self._write(lambda session: prune(session, before, lessons, place))
+        reports = before if reports is None else reports
+        return self._write(lambda session: prune(session, before, lessons, place, reports))
 
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
         """Store measured points in one transaction; an existing point gets the new values."""

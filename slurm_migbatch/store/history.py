@@ -269,6 +269,10 @@ def _users(connection: Connection) -> None:
             Index(f"ix_runs_{name}", table.c[name], table.c.span_class, table.c.ended).create(connection)
 
 
+def _suspended(connection: Connection) -> None:
+    _add(connection, "runs", _real("suspended"), _real("resumed"))
+
+
 _APPLY = (
     _first_tables,
     _measurements,
@@ -282,6 +286,7 @@ _APPLY = (
     _accounting,
     _trained,
     _users,
+    _suspended,
 )
 
 HISTORY: tuple[Migration, ...] = tuple(Migration(name, apply) for name, apply in zip(STEPS, _APPLY, strict=True))

@@ -199,9 +199,13 @@ def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, even
 
 def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator[tuple[int, int]]:
     """Yield the runs with a `stop` without exit code directly before a boot: those the journal held at the reboot."""
-    earlier = _events(journal, NodeEvent.kind, NodeEvent.payload).where(NodeEvent.seq < seq)
-    for kind, payload in session.execute(earlier.order_by(NodeEvent.seq.desc()).limit(_MAX_SLICES)).all():
-        if kind != "stop" or not isinstance(payload, dict) or payload.get("exit_code") is not None:
+    earlier = _events(journal, NodeEvent.seq, NodeEvent.kind, NodeEvent.payload).where(NodeEvent.seq < seq)
+    rows = session.execute(earlier.order_by(NodeEvent.seq.desc()).limit(_MAX_SLICES)).all()
+    for number, (found, kind, payload) in enumerate(rows, 1):
+        # a gap: progress reports that were removed
+        if found != seq - number or kind != "stop" or not isinstance(payload, dict):
+            return
+        if payload.get("exit_code") is not None:
             return
         with contextlib.suppress(ValueError):
             yield _identity(payload)

@@ -131,6 +131,9 @@ class Run(Base):
     submitted: Mapped[float | None]
     started: Mapped[float | None]
     ended: Mapped[float | None]
+    #: when Slurm first listed it as suspended, and when as running again after the last time; None while suspended
+    suspended: Mapped[float | None]
+    resumed: Mapped[float | None]
     time_limit_s: Mapped[int | None]
     #: first known time and length class, maintained by `_settle`; used to search time windows
     began: Mapped[float]

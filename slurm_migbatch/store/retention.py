@@ -10,7 +10,8 @@ What stays, regardless of age:
 - a run whose job Slurm listed recently: the clock of a node that reported its end may be wrong;
 - a decision, an action or a loan as long as its run exists: without its loan a run would count as demand of inference
   (`store.loans.uses`);
-- events of a node since the start of its oldest lease, and those that describe its current GPUs;
+- events of a node since the start of its oldest lease, and those that describe its current GPUs; except progress
+  reports, which are removed after a day: what they say is kept with the run, and a run may send hundreds a day;
 - the newest run and the newest lesson, whose numbers must not be reused, and the last offer of each node;
 - nodes, their current journals, GPUs, imported measurements: bounded by the hardware, or by the site's imports.
 
@@ -67,6 +68,7 @@ class Removed(NamedTuple):
 class _Limits(NamedTuple):
     before: float
     lessons: int
+    reports: float
 
 
 class _Found(NamedTuple):
@@ -76,7 +78,7 @@ class _Found(NamedTuple):
     after: tuple[Any, ...] | None
 
 
-def prune(session: Session, before: float, lessons: int, place: PruneCursor | None) -> Removed:
+def prune(session: Session, before: float, lessons: int, place: PruneCursor | None, reports: float) -> Removed:
     """Remove some of the rows that are older than `before` (unix seconds), from `place` on; see `Store.prune`."""
     stage, part, after = place or PruneCursor()
     parts, work = _STAGES[stage]
@@ -85,7 +87,7 @@ def prune(session: Session, before: float, lessons: int, place: PruneCursor | No
         return Removed({}, _next_stage(stage))
     if remaining[0] != part:
         after = ()
-    result = work(session, _Limits(before, lessons), remaining[0], after)
+    result = work(session, _Limits(before, lessons, reports), remaining[0], after)
     if result.after is not None:
         return Removed(result.rows, PruneCursor(stage, remaining[0], result.after))
     return Removed(result.rows, PruneCursor(stage, remaining[1]) if len(remaining) > 1 else _next_stage(stage))
@@ -266,6 +268,15 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
     return _Found({"node_events": len(expired)}, (rows[-1].seq,) if unfinished else None)
 
 
+def _reports(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove progress reports that are stored in their runs, which is so unless an event before them is missing."""
+    journal = exists().where(NodeJournal.node == NodeEvent.node, NodeJournal.journal == NodeEvent.journal)
+    applied = journal.where(or_(NodeEvent.seq <= NodeJournal.contiguous, NodeJournal.superseded < limits.reports))
+    unneeded = and_(NodeEvent.received < limits.reports, applied)
+    old = limits._replace(before=limits.reports)
+    return _step(session, old, NodeEvent.ts, NodeEvent.id, after, unneeded, NodeEvent.kind == "progress")
+
+
 def _standing(session: Session, node: str) -> int:
     """Return the first event that describes the node's current GPUs; scans all events of the node."""
     newest = select(func.max(NodeEvent.id)).where(NodeEvent.node == node, NodeEvent.kind.in_(("boot", "state")))
@@ -295,4 +306,5 @@ _STAGES: Final[tuple[tuple[_Parts, _Work], ...]] = (
     (_whole, _decisions),
     (_journals, _events),
     (_supplied, _supply),
+    (_whole, _reports),
 )

@@ -11,7 +11,7 @@ from collections import namedtuple
 from itertools import groupby
 from operator import itemgetter
 
-from slurm_migbatch.values import TYPE_CHECKING, Value
+from slurm_migbatch.values import TYPE_CHECKING, Value, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 RUN_FIELDS = (
     "id", "job_id", "restart", "reuse", "latest", "array_job", "array_task", "het_job", "het_offset", "uid", "user",
     "account", "partition", "gid", "qos", "wckey", "comment", "name", "nodes", "state", "state_from", "reason",
-    "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "began", "span_class", "asked", "bucket",
-    "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
-    "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
-    "measured_memory_mib", "measured_items", "measured_facts", "lesson",
+    "exit_code", "signal", "submitted", "started", "ended", "suspended", "resumed", "time_limit_s", "began",
+    "span_class", "asked", "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms",
+    "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms",
+    "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "lesson",
 )  # fmt: skip
 SLICE_FIELDS = (
     "id", "run_id", "job_id", "restart", "node", "journal", "position", "gpu", "gpu_index", "profile", "slot_start",
@@ -69,8 +69,9 @@ class RunFilter(Value):
     """Filter of runs; an empty tuple or None does not filter. All conditions must hold.
 
     Attributes:
-        start, end: window in unix seconds, both included. Without `states`, runs that existed in it;
-            with `states`, those that were in one of them at some time in it (as in sacct).
+        start, end: window in unix seconds. Without `states`, runs that existed in it; with `states`, those that were
+            in one of them at some time in it. As in sacct, runs that ended at `start` belong to it, those that were
+            submitted at `end` do not; and if both are the same, the window is one second long.
         duplicates: include earlier runs of a job id (requeues, reused numbers). Without them, `select_runs` yields the
             newest of those that meet the conditions, as sacct does: its last run may be outside the window.
         only: (user, accounts): only runs of this user id or charged to one of these accounts, besides other conditions.
@@ -248,6 +249,8 @@ def _slice(name: str) -> str:
 
 def conditions(wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions on `runs` of a filter, except `duplicates`; all must hold. Adds their values to `values`."""
+    if wanted.start is not None and wanted.start == wanted.end:
+        wanted = replace(wanted, end=wanted.start + 1)  # as in sacct
     if wanted.only is not None:
         uid, accounts = wanted.only
         yield f"runs.uid = {values.one(uid)} OR runs.account IN {values.all(accounts)}"
@@ -355,13 +358,13 @@ def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
 
 
 def overlapping(start: float | None, end: float | None, values: Values, *, narrow: bool = True, owner: str = "") -> str:
-    """Return the condition that a run existed at some time from `start` to `end`.
+    """Return the condition that a run existed at some time from `start` on and before `end`; see `RunFilter`.
 
     With `narrow` it has a form that an index on (span_class, ended) answers in time proportional to the number of
     matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended by
     end + 4**c. `owner`, a condition on the user or the uid, is repeated in each range: indexes begin with these.
     """
-    begins = "1 = 1" if end is None else f"runs.began <= {values.one(end)}"
+    begins = "1 = 1" if end is None else f"runs.began < {values.one(end)}"
     low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
     if not narrow:
         return f"{begins} AND (runs.ended IS NULL OR {low})"
@@ -374,18 +377,41 @@ def overlapping(start: float | None, end: float | None, values: Values, *, narro
     return f"{begins} AND ({' OR '.join(ranges)})"
 
 
+def _pending(start: float | None, _end: float | None, values: Values) -> str:
+    if start is None:
+        return "runs.submitted IS NOT NULL"
+    low = values.one(start)
+    return f"(runs.started > {low} OR runs.started IS NULL AND (runs.ended IS NULL OR runs.ended > {low}))"
+
+
+def _running(start: float | None, end: float | None, values: Values) -> str:
+    # as in sacct, one that is suspended now has not been running before
+    running = "runs.started IS NOT NULL AND (runs.ended IS NOT NULL OR runs.state <> 'SUSPENDED')"
+    if end is not None:
+        running += f" AND runs.started < {values.one(end)}"
+    if start is not None:
+        running += f" AND (runs.ended IS NULL OR runs.ended > {values.one(start)})"
+    return running
+
+
+def _suspended(start: float | None, end: float | None, values: Values) -> str:
+    was = "runs.suspended IS NOT NULL" if end is None else f"runs.suspended <= {values.one(end)}"
+    if start is not None:
+        was += f" AND coalesce(runs.resumed, runs.ended, {values.one(start)}) >= {values.one(start)}"
+    # before migbatchd noted the time
+    return f"(runs.suspended IS NULL AND runs.state = 'SUSPENDED' OR {was})"
+
+
 def _in_states(wanted: RunFilter, narrow: bool, owner: str, values: Values) -> Iterator[str]:
     start, end = wanted.start, wanted.end
     window = "1 = 1"
     if start is not None or end is not None:
         window = overlapping(start, end, values, narrow=narrow, owner=owner)
     states = set(wanted.states)
-    if "PENDING" in states:
-        waited = f"runs.started IS NULL OR runs.started >= {values.one(start)}" if start is not None else ""
-        yield f"{window} AND ({waited or 'runs.submitted IS NOT NULL'})"
-    if "RUNNING" in states:
-        yield f"{window} AND " + ("runs.started IS NOT NULL" if end is None else f"runs.started <= {values.one(end)}")
-    live = states & (LIVE_STATES - {"PENDING", "RUNNING"})
+    for state, condition in (("PENDING", _pending), ("RUNNING", _running), ("SUSPENDED", _suspended)):
+        if state in states:
+            yield f"{window} AND {condition(start, end, values)}"
+    live = states & (LIVE_STATES - {"PENDING", "RUNNING", "SUSPENDED"})
     if live:
         yield f"{window} AND runs.state IN {values.all(sorted(live))}"
     if final := states - LIVE_STATES:

@@ -116,11 +116,21 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     # for a pending job `start` is a forecast, and for one cancelled before its start the time of the cancellation
     if started is not None and state != "PENDING" and (run.started is not None or started != row.get("end")):
         run.started = started
+    _note_suspension(run, state, row, now)
     if state in FINAL_STATES:
         _finish(run, state, row, now)
     elif run.state_from == "poll" or run.state not in FINAL_STATES:
         run.ended = None
         run.state, run.state_from = ("RUNNING" if state == "COMPLETING" else state), "slurm"
+
+
+def _note_suspension(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
+    """Note when the run was suspended, from the first to the last time; Slurm may do this often (gang scheduling)."""
+    if state == "SUSPENDED":
+        run.suspended, run.resumed = (now if run.suspended is None else run.suspended), None
+    elif run.suspended is not None and run.resumed is None:
+        end = clean.moment(row.get("end")) if state in FINAL_STATES else None
+        run.resumed = max(run.suspended, min(now, end or now))
 
 
 def _time_limit(run: Run, state: str, row: Mapping[str, Any]) -> int | None:

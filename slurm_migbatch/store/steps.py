@@ -14,4 +14,5 @@ STEPS = (
     "0010 what accounting asks of runs",
     "0011 how language models were trained",
     "0012 what users ask of runs",
+    "0013 when runs were suspended",
 )

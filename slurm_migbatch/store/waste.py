@@ -39,14 +39,17 @@ class UsedRun:
 
 
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
-    """Yield the selected runs that have started and held slices, by id; with a window those that ended in it."""
+    """Yield the selected runs that have started and held slices, by id; with a window those that ended in it.
+
+    One that ended at the end of the window belongs to the next one.
+    """
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, states=())),
         Run.slice_count > 0,
         Run.started.is_not(None),
     ]
     if not wanted.jobs:
-        conditions += [Run.ended >= (wanted.start or 0.0), Run.ended <= wanted.end]
+        conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
     held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
     runs = select(*recurring.COLUMNS, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
     for row in connection.execute(runs.where(*conditions).order_by(Run.job_id, Run.id)):

@@ -88,7 +88,7 @@ def loans(record: RunReader, wanted: RunFilter) -> Rows:
     values = Values()
     clauses = ["loans.started IS NOT NULL"]
     if wanted.end is not None:
-        clauses.append(f"loans.started <= {values.one(wanted.end)}")
+        clauses.append(f"loans.started < {values.one(wanted.end)}")
     if wanted.start is not None:
         clauses.append(f"loans.ended IS NULL OR loans.ended >= {values.one(wanted.start)}")
     if wanted.only is not None:
@@ -124,9 +124,9 @@ def _select(record: RunReader, columns: str, tables: str, known: Iterable[str], 
 
 
 def _within(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:
-    """Yield the conditions that a time is known and in the window."""
+    """Yield the conditions that a time is known and in the window, before its end."""
     yield f"{moment} IS NOT NULL"
     if wanted.start is not None:
         yield f"{moment} >= {values.one(wanted.start)}"
     if wanted.end is not None:
-        yield f"{moment} <= {values.one(wanted.end)}"
+        yield f"{moment} < {values.one(wanted.end)}"

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import logging
+import math
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -358,6 +359,29 @@ def test_replay_command_reports_an_unreadable_recording_in_one_line(tmp_path: Pa
     assert code == 2
     assert len(output.splitlines()) == 1
     assert migbatch(tmp_path / "none")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("asked", [5]),
+        ("offers", {"new": [[None, {}]]}),
+        ("offers", {"new": [["n1", math.inf]]}),
+        ("actions", {"orders": 1}),
+    ],
+)
+def test_replay_command_reports_an_edited_recording_in_one_line(
+    day: Path, tmp_path: Path, part: str, value: object
+) -> None:
+    first, second = list(read_entries(segments(day)[0]))[:2]
+    path = tmp_path / "edited.jsonl.gz"
+    lines = [json.dumps(entry).replace("Infinity", "1e999") for entry in (first, {**second, part: value})]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    code, output = migbatch(path)
+    assert code == 2
+    assert re.fullmatch(r"migbatch: error: entry 2 of the recording is damaged or was edited \(.*\)\n", output)
+    code, output = migbatch(path, "--export", tmp_path / "copy.jsonl.gz")
+    assert code in (0, 2) and len(output.splitlines()) == 1
 
 
 def test_replay_command_prints_no_control_characters_of_a_recording(day: Path, tmp_path: Path) -> None:

@@ -824,6 +824,25 @@ def test_sacct_json_is_read(write: Write) -> None:
     )
 
 
+def test_components_of_heterogeneous_jobs_are_jobs_with_a_notice(write: Write) -> None:
+    notice = "2 jobs are components of heterogeneous jobs: each is simulated as a job of its own"
+    row = SACCT.splitlines()[1]
+    lines = [SACCT.splitlines()[0], row, *(row.replace("101|", f"500+{number}|") for number in (0, 1))]
+    trace = sacct.read(write("\n".join(lines)))
+    assert [job.name for job in trace.jobs] == ["101", "500+0", "500+1"]
+    assert trace.notices == (notice,)
+    unset = {"job_id": 0, "job_offset": {"set": False, "infinite": False, "number": 0}}
+    new = {"job_id": 500, "job_offset": {"set": True, "infinite": False, "number": 0}}
+    jobs = [json_job(het=unset), json_job(het=new), json_job(job_id=13, het={"job_id": 500, "job_offset": 1})]
+    trace = sacct.read(write(json.dumps({"jobs": jobs})))
+    assert [job.name for job in trace.jobs] == ["12", "500+0", "500+1"]
+    assert trace.notices == (notice,)
+    head, *rows = JOBTABLE.splitlines()
+    values = ("0", "11", "0", "0", "0", "15")
+    table = [f"{head},het_job_id", *(f"{line},{value}" for line, value in zip(rows, values, strict=True))]
+    assert notice in jobtable.read(write("\n".join(table))).notices
+
+
 def test_steps_of_sacct_json_are_not_kept(write: Write) -> None:
     """They are most of a file, which has some kilobytes for each job."""
     step = {"step": {"id": "12.0"}, "tres": {"consumed": [{"type": "cpu", "count": 1}]}}

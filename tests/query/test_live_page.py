@@ -109,6 +109,8 @@ def test_request_with_the_token_is_answered_as_root(config, place, given):
         ("/", HERE, "Basic !", 401),
         ("/all", HERE, "", 401),
         ("/", ("127.0.0.1", "rebound.example:6832"), "", 403),
+        ("/", ("127.0.0.1", "["), "", 403),
+        ("/", ("127.0.0.1", "[::1"), "", 403),
         ("/?account=%00", HERE, "", 400),
         ("/elsewhere", HERE, "", 404),
     ],

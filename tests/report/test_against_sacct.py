@@ -6,14 +6,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session
 
 from slurm_migbatch.slurm.times import TimeFormError, parse_time
+from slurm_migbatch.store import models
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.runquery import RunFilter
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.waiting import eventually
 
@@ -116,3 +120,60 @@ def test_sacct_truncates_the_times_of_a_pending_job_to_the_windows_end(accountin
 
     start, end, elapsed = eventually(sacct_rows).split("|")
     assert start == end and elapsed == "00:00:00"
+
+
+#: states of the jobs of the next test; "" for none
+STATES = {"": "", "R": "RUNNING", "PD": "PENDING", "S": "SUSPENDED", "F": "FAILED", "CA": "CANCELLED"}
+
+
+@pytest.mark.slurm
+def test_windows_and_states_select_the_same_jobs_as_sacct(accounting: Cluster, tmp_path: Path) -> None:
+    """A job that was suspended and failed, one that was cancelled while it waited, and one that then runs."""
+    failed = accounting.submit("--exclusive", wrap="sleep 7; exit 3")
+    eventually(lambda: accounting.job_state(failed) == "RUNNING")
+    cancelled, running = (accounting.submit("--exclusive", wrap="sleep 600") for _ in range(2))
+    for seconds, command in ((2, ("suspend", failed)), (2, ("resume", failed)), (1.1, ())):
+        time.sleep(seconds)  # Slurm's times are whole seconds
+        accounting.run(["scontrol", *map(str, command)] if command else ["scancel", str(cancelled)])
+    numbers = {failed: 1, cancelled: 2, running: 3}
+
+    def sacct(*options: str) -> list[list[str]]:
+        command = ["env", "SLURM_TIME_FORMAT=%s", "sacct", "-n", "-P", "-X", "-a", *options]
+        return [line.split("|") for line in accounting.run(command).stdout.splitlines()]
+
+    def recorded() -> list[list[str]]:
+        fields = "jobid,state,submit,start,end"
+        rows = sacct("-S", "uts1000000", "-j", ",".join(map(str, numbers)), "-o", fields)
+        return rows if [row[1].split()[0] for row in rows] == ["FAILED", "CANCELLED", "RUNNING"] else []
+
+    rows = eventually(recorded)
+    moments = range(min(int(row[2]) for row in rows) - 1, int(rows[0][4]) + 3)
+
+    def listed(start: int, end: int, state: str) -> list[int]:
+        chosen = ["-s", state] if state else []
+        found = sacct("-S", f"uts{start}", "-E", f"uts{end}", *chosen, "-o", "jobid")
+        return [numbers[int(id)] for (id,) in found]
+
+    # a window of one moment is one second long, so the first of these is a second before the suspension
+    suspended = [moment for moment in moments if listed(moment, moment, "S")]
+    with open_store(f"sqlite:///{tmp_path}/x.db") as store:
+        with Session(store.engine) as session, session.begin():
+            for id, state, *times in rows:
+                submitted, started, ended = (float(text) if text.isdecimal() else None for text in times)
+                run = models.Run(
+                    job_id=numbers[int(id)], restart=0, state=state.split()[0], submitted=submitted, ended=ended
+                )
+                run.started = None if run.state == "CANCELLED" else started
+                if run.state == "FAILED":
+                    run.suspended, run.resumed = float(suspended[0] + 1), float(suspended[-1])
+                session.add(run)
+        different = []
+        for start in moments:
+            for end in {start, start + 1, start + 3, moments[-1]} & set(moments):
+                for short, state in STATES.items():
+                    wanted = RunFilter(start=start, end=end, states=(state,) if state else ())
+                    ours = [row.run["job_id"] for row in store.runs(wanted)]
+                    if (theirs := listed(start, end, short)) != ours:
+                        different.append((start - moments[0], end - moments[0], short, theirs, ours))
+    accounting.run(["scancel", str(running)])
+    assert different == [], rows

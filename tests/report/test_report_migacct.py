@@ -196,6 +196,9 @@ def test_allocations_option_leaves_out_the_slices(cli: Cli) -> None:
          "2026-03-14T09:30:00|2026-03-14T10:00:00|00:30:00|0.50\n"),
         (["--truncate", "-E", "11:40", "-j", "3,4", "-X", "-P", "-o", "start,end,elapsed"],
          "2026-03-14T11:30:00|2026-03-14T11:40:00|00:10:00\n"),
+        # as in sacct, nothing has run after now
+        (["-T", "-E", "tomorrow", "-j", "3", "-X", "-P", "-o", "start,end,elapsed,slicehours"],
+         "2026-03-14T11:30:00|2026-03-14T12:00:00|00:30:00|1.50\n"),
         (["--truncate", "-j", "4", "-P", "-o", "start,end,elapsed"],
          "2026-03-14T12:00:00|2026-03-14T12:00:00|00:00:00\n"),
         (["-j", "10", "-P", "-o", "jobname"], "evil?[2J?name\n"),

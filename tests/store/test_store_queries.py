@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run, SupplyChange, span_class
+from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
+from slurm_migbatch.store.waste import used_runs
 from tests.support.store_events import Node, job, slice_entry, states
 from tests.support.stores import prepared
 
@@ -47,10 +50,11 @@ def test_window_finds_exactly_the_runs_that_overlap_it(
                 )  # fmt: skip
         for first, second in windows:
             low, high = sorted((first, second))
+            until = low + 1 if low == high else high
             expected = [
                 number
                 for number, (began, length) in enumerate(spans, 1)
-                if began <= high and (length is None or began + length >= low)
+                if began < until and (length is None or began + length >= low)
             ]
             found = [row.run["job_id"] for row in store.runs(RunFilter(start=low, end=high))]
             assert found == expected
@@ -141,6 +145,16 @@ def filled(store: Store) -> Store:
         (RunFilter(states=("FAILED",)), [2]),
         (RunFilter(states=("FAILED",), jobs=(JobId(1), JobId(2)), start=0, end=500), [2]),
         (RunFilter(states=("SUSPENDED",), start=0, end=500), []),
+        # as in sacct (test_against_sacct): a job has not begun at the time of its submission or start, but has ended
+        (RunFilter(start=50, end=90), []),
+        (RunFilter(states=("PENDING",), start=50, end=90), []),
+        (RunFilter(states=("PENDING",), start=100, end=110), []),
+        (RunFilter(states=("RUNNING",), start=95, end=100), []),
+        (RunFilter(states=("RUNNING",), start=100, end=100), [1]),
+        (RunFilter(start=90, end=90), [1]),
+        (RunFilter(states=("RUNNING",), start=200, end=210), [2]),
+        (RunFilter(states=("COMPLETED",), start=200, end=210), [1]),
+        (RunFilter(states=("COMPLETED",), start=110, end=200), [1]),
     ],
 )
 def test_filter_selects_the_matching_runs(filled: Store, wanted: RunFilter, jobs: list[int]) -> None:
@@ -151,6 +165,53 @@ def test_filter_selects_the_matching_runs(filled: Store, wanted: RunFilter, jobs
 def test_account_beyond_ascii_is_found_as_slurm_writes_it(store: Store, wanted: str) -> None:
     store.upsert_jobs([job(7, account="École-1"), job(8, account="other")])
     assert [row.run["job_id"] for row in store.runs(RunFilter(accounts=(wanted,)))] == [7]
+
+
+def test_states_select_suspended_runs_by_the_time_of_their_suspension(store: Store) -> None:
+    suspended = job(1, "SUSPENDED", submit=90.0, start=100.0)
+    store.upsert_jobs([{**suspended, "state": "RUNNING"}, {**suspended, "job_id": 2}], now=110.0)
+    store.upsert_jobs([suspended], now=200.0)
+
+    def selected(state: str, start: float, end: float) -> list[int]:
+        return [id for id, _, _ in states(store, RunFilter(states=(state,), start=start, end=end))]
+
+    assert (selected("SUSPENDED", 120, 150), selected("SUSPENDED", 120, 400)) == ([2], [1, 2])
+    assert selected("RUNNING", 120, 400) == [], "as in sacct, while they are suspended"
+    store.upsert_jobs([{**suspended, "state": "RUNNING"}], now=300.0)
+    assert (selected("SUSPENDED", 250, 400), selected("SUSPENDED", 310, 400)) == ([1, 2], [2])
+    assert selected("RUNNING", 120, 400) == [1]
+    store.upsert_jobs([{**suspended, "state": "COMPLETED", "end": 500.0, "exit_code": "0:0"}], now=501.0)
+    assert selected("SUSPENDED", 250, 400) == [1, 2]
+    store.upsert_jobs([{**suspended, "job_id": 2, "state": "TIMEOUT", "end": 600.0, "exit_code": "0:15"}], now=610.0)
+    assert (selected("SUSPENDED", 590, 700), selected("SUSPENDED", 601, 700)) == ([2], [])
+
+
+def test_cancelled_jobs_that_never_ran_were_pending_until_then(store: Store) -> None:
+    store.upsert_jobs([job(1, submit=90.0)], now=91.0)
+    store.upsert_jobs([job(1, "CANCELLED", submit=90.0, start=200.0, end=200.0, exit_code="0:0")], now=201.0)
+    waits = [RunFilter(states=("PENDING",), start=start, end=400) for start in (150, 200)]
+    assert [states(store, wanted) for wanted in waits] == [[(1, 0, "CANCELLED")], []]
+
+
+def test_each_run_counts_in_one_of_two_successive_windows(url: str) -> None:
+    with open_store(prepared(url)) as store:
+        node = Node(store)
+        store.upsert_jobs([job(1, submit=90.0)])
+        report = {"job": 1, "restart": 0, "items": 600, "tasks": 1, "throughput_per_s": 12.0}
+        node.send(node.start(100, 1), node.event("progress", 150, **report), node.stop(200, 1))
+        store.save_loans([{"job_id": 1, "restart": 0, "profile": "1g.10gb", "state": "ended", "decided": 90.0,
+                           "started": 100.0, "ended": 200.0}])  # fmt: skip
+        with Session(store.engine) as session, session.begin():
+            session.query(Run).update({"predicted_throughput_per_s": 10.0})
+        before, after = RunFilter(start=50, end=200), RunFilter(start=200, end=400)
+        with store.reading() as connection:
+            assert [len(list(used_runs(connection, wanted))) for wanted in (before, after)] == [0, 1]
+        reader = open_reader(url)
+        assert [len(windows.predictions(reader, wanted)) for wanted in (before, after)] == [0, 1]
+        start = (RunFilter(start=50, end=100), RunFilter(start=100, end=200))
+        assert [len(windows.waits(reader, wanted, (60.0,))) for wanted in start] == [0, 1]
+        assert [len(windows.loans(reader, wanted)) for wanted in start] == [0, 1]
+        reader.close()
 
 
 def test_filter_by_window_and_node_returns_the_slices(filled: Store) -> None:

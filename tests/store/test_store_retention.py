@@ -411,6 +411,49 @@ def test_migbatchd_prunes_as_configured(url: str) -> None:
         assert asyncio.run(retention.once()) == {}
 
 
+@pytest.mark.parametrize("keep", ["400d", "forever"])
+def test_progress_reports_are_removed_after_a_day_and_what_they_say_is_kept(url: str, keep: str) -> None:
+    with open_store(url) as store:
+        node = EventNode(store)
+        sent = [node.start(NOW - 3 * DAY, 1)]
+        sent += [
+            node.event("progress", NOW - 3 * DAY + 120 * step, job=1, restart=0, items=50 * step, tasks=1, steps=step)
+            for step in range(1, 501)
+        ]
+        node.send(*sent, node.stop(NOW - 2 * DAY, 1), node.start(NOW - 3000, 2))
+        last = node.event("progress", NOW - 2000, job=2, restart=0, items=7, tasks=1)
+        node.seq += 1  # the next event waits for a missing one
+        node.send(last, node.event("progress", NOW - 3 * DAY + 5, job=1, restart=0, items=3, tasks=1))
+        received = {"received": NodeEvent.ts}
+        with Session(store.engine) as session, session.begin():
+            session.query(NodeEvent).update(received)
+        runs, progress = store.runs(), store.job_progress([1, 2])
+        config = loads(f"[store]\nkeep = '{keep}'\n")
+        retention = Retention(config, Clockwork(store), Metrics(), clock=lambda: NOW)
+        assert asyncio.run(retention.once()) == {"node_events": 500}
+        # a node that was cut off repeats what is not confirmed
+        assert node.send(*sent) == 504
+        assert (store.runs(), store.job_progress([1, 2])) == (runs, progress)
+        with store.reading() as connection:
+            kept = connection.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind)).all()
+        assert sorted(map(tuple, kept)) == [("progress", 502), ("start", 2), ("stop", 1)]
+
+
+def test_stops_before_removed_reports_are_not_taken_for_those_of_a_boot(url: str) -> None:
+    """A node reports its boot days after its last report."""
+    with open_store(url) as store:
+        node = EventNode(store)
+        node.send(node.start(NOW - 3 * DAY, 1), node.start(NOW - 3 * DAY, 2, slice_entry(1)))
+        node.send(node.stop(NOW - 3 * DAY + 60, 1, exit_code=None))
+        node.send(node.event("progress", NOW - 3 * DAY + 120, job=2, restart=0, items=5, tasks=1))
+        with Session(store.engine) as session, session.begin():
+            session.query(NodeEvent).update({"received": NodeEvent.ts})
+        retention = Retention(loads(""), Clockwork(store), Metrics(), clock=lambda: NOW)
+        assert asyncio.run(retention.once()) == {"node_events": 1}
+        node.send(node.stop(NOW, 2, slice_entry(1), exit_code=None), node.event("boot", NOW, boot_id="boot-2"))
+        assert states(store) == [(1, 0, "UNKNOWN"), (2, 0, "NODE_FAIL")]
+
+
 def test_clock_years_ahead_at_boot_does_not_remove_the_record(url: str) -> None:
     """Before NTP has corrected it; slurmctld then ends jobs at that time, because their limits are over."""
     with open_store(url) as store:

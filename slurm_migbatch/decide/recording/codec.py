@@ -13,7 +13,8 @@ import json
 import math
 import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -28,6 +29,18 @@ Convert = Callable[[Any], Any]
 
 class CodecError(ValueError):
     """Data that the type hint does not allow; the message says what was expected."""
+
+
+@contextmanager
+def reading_entry(number: int) -> Iterator[None]:
+    """Raise CodecError for an entry, counted from 1, that damage or an edit has made contradict itself or others."""
+    try:
+        yield
+    except CodecError as error:
+        raise CodecError(f"entry {number} of the recording: {error}") from error
+    except Exception as error:
+        kind = type(error).__name__
+        raise CodecError(f"entry {number} of the recording is damaged or was edited ({kind}: {error})") from error
 
 
 class Codes(NamedTuple):

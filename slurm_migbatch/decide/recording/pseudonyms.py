@@ -19,7 +19,7 @@ from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.recording import memory as memory_state
-from slurm_migbatch.decide.recording.codec import CodecError, Json
+from slurm_migbatch.decide.recording.codec import CodecError, Json, reading_entry
 from slurm_migbatch.decide.recording.memory import State
 from slurm_migbatch.decide.recording.segments import (
     Done,
@@ -111,16 +111,18 @@ def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:
     """
     mask = _Mask(names)
     reader: SegmentReader | None = None
-    for entry in entries:
-        if begins_segment(entry):
-            reader, writer = SegmentReader(entry), SegmentWriter()
-            settings = reader.segment.settings
-            state = None if reader.segment.memory is None else memory_state.take(reader.memory(settings))
-            yield writer.begin(mask.settings(settings), None if state is None else mask.memory(state))
-        elif reader is None:
+    for place, entry in enumerate(entries, 1):
+        if reader is None and not begins_segment(entry):
             raise CodecError("not a recording of decisions: it does not begin with a segment")
-        else:
-            yield writer.recorded(mask.round(reader.round(entry)), reader.asked(entry))
+        with reading_entry(place):
+            if reader is None or begins_segment(entry):
+                reader, writer = SegmentReader(entry), SegmentWriter()
+                settings = reader.segment.settings
+                state = None if reader.segment.memory is None else memory_state.take(reader.memory(settings))
+                written = writer.begin(mask.settings(settings), None if state is None else mask.memory(state))
+            else:
+                written = writer.recorded(mask.round(reader.round(entry)), reader.asked(entry))
+        yield written
 
 
 class _Mask:

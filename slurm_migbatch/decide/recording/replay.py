@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from slurm_migbatch.decide.core import DecisionMemory, Settings, decide, needed, settle
-from slurm_migbatch.decide.recording.codec import CodecError, Json, canonical
+from slurm_migbatch.decide.recording.codec import CodecError, Json, canonical, reading_entry
 from slurm_migbatch.decide.recording.segments import (
     RecordedPredictions,
     RecordedRound,
@@ -81,20 +81,21 @@ def replay(
     """
     reader: SegmentReader | None = None
     segment = number = 0
-    for entry in entries:
-        if begins_segment(entry):
-            reader, segment = SegmentReader(entry), segment + 1
-            settings = change(reader.segment.settings)
-            memory = reader.memory(settings)
-        elif reader is None:
+    for place, entry in enumerate(entries, 1):
+        if reader is None and not begins_segment(entry):
             raise CodecError("not a recording of decisions: it does not begin with a segment")
-        else:
+        with reading_entry(place):
+            if reader is None or begins_segment(entry):
+                reader, segment = SegmentReader(entry), segment + 1
+                settings = change(reader.segment.settings)
+                memory = reader.memory(settings)
+                continue
             number += 1
             recorded_round = reader.round(entry)
             memory, differences, unknown = _decided(
                 replace(recorded_round, snapshot=see(recorded_round.snapshot)), memory, settings
             )
-            yield ReplayedRound(number, segment, recorded_round.snapshot.now, differences, unknown)
+        yield ReplayedRound(number, segment, recorded_round.snapshot.now, differences, unknown)
 
 
 def _decided(

@@ -35,6 +35,8 @@ GROUPS: Final = ("job_type", "type", "vc", "cluster", "organization")
 """What may say that a job is inference."""
 MOST_GPUS: Final = 10**6
 """More GPUs or instances of one job are a typing error."""
+COMPONENTS: Final = "are components of heterogeneous jobs: each is simulated as a job of its own"
+"""A remark on jobs, which Slurm starts together."""
 _UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """As in `sacct`: a run that ended in a requeue is REQUEUED."""
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)

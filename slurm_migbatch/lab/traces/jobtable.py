@@ -6,7 +6,8 @@
 The first line must name the columns; others are ignored. The table has TRES by number: 1 to 8 are Slurm's own, those
 of a site begin with 1001. Their names are shown by `sacctmgr show tres`; without names, each TRES of the site is taken
 for GPUs. Jobs that got none, and jobs that have not run or not ended, are skipped, with a notice. A requeued job has
-one line for each run: each is a separate job here.
+one line for each run: each is a separate job here, as is each component of a heterogeneous job (with `het_job_id`, if
+that is dumped), with a notice.
 
 Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
 allocated resources. Names of jobs are free text and no model's name.
@@ -23,7 +24,7 @@ from typing import Final
 
 from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -78,6 +79,8 @@ def read(
             continue
         if held.remark:
             remarks[held.remark] += 1
+        if line.has("het_job_id") and line.text("het_job_id") not in ("", "0", "NULL"):
+            remarks[COMPONENTS] += 1
         jobs.append(
             LoggedJob(
                 line.seconds_of("time_submit"),

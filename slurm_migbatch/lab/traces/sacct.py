@@ -4,7 +4,8 @@
 
 The first line must name the columns; others are ignored. Steps, jobs that got no GPU, jobs that have not run or not
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
-one line for each run (with -D): each is a separate job here.
+one line for each run (with -D): each is a separate job here, as is each component of a heterogeneous job (`500+0`),
+with a notice; `JobIDRaw` does not tell these.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
@@ -37,7 +38,7 @@ from typing import Final
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -94,8 +95,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
             continue
         partition = line.text("Partition") if infer else ""
         ran_in.add(partition)
-        if held.remark:
-            remarks[held.remark] += 1
+        remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "")))
         jobs.append(
             LoggedJob(
                 _moment(line, "Submit"),

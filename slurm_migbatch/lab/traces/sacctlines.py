@@ -182,6 +182,9 @@ def _job_id(job: Mapping[str, Any]) -> str:
     known = isinstance(task, int) or (isinstance(task, Mapping) and task.get("set"))
     if array.get("job_id") and known:
         return f"{array['job_id']}_{_number(task) or 0}"
+    component = job.get("het") or {}
+    if job_id := _number(component.get("job_id")):
+        return f"{job_id}+{_number(component.get('job_offset')) or 0}"
     return str(job["job_id"])
 
 
