@@ -349,6 +349,7 @@ def test_malformed_array_expression_is_an_error(expression: str) -> None:
         ("DOWN+DRAIN+INVALID_REG", False),
         ("IDLE+NOT_RESPONDING", False),
         ("MIXED+MAINTENANCE+RESERVED", False),
+        ("IDLE+BLOCKED", False),
     ],
 )
 def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:
