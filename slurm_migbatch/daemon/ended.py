@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
+from slurm_migbatch.slurm.listing import moment
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
+from slurm_migbatch.slurm.times import TimeFormError
 from slurm_migbatch.store.runquery import Association
 
 _SEPARATOR = "\x1f"
@@ -214,4 +217,6 @@ def _row(values: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _moment(text: str) -> float | None:
-    return float(text) if text.isdigit() and text != "0" else None
+    with suppress(TimeFormError):
+        return moment(text)
+    return None

@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,18 @@ def test_job_in_a_state_of_a_later_release_is_unread() -> None:
     (row,) = parse_jobs(squeue_row(7, State="THAWING", NodeList="n1"), MARK)
     assert (row.job_id, row.unread) == (7, True)
     assert "THAWING" in row.reason
+
+
+def test_times_are_also_read_in_slurms_own_form() -> None:
+    """A release that does not follow SLURM_TIME_FORMAT must not make every job one without times."""
+    at = datetime(2026, 9, 21, 14, 13, 20)
+    times = ("SubmitTime", "EligibleTime", "StartTime", "EndTime")
+    (row,) = parse_jobs(squeue_row(7, **dict.fromkeys(times, at.isoformat())), MARK)
+    assert (row.submit, row.eligible, row.start, row.end) == (at.timestamp(),) * 4
+    (none,) = parse_jobs(squeue_row(7, SubmitTime="Unknown", EligibleTime="N/A", StartTime="0", EndTime="NONE"), MARK)
+    assert (none.submit, none.eligible, none.start, none.end) == (0.0, None, None, None)
+    (odd,) = parse_jobs(squeue_row(7, EligibleTime="21.Sep.2026"), MARK)
+    assert odd.unread and "21.Sep.2026" in odd.reason
 
 
 def test_invalid_job_id_is_an_error_but_a_leading_warning_is_skipped() -> None:
