@@ -58,6 +58,7 @@ _MAINTENANCE: Final = frozenset({"MAINT", "MAINTENANCE"})
 #: Node flags (scontrol's spelling) that keep Slurm from starting jobs on a node, `POWERED_DOWN` alone excepted.
 CLOSED_STATES = frozenset(
     {
+        "BLOCKED",  # by a job with --exclusive=topo, from 24.05 on: sinfo(1)
         "DOWN",
         "DRAIN",
         "DRAINED",

@@ -29,7 +29,7 @@ from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.states import ENDED, checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
-from slurm_migbatch.slurm.times import TimeFormError, parse_duration
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
 #: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05
 SQUEUE_FIELDS = (
@@ -223,9 +223,9 @@ def _job(job_id: int, values: Sequence[str], spelled: Mapping[str, str]) -> JobR
         state,
         checked_reason(_shared(reason), account),
         _number(priority) or 0,
-        _time(submit) or 0.0,
-        _time(start),
-        _time(end),
+        moment(submit) or 0.0,
+        moment(start),
+        moment(end),
         _limit(limit),
         _nodes(nodes),
         max(1, _number(num_nodes.partition("-")[0]) or 1),
@@ -233,7 +233,7 @@ def _job(job_id: int, values: Sequence[str], spelled: Mapping[str, str]) -> JobR
         _shared(gres),
         "" if comment == "(null)" else comment,
         _number(restarts) or 0,
-        _time(eligible),
+        moment(eligible),
         _shared(features),
         _number(cpus) or 0,
         count_tasks(array_task) if array_task and state == "PENDING" else 1,
@@ -335,8 +335,15 @@ def _number(value: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def _time(value: str) -> float | None:
-    return float(value) if value.isdigit() and value != "0" else None
+def moment(value: str) -> float | None:
+    """Return a time in unix seconds, None for a word in place of a time; raises TimeFormError.
+
+    SLURM_TIME_FORMAT=%s asks for seconds. Releases differ in what follows it, so Slurm's own form is read as well: a
+    job without times would not be served.
+    """
+    if value.isdigit():
+        return float(value) or None
+    return parse_time(value) if value[:1].isdigit() else None
 
 
 def _seconds(value: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 from slurm_migbatch.daemon.ended import HistoryClient
@@ -20,12 +21,16 @@ SHOWN = {
 
 
 class Squeue(HistoryClient):
-    """The client of a squeue that lists a job, and another one."""
+    """The client of a squeue that lists a job, and another one; `shown` replaces some of their fields."""
+
+    def __init__(self, **shown: str) -> None:
+        super().__init__()
+        self.shown = {**SHOWN, **shown}
 
     def _run(self, program: str, *arguments: str) -> str:
         assert program == "squeue" and "--jobs=7,21,21" in arguments
         columns = re.findall(r"([A-Za-z_-]+):\d+(\x1f[\w-]+)(?:,|\Z)", arguments[-1].removeprefix("--Format="))
-        jobs = (SHOWN, {**SHOWN, "JobID": "22"})
+        jobs = (self.shown, {**self.shown, "JobID": "22"})
         return "".join("".join(job.get(name, "N/A") + mark for name, mark in columns) + "\n" for job in jobs)
 
 
@@ -43,3 +48,9 @@ def test_job_that_ended_before_it_was_listed_is_recorded_with_its_name_and_limit
     assert (run["state"], run["exit_code"], run["submitted"], run["started"], run["ended"]) == (
         "FAILED", 1, 1000.0, 1001.0, 1002.0,
     )  # fmt: skip
+
+
+def test_times_of_ended_jobs_are_read_in_slurms_own_form_too() -> None:
+    at = datetime(2026, 9, 21, 14, 13, 20)
+    (row,) = Squeue(StartTime=str(int(at.timestamp())), EndTime=at.isoformat()).ended({7, 21})
+    assert (row["start"], row["end"]) == (at.timestamp(), at.timestamp())

@@ -209,6 +209,20 @@ def test_geometry_of_every_known_gpu_is_accepted() -> None:
         assert read_event(event).wire == event
 
 
+def test_gpu_with_seven_slices_and_every_profile_for_media_engines_is_accepted() -> None:
+    """nvml.h has these profiles; a later driver may offer them on GPUs that have only +me today."""
+    known = gpus.geometry("b200").to_dict()
+    rows = {row["profile"]: row for row in known["profiles"]}
+    none, every = dict.fromkeys(("decoders", "jpegs", "ofas"), 0), {"decoders": 7, "jpegs": 7, "ofas": 1}
+    added = [
+        {**rows["2g.45gb"], "profile": "2g.45gb+me", "ofas": 1, "max_instances": 1},
+        *({**rows[name], "profile": f"{name}-me", **none} for name in ("1g.23gb", "2g.45gb")),
+        *({**rows[name], "profile": f"{name}+me.all", **every, "max_instances": 1} for name in ("1g.23gb", "2g.45gb")),
+    ]
+    event = inventory(gpu(0, geometry={**known, "profiles": [*known["profiles"], *added]}))
+    assert read_event(event).wire == event
+
+
 def test_different_geometries_searched_per_message_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search may take a while, and a message has room for thousands."""
     searched: set[str] = set()

@@ -112,6 +112,35 @@ def test_geometry_is_read_from_older_drivers_without_profile_names(machine, h100
     assert h100.geometry() == geometries["h100-80gb"]
 
 
+def refusing(monkeypatch, call, refused, code):
+    """Make the driver refuse a call for one of its second arguments."""
+    answer = getattr(pynvml, call)
+
+    def asked(handle, which, *args, **more):
+        if which == refused:
+            raise pynvml.NVMLError(code)
+        return answer(handle, which, *args, **more)
+
+    monkeypatch.setattr(pynvml, call, asked)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+def test_a_profile_that_the_driver_cannot_place_is_left_out(h100, geometries, monkeypatch, code):
+    refusing(monkeypatch, "nvmlDeviceGetGpuInstancePossiblePlacements", 20, code)
+    refusing(monkeypatch, "nvmlDeviceGetGpuInstances", 20, code)
+    left = [info for info in geometries["h100-80gb"].profiles if info.profile.name != "1g.10gb+me"]
+    assert list(h100.geometry().profiles) == left
+    assert h100.create(ONE) in h100.instances()
+
+
+def test_values_of_the_enum_that_the_driver_does_not_know_are_skipped(h100, geometries, monkeypatch):
+    """NVIDIA's device plugins skip INVALID_ARGUMENT like NOT_SUPPORTED."""
+    refusing(monkeypatch, "nvmlDeviceGetGpuInstanceProfileInfo", 5, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    refusing(monkeypatch, "nvmlGpuInstanceGetComputeInstanceProfileInfo", 2, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    assert h100.geometry() == geometries["h100-80gb"]
+    assert h100.create(Slot.of("4g.40gb", 0, 4)).mig_uuid is not None
+
+
 # -- the mode ------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,18 @@ def test_job_in_a_state_of_a_later_release_is_unread() -> None:
     assert "THAWING" in row.reason
 
 
+def test_times_are_also_read_in_slurms_own_form() -> None:
+    """A release that does not follow SLURM_TIME_FORMAT must not make every job one without times."""
+    at = datetime(2026, 9, 21, 14, 13, 20)
+    times = ("SubmitTime", "EligibleTime", "StartTime", "EndTime")
+    (row,) = parse_jobs(squeue_row(7, **dict.fromkeys(times, at.isoformat())), MARK)
+    assert (row.submit, row.eligible, row.start, row.end) == (at.timestamp(),) * 4
+    (none,) = parse_jobs(squeue_row(7, SubmitTime="Unknown", EligibleTime="N/A", StartTime="0", EndTime="NONE"), MARK)
+    assert (none.submit, none.eligible, none.start, none.end) == (0.0, None, None, None)
+    (odd,) = parse_jobs(squeue_row(7, EligibleTime="21.Sep.2026"), MARK)
+    assert odd.unread and "21.Sep.2026" in odd.reason
+
+
 def test_invalid_job_id_is_an_error_but_a_leading_warning_is_skipped() -> None:
     with pytest.raises(SlurmError, match="instead of a job id"):
         parse_jobs(squeue_row(1) + squeue_row(2, JobID="x"), MARK)
@@ -381,6 +394,7 @@ def test_malformed_array_expression_is_an_error(expression: str) -> None:
         ("DOWN+DRAIN+INVALID_REG", False),
         ("IDLE+NOT_RESPONDING", False),
         ("MIXED+MAINTENANCE+RESERVED", False),
+        ("IDLE+BLOCKED", False),
     ],
 )
 def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:

@@ -13,7 +13,7 @@ from slurm_migbatch.mig.naming import computed_profile, reported_profile
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.profile import Profile
 
-_LAST_ENUM = 64  # the walk over profile enums ends at INVALID_ARGUMENT; this only bounds it
+_LAST_ENUM = 64  # the walk over profile enums ends at the first unknown one; this only bounds it
 #: errors of a driver that does not report a figure
 SILENT = (NotMig, DriverMissing, NoPermission, InvalidRequest, NotFound)
 
@@ -40,7 +40,7 @@ def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query
 
     `gpu` names the card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
     Names that the driver does not report are computed. Two ids of one name (none is known) are one profile in the
-    geometry.
+    geometry. A profile that the driver cannot place is left out.
     """
     if _is_vgpu(ask):
         raise NotMig(pynvml.NVML_ERROR_NOT_SUPPORTED, f"{gpu} is a vGPU guest, which cannot be partitioned")
@@ -48,8 +48,11 @@ def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query
     infos: dict[Profile, ProfileInfo] = {}
     known: list[query.KnownProfile] = []
     for raw, profile in listed_profiles(ask, total):
+        try:
+            places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
+        except (NotMig, InvalidRequest):
+            continue
         known.append(query.KnownProfile(int(raw.id), profile, int(raw.instanceCount)))
-        places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
         if profile in infos or not places:
             continue
         infos[profile] = ProfileInfo(
@@ -73,13 +76,19 @@ def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query
 
 
 def listed_profiles(ask: Ask, total_bytes: int) -> Iterator[tuple[Any, Profile]]:
-    """Yield NVML's description of each profile of a GPU, and the profile."""
+    """Yield NVML's description of each profile of a GPU, and the profile.
+
+    A driver may refuse values of nvml.h's enum as unsupported or as unknown, and have others after them: NVIDIA's own
+    programs skip both.
+    """
     for enum in range(_LAST_ENUM):
         try:
             raw = ask("a profile", query.gpu_profile_info, enum)
         except NotMig:
             continue
         except InvalidRequest:
+            if enum < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+                continue
             return
         named = reported_profile(query.text(getattr(raw, "name", b"")))
         yield raw, named or computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total_bytes)

@@ -362,6 +362,8 @@ class NvmlGpu:
                 except NotMig:
                     continue
                 except InvalidRequest:
+                    if enum < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT:
+                        continue
                     break
                 sizes.setdefault(int(raw.id), (int(raw.sliceCount), int(raw.multiprocessorCount)))
             if not sizes:
