@@ -1,9 +1,10 @@
 #!/bin/bash
 # Training on idle inference slices, of any size between min and max. When its slice is reclaimed it gets USR1, writes a
 # checkpoint, and is requeued. It continues later on whatever size is idle then, with the same result.
+# No mem=: the program fills its slice. With mem= another job of yours may share the slice, and get what mem= leaves.
 #SBATCH --job-name=elastic
 #SBATCH --gres=mig:auto
-#SBATCH --comment="migbatch: role=train mem=8gb min=1g.10gb max=3g.40gb signal=usr1"
+#SBATCH --comment="migbatch: role=train min=1g.10gb max=3g.40gb signal=usr1"
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --time=1-00:00:00

@@ -64,8 +64,9 @@ class Lock:
                     "directory. End that one, or use another directory"
                 )
             waiting(min(_EVERY_S, left))
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, self._name.encode(), 0)
+        name = self._name.encode()
+        os.pwrite(self._handle, name, 0)  # in place of the previous one: on a full disk there is no other room
+        os.ftruncate(self._handle, len(name))
 
     @property
     def held(self) -> bool:

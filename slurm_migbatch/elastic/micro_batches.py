@@ -50,7 +50,8 @@ class Step:
         epoch, position: where in the data the step begins.
         seed: for random numbers in this step, the same in every run.
         size: items of all micro-batches together.
-        left: whether an iteration over the micro-batches has begun and not come to its end.
+        begun: whether an iteration over the micro-batches has begun.
+        left: whether one has begun and not come to its end.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Step:
         self.number, self.epoch, self.position, self.seed = number, epoch, position, seed
         self.size = len(indices)
         self._indices, self._sizes = indices, sizes
-        self.left = False
+        self.begun = self.left = False
 
     def __iter__(self) -> Iterator[Micro]:
-        begin, self.left = 0, True
+        begin, self.begun, self.left = 0, True, True
         for size in self._sizes:
             end = begin + size
             yield Micro(self._indices[begin:end], size / self.size, end == self.size)

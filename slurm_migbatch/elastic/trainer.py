@@ -122,6 +122,8 @@ class Trainer:
         #: gives the state, while the loop is in a step
         self._save: Callable[[], Any] | None = None
         self._open: Step | None = None
+        #: whether the program takes a step's micro-batches
+        self._takes = False
         self._items, self._busy_s, self._reported_at = 0, 0.0, -1e9
         self._deaf = False
 
@@ -139,7 +141,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the directory; if the loop was left by `break` after a step, write the last checkpoint first.
+        """Release the directory; if the loop was left by `break`, write the last checkpoint first.
 
         Raises:
             ElasticError: all steps are done, or the loop was left, and the last step could not be saved.
@@ -160,9 +162,10 @@ class Trainer:
             )
 
     def _count_left(self) -> bool:
-        """Count the step in which a loop was left as done; return whether it is.
+        """Count the step in which a loop was left, if it is done; return whether the state is one between two steps.
 
-        It is not if it has micro-batches left, as after an error that the program has caught: they are in no gradient.
+        It is not if the step has micro-batches left, as after an error that the program has caught: they are in no
+        gradient. A step of which none was taken is not done, unless the program takes none of any step.
         """
         self._save = None
         if self._open is not None and self._open.left:
@@ -171,7 +174,8 @@ class Trainer:
             )
             self._ended = False
             return False
-        self.done += 1
+        if self._open is None or self._open.begun or not self._takes:
+            self.done += 1
         return True
 
     def _close(self) -> None:
@@ -216,8 +220,9 @@ class Trainer:
 
         If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises. If the loop
         is left by `break`, the step counts as done at the end of the context, which writes the last checkpoint, or when
-        another loop begins; not if it is left within the loop over the step's micro-batches, for example by an error.
-        An error after that loop must leave the context: if it is caught within, it cannot be told from `break`.
+        another loop begins; not if it is left before the loop over the step's micro-batches, or within that loop, for
+        example by an error. An error after it must leave the context: if it is caught within, it cannot be told from
+        `break`.
 
         Raises:
             Leave: told to end (in the loop, as SystemExit).
@@ -237,6 +242,7 @@ class Trainer:
             self._save, self._open = save, step
             yield step
             self._save = None
+            self._takes = self._takes or step.begun
             self._busy_s += time.monotonic() - begun
             self.done += 1
             self._items += step.size

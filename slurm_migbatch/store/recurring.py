@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import STOP_SIGNALS
 from slurm_migbatch.store.models import Decision, MeasuredPoint, Run
+from slurm_migbatch.workload.loans import LOAN
 
 _DONE: Final = frozenset({"COMPLETED", "TIMEOUT"})
 _CUT: Final = frozenset({"CANCELLED", "PREEMPTED", "DEADLINE", "REVOKED"})
@@ -26,7 +27,8 @@ class RecurringRun:
         profile: of its slices, as in the record; None if they differed.
         ended: "done", "oom", "failed" or "cut", or empty if unknown.
         peak_mib, sm, dram: see `predict.recurring.PastRun`; None also for a run that shared its slice.
-        retry: the user wants it retried if its slice was too small.
+        retry: the user wants it retried if its slice was too small; never for elastic training, which gets a slice of
+            any allowed size again.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
         user: whose job it was; empty if unknown.
         until: when it ended, unix seconds; 0 if unknown.
@@ -57,7 +59,7 @@ class RecurringRun:
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.user, Run.partition, Run.profile,
     Run.slice_count, Run.ended, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-    Decision.recurring, Decision.hints, Decision.facts,
+    Run.decision, Decision.recurring, Decision.hints, Decision.facts,
 )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def run_of(row: Any) -> RecurringRun:
         sm=_share(measured.get("sm")) if alone else None,
         dram=_share(measured.get("dram")) if alone else None,
         engine=clean.text(facts.get("engine"), 16) or "",
-        retry=hints.get("retry") == "oom",
+        retry=hints.get("retry") == "oom" and not (row.decision or "").startswith(LOAN),
         partition=row.partition or "",
         slices=row.slice_count,
         low=clean.text(hints.get("min"), 24) or "",

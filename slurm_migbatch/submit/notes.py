@@ -32,6 +32,8 @@ MESSAGES: Final = {
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, and may be requeued at "
     "any time, so it must continue from its checkpoints; for a dedicated slice use --gres=mig:%s",
     "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
+    "loan_retry": "retry=oom does not apply to elastic training, which may get a slice of the same size again: add "
+    "mem= or a larger min= to the hints",
     "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
     "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
     "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "

@@ -393,6 +393,8 @@ class _Job:
         if request.now is None:
             changes["requeue"] = "1"
         notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints), *converted(changes)]
+        if hints.retry and request.now is None:
+            notes.append(MESSAGES["loan_retry"])
         message = said([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)

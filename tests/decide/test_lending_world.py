@@ -392,6 +392,33 @@ def test_released_job_that_does_not_start_is_withdrawn(world: MakeWorld) -> None
     w.until(lambda: job in w.loaned())
 
 
+@pytest.mark.parametrize("options", [{}, {"tasks": 50}])
+def test_job_that_slurm_never_starts_does_not_keep_a_slice_from_others(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Such as one for which its node has too little memory, or a user who is at a limit for slices."""
+    w = world()
+    for _ in range(6):
+        w.infer("1g.10gb", runs=10**8)
+    w.step()
+    never = w.train(hints="max=1g.10gb", priority=200, **options)
+    start = w.slurm._start_next
+
+    def start_next(key: Any, *rest: Any) -> Any:
+        row = w.slurm.queue[key.job]
+        return [] if never in (key.job, row.array_job) else start(key, *rest)
+
+    monkeypatch.setattr(w.slurm, "_start_next", start_next)
+    w.until(lambda: w.lending.ledger.open)
+    other = w.train(hints="max=1g.10gb", needs=100)
+    w.until(lambda: other in w.loaned(), 100)
+    assert "Slurm did not start it after 2 releases" in w.why(never)
+    w.restart()
+    w.until(lambda: other not in w.slurm.queue)
+    monkeypatch.undo()
+    w.until(w.loaned, 700)
+
+
 def test_quota_counts_compute_slices_of_an_account(world: MakeWorld) -> None:
     w = world(quota={"ml": 3})
     jobs = [w.train(hints="max=2g.20gb", account="ml") for _ in range(4)]

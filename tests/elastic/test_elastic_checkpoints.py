@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -261,6 +261,33 @@ def test_training_continues_when_no_checkpoint_can_be_written(tmp_path, caplog):
     assert len(failed) == 1
     assert re.search(r"no checkpoint of step \d+ .*No space left on device; step \d+ is still saved", failed[0])
     assert len([line for line in messages if "can be written again" in line]) == 1
+
+
+def test_training_continues_after_a_restart_on_a_full_disk(tmp_path, monkeypatch):
+    """Others take every block that becomes free, so the run must not need a new one for its lock file."""
+    with small_disk(tmp_path / "disk", "64k") as disk:
+
+        def train(total, restart):
+            environ = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": restart}
+            care = elastic.Care(every_s=0)
+            with elastic.Trainer(disk, effective_batch=4, items=16, environ=environ, care=care) as run:
+                assert run.restore() == (run.done or None)
+                assert f"job 17 restart {restart} " in (disk / "lock").read_text()
+                for _ in run.steps(total, save=lambda: run.done):
+                    pass
+            return run.done
+
+        def fill():
+            with suppress(OSError), (disk / "others").open("ab", 0) as others:
+                while True:
+                    others.write(b"x" * 4096)
+
+        train(3, "1000")
+        fill()
+        truncate = os.ftruncate
+        monkeypatch.setattr(os, "ftruncate", lambda handle, length: [truncate(handle, length), fill()])
+        assert train(6, "2") == 6
+        assert (disk / "lock").read_bytes().count(b"job 17") == 1
 
 
 def test_training_fails_when_its_last_checkpoint_cannot_be_written(tmp_path, caplog):

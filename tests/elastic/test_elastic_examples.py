@@ -1,6 +1,7 @@
 """The examples, as Slurm runs them: USR1, then TERM or KILL, then restart, with the result of an uninterrupted run."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import slurm_migbatch
+from slurm_migbatch import elastic
 from slurm_migbatch.node import progress
+from slurm_migbatch.workload import hints
 
 ROOT = Path(slurm_migbatch.__file__).parent.parent
 EXAMPLES = ROOT / "sbatch_examples"
@@ -192,3 +195,16 @@ def test_example_scripts_request_the_needed_options(name):
         assert f"#SBATCH {option}" in options
     (comment,) = [line for line in options if "--comment" in line]
     assert "role=train" in comment and "signal=usr1" in comment and len(comment) < 200
+
+
+@pytest.mark.parametrize(("profile", "memory_mib"), SIZES)
+def test_example_takes_no_more_memory_than_it_states(profile, memory_mib):
+    """Another job of the same user may share the slice, and gets the rest of its memory."""
+    (comment,) = re.findall(r'--comment="(.*)"', (EXAMPLES / "elastic_training.sh").read_text())
+    stated = hints.parse(comment).mem_mib
+    (per_item, fixed) = re.search(
+        r"Memory\(bytes_per_item=(\S+), fixed_bytes=(\S+)\)", (EXAMPLES / "elastic_training.py").read_text()
+    ).groups()
+    fits = elastic.Memory(float(per_item), float(fixed))
+    taken_mib = (float(fixed) + fits(elastic.Slice(profile, memory_mib)) * float(per_item)) / 2**20
+    assert stated is None or taken_mib <= stated

@@ -374,6 +374,25 @@ def test_loop_after_one_left_by_break_does_no_step_twice(tmp_path):
         assert run.done == 9
 
 
+@pytest.mark.parametrize("by", ["break", "zip"])
+def test_step_of_which_no_micro_batch_was_taken_is_not_done(tmp_path, by):
+    """As if a program stops at the top of its loop when its time is over, or its own data end."""
+    trained = []
+    for most in (4, 9):
+        care = elastic.Care(every_s=1e6)
+        with elastic.Trainer(tmp_path, effective_batch=2, items=18, micro=1, care=care, environ={}) as run:
+            assert run.restore() == (trained or None)
+            steps = run.steps(9, lambda: list(trained))
+            data = range(run.done, most if by == "zip" else 99)
+            for step, _ in zip(steps, data, strict=False):
+                if step.number == most:
+                    break
+                for _ in step:
+                    pass
+                trained.append(step.number)
+            assert trained == list(range(most))
+
+
 def test_nothing_is_saved_at_the_end_if_a_step_failed(tmp_path):
     with (
         pytest.raises(ZeroDivisionError),

@@ -48,6 +48,14 @@ def test_recurring_run_has_its_figures_and_its_decision(store: Store) -> None:
     assert (row.partition, row.restart) == ("gpu", 0)
 
 
+def test_run_on_a_loan_is_not_retried(store: Store) -> None:
+    """Lending would give the job a slice of any allowed size again, also one of the same size."""
+    node = Node(store)
+    for decision, retry in (("loan01234567", False), ("d1", True)):
+        decided(store, decision, hints={"role": "train", "retry": "oom"})
+        assert ran(store, 7 + retry, node, decision=decision, exit_code=1).retry is retry
+
+
 def test_end_of_a_recurring_run_is_classified(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")

@@ -136,6 +136,12 @@ def test_user_of_an_elastic_job_is_told_that_it_needs_checkpoints(ask) -> None:
     assert "so it must continue from its checkpoints" in message and "resumed" not in message
 
 
+def test_user_of_an_elastic_job_is_told_that_it_is_not_retried_on_a_larger_slice(ask) -> None:
+    answer = ask(comment=f"{TRAIN} retry=oom")
+    assert waits(answer) and "retry=oom does not apply to elastic training" in answer.message
+    assert "retry=oom" not in ask().message
+
+
 def test_training_job_of_an_unknown_model_is_told_that_any_slice_may_be_lent(chooser: Chooser) -> None:
     request = JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", batch=1)
     for words, warned in (("model=other batch=64", True), ("model=other batch=64 mem=20gib", False)):

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.values import Target
-from slurm_migbatch.decide.snapshot import Report, Run
+from slurm_migbatch.decide.snapshot import Report, Run, passed_s
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.client import JobRow
@@ -42,6 +42,8 @@ REQUEUE_DELAY_S: Final = 150.0
 """Slurm's own delay of a requeued job is about two minutes; a later begin time is the user's."""
 SCAN_S: Final = 2.0
 """Minimum interval of slurmd's checks for expired credentials."""
+MOST_REST_S: Final = 600.0
+"""How long, at most, a job that Slurm did not start after its releases is released no more."""
 
 
 _FIRST = re.compile(r"\[?([0-9]+)")
@@ -163,6 +165,7 @@ class LoanHistory:
         restart, ended: restart count and end of the last loan.
         node: where it ran; empty if unknown.
         cause: cause of the last loan's end.
+        late: how many of its releases since its last run Slurm did not start in time.
     """
 
     hits: int = 0
@@ -170,6 +173,7 @@ class LoanHistory:
     ended: float = 0.0
     node: str = ""
     cause: Cause = Cause.NONE
+    late: int = 0
 
 
 Place = tuple[str, str, Slot]
@@ -279,6 +283,32 @@ class Ledger:
     def taken_for_last(self, job: int) -> frozenset[str]:
         """Return the nodes where slurmd would confuse a job's next run with its last one: `decide.lending.pools`."""
         return frozenset(self.ran_on.get(job, ()))
+
+    def resting(self, job_views: Mapping[int, JobView], start_s: float, now: float) -> dict[int, int]:
+        """Return the pending jobs that are not released now because Slurm did not start them, and how often it did not.
+
+        From the second time on, because another job may have come first once. The tasks of an array count together:
+        what keeps one from starting (a limit, memory, CPUs) keeps all.
+        """
+        late, ended = Counter[int](), dict[int, float]()
+        for job, job_view in job_views.items():
+            past = self.past.get(job)
+            if past is not None and past.late and job_view.row.pending:
+                first = job_view.row.array_job or job
+                late[first] += past.late
+                ended[first] = max(ended.get(first, 0.0), past.ended)
+        if not late:
+            return {}
+        resting = {
+            first: count
+            for first, count in late.items()
+            if count > 1 and passed_s(ended[first], now) < min(MOST_REST_S, start_s * 2.0 ** min(count - 2, 10))
+        }
+        return {
+            job: resting[first]
+            for job, job_view in job_views.items()
+            if (first := job_view.row.array_job or job) in resting and job_view.row.pending
+        }
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
         profile = place[2].profile if job_view.hints.guest and place is not None else job_view.hints.slice
@@ -418,8 +448,9 @@ class Ledger:
         ended = loan.ended or loan.decided
         node = loan.node if loan.restart > past.restart else loan.node or past.node
         cause = loan.cause if loan.restart >= past.restart else past.cause
+        late = 0 if loan.started is not None else past.late + (loan.cause is Cause.LATE)
         self.past[loan.job_id] = LoanHistory(
-            past.hits + was_taken, max(past.restart, loan.restart), max(past.ended, ended), node, cause
+            past.hits + was_taken, max(past.restart, loan.restart), max(past.ended, ended), node, cause, late
         )
         if loan.node:
             self.ran_on.setdefault(loan.job_id, {})[loan.node] = ended + REQUEUE_DELAY_S

@@ -38,6 +38,14 @@ LACKING: Final[Mapping[str, str]] = {
 }
 
 
+def not_started(releases: int) -> str:
+    """Return why a job is not released now that Slurm did not start after so many releases."""
+    return (
+        f"Slurm did not start it after {releases} releases: what it requests besides the slice (CPUs, memory) is not "
+        "free where slices are idle, or a limit does not allow it a slice; it is released again later"
+    )
+
+
 def decide(view: LendingView, rules: LendingRules) -> Round:
     """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)

@@ -28,7 +28,7 @@ from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place, S
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
 from slurm_migbatch.decide.lending.pairs import SharingRules
-from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.round import decide, not_started
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
@@ -243,6 +243,7 @@ def _decide(
     running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
     memory.expected.update(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
+    resting = memory.ledger.resting(job_views, settings.rules.start_s, now)
     view = view_of(
         inputs,
         job_views,
@@ -251,11 +252,14 @@ def _decide(
         memory.elastic_jobs,
         reserve,
         blackout=snapshot.blackout,
-        barred=memory.refusals.barred(Kind.RELEASE, now),
+        barred=memory.refusals.barred(Kind.RELEASE, now) | resting.keys(),
     )
     cpu_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
     view = memory.slice_sharing.marked(replace(view, shortages=cpu_shortages))
-    return memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
+    decided = memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
+    if not resting:
+        return decided
+    return replace(decided, lacking={**decided.lacking, **{job: not_started(n) for job, n in resting.items()}})
 
 
 def _inference(
