@@ -93,11 +93,12 @@ def test_request_that_needs_no_change_passes_without_compiling_the_rest(
     assert (code, compiled, messages) == ("0", "compiled nothing", "")
 
 
-def test_modules_are_not_loaded_from_the_current_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "granted"), [("srun", "mig:1"), ("salloc", "mig:auto")])
+def test_modules_are_not_loaded_from_the_current_directory(tmp_path: Path, program: str, granted: str) -> None:
     """Lua 5.1 looks there first, and the directory in which somebody runs srun may be another user's, like /tmp."""
     plant_modules(tmp_path)
-    code, gres, compiled, _, _ = ask(tmp_path, "type=srun", "gres=mig:auto")
-    assert (code, gres, compiled) == ("0", "mig:1", "compiled more")
+    code, gres, compiled, _, _ = ask(tmp_path, f"type={program}", "gres=mig:auto")
+    assert (code, gres, compiled) == ("0", granted, "compiled more")
     assert not (tmp_path / "loaded").exists()
 
 

@@ -148,7 +148,8 @@ end
 
 def plant_modules(folder: Path) -> None:
     """Write modules with the names of lua-posix's into a folder; loading one creates the file `loaded` there."""
-    for name in ("posix", "posix/errno", "posix/sys/socket", "posix/sys/stat", "posix/time", "posix/unistd"):
+    names = ("errno", "stdlib", "sys/socket", "sys/stat", "time", "unistd")
+    for name in ("posix", *(f"posix/{name}" for name in names)):
         module = folder / f"{name}.lua"
         module.parent.mkdir(parents=True, exist_ok=True)
         module.write_text(f'io.open("{folder}/loaded", "w"):close()\n')
