@@ -204,6 +204,7 @@ changes = st.builds(
 @example(asked=JobRequest(USER, partition="gpu", tres_per_job="gres/gpu:16", num_tasks=16))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_task="gres/gpu=4", num_tasks=16))
 @example(asked=JobRequest(USER, partition="gpu", tres_per_task="gres/gpu:1", num_tasks=65))
+@example(asked=JobRequest(USER, tres_per_socket="gres:mig", tres_per_task="gres:gres/gpu,gres:gpu"))
 def test_shim_and_service_answer_a_submission_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     agree(asked, shim, chooser)
 
