@@ -32,6 +32,7 @@ SITE = {
     "SuspendTime": "3600",
     "SuspendTimeout": "1",
     "ResumeTimeout": "300",
+    "PartitionName": "GPU-Long Nodes=n1 MaxTime=INFINITE State=UP PriorityTier=10",
 }
 
 
@@ -51,6 +52,15 @@ def test_jobs_get_their_slices_and_are_accounted(bed: Cluster) -> None:
         assert job, message
         assert bed.wait_job(job) == "COMPLETED"
         assert all(found["mig_uuid"] for found in account(bed, job)["slices"])
+    settled(bed)
+
+
+def test_slices_are_offered_to_a_partition_with_capital_letters(bed: Cluster) -> None:
+    job, message = sbatch(bed, "-p", "GPU-Long", "--gres=mig:3g.40gb", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, message
+    assert bed.wait_job(job) == "COMPLETED"
+    found = account(bed, job)
+    assert (found["partition"], [slice_["profile"] for slice_ in found["slices"]]) == ("GPU-Long", ["3g.40gb"])
     settled(bed)
 
 
