@@ -13,6 +13,7 @@ import queue
 import select
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -31,7 +32,6 @@ from slurm_migbatch.node.hookenv import HookEnvError
 from slurm_migbatch.node.journal import JournalError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.watch import Watcher
-from slurm_migbatch.values.peer import peer_uid
 
 WORKERS = 16
 REQUEST_TIMEOUT_S = 5.0
@@ -172,9 +172,9 @@ class Agent:
     def _answer(self, executor: Executor, link: socket.socket) -> None:
         link.settimeout(REQUEST_TIMEOUT_S)
         try:
-            uid = peer_uid(link)
-            if uid != 0:
-                log.warning("uid %d tried to run a hook", uid)
+            peer = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if peer[1] != 0:
+                log.warning("uid %d tried to run a hook", peer[1])
                 return
             request = self._read(link)
         except OSError as error:
