@@ -202,9 +202,12 @@ class Cluster(RunningCluster):
         env = self.client_env()
         exports = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in ("SLURM_CONF", process_group.MARK))
         for program in CLIENTS:
-            line = self.root.from_anywhere(self._holder(), self.root.locate(program))
+            located = self.root.locate(program)
+            line = self.root.from_anywhere(self._holder(), located)
+            # only root can enter another root; a task is inside already
+            inside = f'[ "$(id -u)" = 0 ] || exec {located} "$@"\n' if self.root.path else ""
             path = self.bin / program
-            path.write_text(f'#!/bin/sh\n{exports}exec {line} "$@"\n')
+            path.write_text(f'#!/bin/sh\n{exports}{inside}exec {line} "$@"\n')
             path.chmod(0o755)
 
     # --- daemons
