@@ -111,18 +111,19 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
         return without()
-    task_slices = share(slices, environ)
+    step_slices, notice = of_step(settings, environ, name, uid, slices)
+    task_slices = share(step_slices, environ)
     devices = ",".join(mig_slice[0] for mig_slice in task_slices)
     profiles = ",".join(mig_slice[1] for mig_slice in task_slices)
     memory = min(int(mig_slice[2]) for mig_slice in task_slices)
-    visible, notice = devices, ""
+    visible = devices
     if fields.get("cuda") == "index":
         why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
-        visible, notice = (devices, uuid_notice(why, environ)) if why else ("0", "")
+        visible, notice = (devices, notice + uuid_notice(why, environ)) if why else ("0", notice)
     form = "index" if visible != devices else ""
     values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
-    lines += f"export {ON_NODE}={len(slices)}\n"
+    lines += f"export {ON_NODE}={len(step_slices)}\n"
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
     stale = [name for name in (*PER_GPU, STEP_GRES) if name.encode() in environ]
@@ -232,7 +233,7 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     has_gpus = b"SLURM_JOB_GPUS" in environ or b"SLURM_STEP_GPUS" in environ
-    if not has_gpus and environ.get(ON_NODE.encode()) == environ.get(b"MIGBATCH_JOB_SLICES", b""):
+    if not has_gpus and 0 < _number(environ, ON_NODE.encode(), 0) <= _number(environ, b"MIGBATCH_JOB_SLICES", 0):
         lines.append(f"unset {ON_NODE}\n")
     return "".join(lines)
 
@@ -303,24 +304,51 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
     if environ.get(b"SLURM_ARRAY_JOB_ID") == job and task.isdigit():
         job += b"_" + task
     settings, _ = read_settings(etc, conf.node_name(environ))
+    return scontrol(settings, environ, ["requeue", "incomplete", job.decode("ascii")])[1]
+
+
+def scontrol(settings: dict[str, str], environ: dict[bytes, bytes], arguments: list[str]) -> tuple[str, str]:
+    """Run scontrol as the user. Return its output, and why it could not be run or did not end."""
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
     child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):
         child_environ[b"SLURM_CONF"] = settings["SlurmConf"].encode()
     child_environ[b"PATH"] = b"/usr/bin:/bin"
+    reader, writer = posix.pipe()
     try:
-        child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], child_environ)
+        child = posix.posix_spawn(
+            program, [program, *arguments], child_environ, file_actions=[(posix.POSIX_SPAWN_DUP2, writer, 1)]
+        )
     except OSError as error:
-        return f"{program}: {error.strerror}"
+        posix.close(reader)
+        return "", f"{program}: {error.strerror}"
+    finally:
+        posix.close(writer)
+    posix.set_blocking(reader, False)
     limit = seconds(settings.get("ScontrolTimeout", ""))
-    end, pause = time.monotonic() + limit, 0.001
-    while not posix.waitpid(child, posix.WNOHANG)[0]:
+    end, pause, output = time.monotonic() + limit, 0.001, b""
+    while not (ended := posix.waitpid(child, posix.WNOHANG))[0]:
+        output += _available(reader)
         if time.monotonic() >= end:
             posix.kill(child, SIGKILL)  # not waited for: init does that
-            return f"{program} requeue did not end within {limit:g} s; is slurmctld running and not overloaded?"
+            posix.close(reader)
+            return (
+                "",
+                f"{program} {arguments[0]} did not end within {limit:g} s; is slurmctld running and not overloaded?",
+            )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-    return ""
+    output += _available(reader)
+    posix.close(reader)
+    return output.decode("utf-8", "replace"), f"{program} {arguments[0]} failed" if ended[1] else ""
+
+
+def _available(reader: int) -> bytes:
+    """Return what can be read from a pipe without waiting."""
+    try:
+        return posix.read(reader, MAX_BYTES)
+    except BlockingIOError:
+        return b""
 
 
 def seconds(text: str) -> float:
@@ -376,7 +404,7 @@ def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
 
 
 def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str]]:
-    """Return the job's slices on this node that this task sees.
+    """Return those of the slices of the job on this node, or of its step, that this task sees.
 
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
     equal, contiguous share if t <= n, and slice i modulo n if there are more tasks than slices. The tasks of this node
@@ -385,16 +413,51 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
     if not in_step(environ):
         return slices
     total = len(slices)
-    local = _number(environ, b"SLURM_LOCALID", 0)
-    tasks = max(environ.get(b"SLURM_GTIDS", b"").count(b",") + 1, local + 1)
+    local, tasks = _number(environ, b"SLURM_LOCALID", 0), _tasks(environ)
     if tasks >= total:
         return [slices[local % total]]
     return slices[local * total // tasks : (local + 1) * total // tasks]
 
 
+def of_step(
+    settings: dict[str, str], environ: dict[bytes, bytes], run: str, uid: int, slices: list[list[str]]
+) -> tuple[list[list[str]], str]:
+    """Return the slices of the task's step among those of its job on this node, and a line for the user.
+
+    The batch script has all, and so has a step of a heterogeneous job: scontrol knows it by the id of a component.
+    """
+    if len(slices) < 2 or not in_step(environ) or b"SLURM_HET_SIZE" in environ:
+        return slices, ""
+    from slurm_migbatch.node import step_slices
+
+    job, step, pid = (
+        environ.get(key, b"").decode("ascii", "replace")
+        for key in (b"SLURM_JOB_ID", b"SLURM_STEP_ID", b"SLURM_TASK_PID")
+    )
+    directory = f"{step_slices.DIRECTORY}{uid}"
+    problem = ""
+
+    def request() -> list[tuple[str, int]]:
+        nonlocal problem
+        text, problem = scontrol(settings, environ, ["show", "step", f"{job}.{step}"])
+        return step_slices.requested(text, _tasks(environ))
+
+    chosen = step_slices.of_step(
+        directory if pid.isdigit() and is_private(directory, uid) else "", run, step, pid, slices, request
+    )
+    if not problem:
+        return chosen, ""
+    return chosen, f"print migbatch: this step sees all slices of its job, what it requested is not known: {problem}\n"
+
+
 def in_step(environ: dict[bytes, bytes]) -> bool:
     """Return whether the task is one of srun's, not the batch script or an interactive shell."""
     return _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP
+
+
+def _tasks(environ: dict[bytes, bytes]) -> int:
+    """Return the number of the step's tasks on this node."""
+    return max(environ.get(b"SLURM_GTIDS", b"").count(b",") + 1, _number(environ, b"SLURM_LOCALID", 0) + 1)
 
 
 def _number(environ: dict[bytes, bytes], key: bytes, default: int) -> int:

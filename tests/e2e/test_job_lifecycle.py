@@ -71,6 +71,37 @@ def test_three_tasks_get_one_of_three_slices_each(stack: Cluster) -> None:
     assert len(set(seen["batch"])) == 3
 
 
+def test_parallel_steps_of_a_job_get_different_slices(stack: Cluster) -> None:
+    """As with whole GPUs: srun in the background for each program; Slurm starts no more than there are slices for."""
+    command = "sh -c 'echo task NAME $CUDA_VISIBLE_DEVICES; sleep 3'"
+    for options in (("--gres=mig:1g.10gb:1", "--gres=mig:1"), ("--gpus=1", "--gpus-per-task=1")):
+        steps = [*options, options[0]]
+        lines = [f"srun --exact -n1 {option} {command.replace('NAME', str(n))} &" for n, option in enumerate(steps)]
+        script = "echo batch $CUDA_VISIBLE_DEVICES\n" + "\n".join(lines) + "\nwait"
+        job, message = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:2", wrap=script)
+        assert job, message
+        assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+        seen = sights(stack.output(job))
+        tasks = [seen[f"task {n}"] for n in range(3)]
+        assert all(len(uuids) == 1 for uuids in tasks), seen
+        assert {uuid for uuids in tasks for uuid in uuids} == set(seen["batch"])
+        first, second = [line for line in stack.output(job).splitlines() if line.startswith("task ")][:2]
+        assert first.split()[2] != second.split()[2], "they ran at the same time"
+    settled(stack)
+
+
+def test_step_gets_the_slice_of_the_profile_that_it_requests(stack: Cluster) -> None:
+    profiles = ("1g.10gb", "2g.20gb")
+    lines = [f"srun --exact -n1 --gres=mig:{p}:1 sh -c 'echo got $MIGBATCH_PROFILE' &" for p in reversed(profiles)]
+    job, message = sbatch(stack, "-N1", "-n2", "--gres=mig:1g.10gb:1,mig:2g.20gb:1", wrap="\n".join([*lines, "wait"]))
+    assert job, message
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert sorted(line for line in stack.output(job).splitlines() if line.startswith("got")) == [
+        f"got {profile}" for profile in profiles
+    ]
+    settled(stack)
+
+
 def test_array_tasks_never_share_a_slice(stack: Cluster) -> None:
     job, _ = sbatch(stack, "--array=0-3", "--gres=mig:1g.20gb:1", "-o", "array-%a.out", wrap=f"{SHOW}; sleep 2")
     rows = [account(stack, f"{job}_{i}") for i in range(4)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.node import conf, cudaform, handoff, task_prolog
+from slurm_migbatch.node import conf, cudaform, handoff, step_slices, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
@@ -311,6 +311,62 @@ def test_steps_of_a_job_that_was_submitted_from_a_step_without_gres_get_their_sl
     assert "unset MIGBATCH_STEP_GRES" in exports(str(node.etc), batch, ALICE).splitlines()
 
 
+def scontrol_that(node, tmp_path, body):
+    """Configure the node with a program in place of scontrol."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    node.configure(ScontrolPath=program, ScontrolTimeout=5)
+
+
+def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(step_slices, "DIRECTORY", f"{tmp_path}/steps-")
+    tmp_path.chmod(0o1777)
+    node.prolog(1, "[mig:1g.10gb:3]")
+    asked = tmp_path / "asked"
+    asked.touch()
+    asked.chmod(0o666)
+    scontrol_that(node, tmp_path, f'echo "$@" >> {asked}; echo "   TresPerNode=gres:mig:1g.10gb:2"')
+    batch = as_user(node, 1)
+    environ = {"SLURM_TASK_PID": str(os.getpid()), "SLURM_GTIDS": "0,1"}
+
+    def task(number, step):
+        return as_user(node, 1, SLURM_STEP_ID=step, SLURM_LOCALID=str(number), **environ)
+
+    first, second, third = batch["CUDA_VISIBLE_DEVICES"].split(",")
+    tasks = [task(0, "0"), task(1, "0")]
+    assert [values["CUDA_VISIBLE_DEVICES"] for values in tasks] == [first, second]
+    assert {(values["SLURM_GPUS_ON_NODE"], values["MIGBATCH_JOB_SLICES"]) for values in tasks} == {("2", "3")}
+    other = task(0, "1")["CUDA_VISIBLE_DEVICES"], task(1, "1")["CUDA_VISIBLE_DEVICES"]
+    assert third in other, "the free slice, and one more"
+    assert asked.read_text() == "show step 1.0\nshow step 1.1\n", "once for each step; the batch script has all slices"
+    assert (tmp_path / f"steps-{ALICE}").stat().st_mode & 0o777 == 0o700
+    values = {b"SLURM_JOB_ID": b"9", b"SLURMD_NODENAME": b"n1", b"SLURM_GPUS_ON_NODE": b"2"}
+    values |= {b"MIGBATCH_DEVICES": first.encode(), b"MIGBATCH_JOB_SLICES": b"3"}
+    assert "unset SLURM_GPUS_ON_NODE" in exports(str(node.etc), values, ALICE), "inherited from the step"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("exit 1", "show failed"),
+        ("echo 'TresPerNode=(null)'", ""),
+        ("sleep 60", "did not end within 0.3 s"),
+        ("yes", "did not end within 0.3 s"),
+    ],
+)
+def test_step_whose_request_is_not_known_gets_all_slices(node, tmp_path, monkeypatch, body, problem):
+    monkeypatch.setattr(step_slices, "DIRECTORY", f"{tmp_path}/steps-")
+    node.prolog(1, "[mig:1g.10gb:2]")
+    scontrol_that(node, tmp_path, body)
+    node.configure(ScontrolPath=tmp_path / "scontrol", ScontrolTimeout=0.3)
+    values = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"SLURM_STEP_ID": b"0", b"SLURM_TASK_PID": b"1"}
+    lines = exports(str(node.etc), values, ALICE).splitlines()
+    assert "export MIGBATCH_SLICES=2" in lines
+    notices = [line for line in lines if line.startswith("print ")]
+    assert [problem in line for line in notices] == ([True] if problem else [])
+
+
 def components(group: str) -> dict[str, str]:
     """The variables by which Slurm describes jobs 7 on n0 and 8 on n1 as components of one job."""
     return {
@@ -390,8 +446,8 @@ def test_a_task_does_not_wait_for_a_scontrol_that_hangs(node, monkeypatch):
     """scontrol waits as long as slurmctld accepts connections without answering."""
     started = []
 
-    def spawn(*given):
-        started.append(os.posix_spawn(*given))
+    def spawn(*given, **options):
+        started.append(os.posix_spawn(*given, **options))
         return started[-1]
 
     monkeypatch.setattr("posix.posix_spawn", spawn)

@@ -252,20 +252,32 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
         (("gpus-per-task=h100:2", "ntasks=2"), 2, 2, "nil", "0"),
         (("gres=gpu:2",), 2, 2, "mig:2", "nil"),
         (("gres=gpu:h100:3",), 3, 1, "mig:3", "nil"),
-        (("gpus=1",), 2, 1, "nil", "1"),
-        (("gpus=2",), 2, 2, "nil", "2"),
-        (("gpus-per-task=1", "ntasks=1"), 2, 1, "nil", "1"),
+        (("gpus=1",), 2, 1, "mig:1", "0"),
+        (("gpus=2",), 2, 2, "mig:1", "0"),
+        (("gpus=1", "ntasks=1"), 2, 2, "mig:1", "0"),  # one task runs on one node
+        (("gpus=1",), 2, 2, "nil", "1"),
+        (("gpus=3",), 2, 2, "nil", "3"),
+        (("gpus-per-node=1",), 2, 2, "mig:1", ""),
+        (("gpus-per-task=1", "ntasks=1"), 2, 1, "mig:1", "0"),
         (("gpus-per-task=1", "ntasks=4"), 2, 1, "nil", "1"),
-        (("gres=gpu:1",), 2, 2, "gpu:1", "nil"),
+        (("gres=gpu:1",), 2, 2, "mig:1", "nil"),
+        (("gpus=2", "gpus-per-task=1", "ntasks=2"), 3, 1, "mig:2", "0"),
+        (("gpus=1", "gres=fpga:1"), 2, 1, "fpga:1,mig:1", "0"),
     ],
 )
-def test_a_step_gets_all_slices_of_its_job_for_as_many_gpus(
+def test_a_step_gets_as_many_slices_of_its_job_as_it_requests_gpus(
     tmp_path: Path, options: tuple[str, ...], slices: int, nodes: int, gres: str, gpus: str
 ) -> None:
-    """The script of `sbatch -n 2 --gpus=2` may request both again; part of them could not be told from the others."""
+    """The script of `sbatch -n 2 --gpus=2` may request both again, or one in each of two steps."""
     within = {**ONE_SLICE, "MIGBATCH_JOB_SLICES": str(slices), "SLURM_JOB_NUM_NODES": str(nodes)}
     answer = ask(tmp_path, "type=srun", *options, job="17", within=within)
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
+
+
+def test_a_step_in_another_job_is_not_compared_with_the_slices_of_its_own(tmp_path: Path) -> None:
+    within = {**ONE_SLICE, "SLURM_JOB_NUM_NODES": "1"}
+    answer = ask(tmp_path, "type=srun", "jobid=17", "gpus=2", "nodes=1", "ntasks=1", job="16", within=within)
+    assert (answer[0], answer[1], answer[-1]) == ("0", "mig:2", "0")
 
 
 NONE = "ALL,MIGBATCH_STEP_GRES=none"
@@ -329,10 +341,15 @@ def test_salloc_states_the_slices_of_its_job_to_its_shell(
     assert ask(tmp_path, *options, granted=True)[-1] == stated
 
 
-@pytest.mark.parametrize(("stated", "gpus"), [("17:1", "0"), ("16:1", "1"), ("17:2", "1"), ("17:", "1")])
-def test_a_step_in_a_shell_of_salloc_gets_the_slice_for_its_gpu(tmp_path: Path, stated: str, gpus: str) -> None:
+@pytest.mark.parametrize(
+    ("stated", "gres", "gpus"),
+    [("17:1", "nil", "0"), ("16:1", "nil", "1"), ("17:2", "mig:1", "0"), ("17:", "nil", "1")],
+)
+def test_a_step_in_a_shell_of_salloc_gets_the_slice_for_its_gpu(
+    tmp_path: Path, stated: str, gres: str, gpus: str
+) -> None:
     answer = ask(tmp_path, "type=srun", "gpus=1", job="17", within={"MIGBATCH_SALLOC": stated})
-    assert (answer[0], answer[-1]) == ("0", gpus)
+    assert (answer[0], answer[1], answer[-1]) == ("0", gres, gpus)
 
 
 @pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "ntasks-per-gpu=2"])
@@ -354,7 +371,6 @@ def test_a_step_keeps_what_else_it_requests_per_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "within",
     [
-        {"MIGBATCH_JOB_SLICES": "2", "MIGBATCH_PROGRESS": "/run/migbatch/progress/17.0"},
         {"MIGBATCH_JOB_SLICES": "1", "MIGBATCH_PROGRESS": "/run/migbatch/progress/16.0"},  # inherited from another job
         {"MIGBATCH_JOB_SLICES": "1"},
     ],

@@ -1,0 +1,177 @@
+"""The slices of steps that request some of those of their job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.node import step_slices
+from slurm_migbatch.node.step_slices import Request, choose, of_step, requested
+
+SLICES = [[f"MIG-{i}", profile, "9728", "GPU-0"] for i, profile in enumerate(["1g.10gb", "1g.10gb", "1g.20gb+me"])]
+
+
+@pytest.fixture
+def tasks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that live until their input is closed."""
+    line = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    started = [subprocess.Popen(line, stdin=subprocess.PIPE) for _ in range(2)]
+    yield started
+    for task in started:
+        end(task)
+
+
+def end(task: subprocess.Popen[bytes]) -> None:
+    """End a task, and wait for it."""
+    task.communicate()
+
+
+def one() -> Request:
+    """Request any slice."""
+    return [("", 1)]
+
+
+def unknown() -> Request:
+    """Fail, because what the step requested is known already."""
+    raise AssertionError
+
+
+def names(chosen: list[list[str]]) -> list[str]:
+    """Return the UUIDs of slices."""
+    return [row[0] for row in chosen]
+
+
+SHOWN = """StepId=17.0 UserId=1001 StartTime=2026-11-29T02:12:28 TimeLimit=UNLIMITED
+   State=RUNNING Partition=gpu NodeList=n1
+   Nodes=1 CPUs=2 Tasks=2 Name=a TresPerNode=gres/mig:7 Network=(null)
+   TRES=cpu=2,mem=0,node=1
+   SrunHost:Pid=n1:16536
+   TresBind=gres/mig:per_task:1
+   TresPerStep=cpu:2
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "request_of"),
+    [
+        ("TresPerNode=gres:mig:1g.10gb:1", [("1g.10gb", 1)]),  # 22.05
+        ("TresPerNode=gres/mig:2,gres/fpga:3,gres/mig:1g.20gb.me:1", [("1g.20gb.me", 1), ("", 2)]),  # 23.11 and later
+        ("TresPerTask=cpu:2,gres/mig:1g.10gb:2", [("1g.10gb", 6)]),
+        ("TresPerNode=gres/mig", [("", 1)]),
+        ("TresPerNode=gres/mig:1g.10gb", [("1g.10gb", 1)]),
+        ("TresPerNode=gres/mig:0", []),
+        ("TresPerNode=gres/migrate:1,gres/gpu:2", []),
+        ("TresPerNode=(null)", []),
+    ],
+)
+def test_request_of_a_step_is_read(shown: str, request_of: Request) -> None:
+    assert requested(SHOWN + f"   {shown}\n\n", 3) == request_of
+
+
+@given(st.text(max_size=30), st.integers(1, 200))
+def test_any_output_is_read(text: str, tasks: int) -> None:
+    assert requested("", tasks) == []
+    assert all(number > 0 for _, number in requested(f"TresPerNode={text}", tasks))
+    assert all(number > 0 for _, number in requested(f"TresPerTask=gres/mig:{text}", tasks))
+
+
+@given(
+    st.lists(st.sampled_from(["1g.10gb", "2g.20gb"]), min_size=1, max_size=9),
+    st.lists(st.tuples(st.sampled_from(["1g.10gb", "2g.20gb", ""]), st.integers(1, 4)), min_size=1, max_size=3),
+    st.dictionaries(st.integers(0, 8), st.integers(1, 3)),
+)
+def test_as_many_slices_are_chosen_as_requested_while_there_are_any(
+    profiles: list[str], request: list[tuple[str, int]], used: dict[int, int]
+) -> None:
+    slices = [[f"MIG-{i}", profile, "9728", "GPU-0"] for i, profile in enumerate(profiles)]
+    chosen = choose(slices, request, {f"MIG-{i}": count for i, count in used.items()})
+    assert len(chosen) == min(len(slices), sum(number for _, number in request))
+    assert [row for row in slices if row in chosen] == chosen, "in their order, each once"
+    for profile in ("1g.10gb", "2g.20gb"):
+        asked = sum(number for name, number in request if name == profile)
+        assert sum(row[1] == profile for row in chosen) >= min(asked, profiles.count(profile)) or not asked
+
+
+def test_profile_with_an_attribute_is_found_under_its_gres_type() -> None:
+    assert names(choose(SLICES, [("1g.20gb.me", 1)], {})) == ["MIG-2"]
+
+
+def test_running_steps_of_a_job_have_different_slices(tmp_path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+    def slices_of(step: str, task: int, run: str = "17.0", number: int = 1) -> list[str]:
+        return names(of_step(str(tmp_path), run, step, str(tasks[task].pid), SLICES, lambda: [("1g.10gb", number)]))
+
+    assert slices_of("0", 0) == ["MIG-0"]
+    assert slices_of("1", 1) == ["MIG-1"]
+    first = of_step(str(tmp_path), "17.0", "0", str(tasks[0].pid), SLICES, unknown)
+    assert names(first) == ["MIG-0"], "another task of the first step, without a query"
+    assert slices_of("2", 1, run="18.0") == ["MIG-0"], "another job"
+    assert len(slices_of("3", 1)) == 1, "an overlapping step shares"
+    end(tasks[0])
+    assert slices_of("4", 1) == ["MIG-0"], "of the step that has ended"
+    assert "17.0 0 " not in (tmp_path / "steps").read_text()
+
+
+def test_step_lives_while_one_of_its_tasks_does(tmp_path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+    for task in tasks:
+        of_step(str(tmp_path), "17.0", "0", str(task.pid), SLICES, one)
+    end(tasks[1])
+    assert names(of_step(str(tmp_path), "17.0", "1", str(tasks[0].pid), SLICES, one)) == ["MIG-1"]
+
+
+def test_number_of_a_process_that_is_used_again_is_not_the_task(
+    tmp_path: Path, tasks: list[subprocess.Popen[bytes]]
+) -> None:
+    (tmp_path / "steps").write_text(f"17.0 0 {tasks[0].pid} 1 MIG-0\n")
+    assert names(of_step(str(tmp_path), "17.0", "1", str(tasks[1].pid), SLICES, one)) == ["MIG-0"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\n 1 2\n17.0 0 x y MIG-0\n", b"17.0 0 1  MIG-0\n", b"a" * 3000])
+def test_damaged_file_is_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "steps").write_bytes(content)
+    own = str(os.getpid())
+    assert names(of_step(str(tmp_path), "17.0", "1", own, SLICES, one)) == ["MIG-0"]
+    assert (tmp_path / "steps").read_text().startswith(f"17.0 1 {own} ")
+
+
+@pytest.mark.parametrize("kind", ["none", "link", "directory"])
+def test_step_without_the_file_gets_the_first_slices(tmp_path: Path, kind: str) -> None:
+    directory = str(tmp_path)
+    if kind == "none":
+        directory = ""
+    elif kind == "link":
+        (tmp_path / "target").touch()
+        (tmp_path / "steps").symlink_to("target")
+    else:
+        (tmp_path / "steps").mkdir()
+    assert names(of_step(directory, "17.0", "1", str(os.getpid()), SLICES, lambda: [("", 2)])) == ["MIG-0", "MIG-1"]
+    if kind == "link":
+        assert not (tmp_path / "target").read_text()
+
+
+def test_step_does_not_wait_for_a_lock_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_slices, "LOCK_S", 0.01)
+    code = "import os, sys; f = open(sys.argv[1], 'w'); os.lockf(f.fileno(), os.F_LOCK, 0); print(flush=True); input()"
+    line = [sys.executable, "-c", code, str(tmp_path / "steps")]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert names(of_step(str(tmp_path), "17.0", "1", str(os.getpid()), SLICES, one)) == ["MIG-0"]
+        holder.communicate(b"\n")
+
+
+@pytest.mark.parametrize("request_of", [[("", 3)], [("", 9)], []])
+def test_step_with_all_slices_leaves_the_others_their_own(
+    tmp_path: Path, tasks: list[subprocess.Popen[bytes]], request_of: Request
+) -> None:
+    """A step that requested none has all of its job."""
+    pid = str(tasks[0].pid)
+    assert of_step(str(tmp_path), "17.0", "0", pid, SLICES, lambda: request_of) == SLICES
+    assert of_step(str(tmp_path), "17.0", "0", pid, SLICES, unknown) == SLICES
+    assert names(of_step(str(tmp_path), "17.0", "1", pid, SLICES, one)) == ["MIG-0"]
