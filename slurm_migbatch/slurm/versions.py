@@ -37,7 +37,7 @@ from slurm_migbatch.slurm.client import SlurmError
 OLDEST = (22, 5)
 NEWEST = (26, 5)
 """The newest release that was tested; later ones are used in the same way."""
-_VERSION = re.compile(r"\bslurm(?:-wlm)?\s+(\d{2})\.(\d{1,2})(?:\.(\d{1,3}))?", re.IGNORECASE)
+_VERSION = re.compile(r"\bslurm\S*\s+(\d{2})\.(\d{1,2})(?:\.(\d{1,3}))?", re.IGNORECASE)
 
 #: year, month and patch: (24, 11, 5)
 Release = tuple[int, int, int]

@@ -59,6 +59,9 @@ def test_release_with_a_relevant_fault_is_reported(release: Release, site: Site,
         ("slurm-wlm 24.11.5", (24, 11, 5)),
         ("slurm 25.11.0-0rc1", (25, 11, 0)),
         ("slurm 26.05", (26, 5, 0)),
+        ("slurm 26.11-rc1", (26, 11, 0)),
+        ("slurm 23.11.4-Ubuntu", (23, 11, 4)),
+        ("slurm24.05 24.05.4-git1a2b3c", (24, 5, 4)),
     ],
 )
 def test_release_is_parsed_into_three_numbers(text: str, release: Release) -> None:

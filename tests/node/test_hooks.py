@@ -281,6 +281,10 @@ def test_slurmctld_is_asked_for_the_gres_of_an_updated_job(node):
         ("23.02.7", "gres:", "gres/"),
         ("23.11.4", "gres/", ""),
         ("26.05.0", "gres/", "gres:"),
+        ("26.11-rc1", "gres/", "gres:"),
+        ("27.05.0-0rc2", "gres/", "gres:"),
+        ("23.11", "gres/", ""),
+        ("23.02-Ubuntu", "gres:", "gres/"),
     ],
 )
 def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, read, skipped):
