@@ -17,8 +17,8 @@ catalog node fits        UnavailableNodes:cat`
 requeued job waits with  `BeginTime`, 121 s            as 22.05                     as 22.05
 tasks of an array that   own rows if                   shown as the rest of their   as 24.11
 were changed alone       SQUEUE_ARRAY_UNIQUE is set    array, always (`arrays.py`)
-partitions with capital  as named                      in lower case                as 24.11
-letters in `--priority`
+partitions with capital  as named                      in lower case, jobs sorted   as 24.11
+letters in `--priority`                                as of tier 1 (`order.py`)
 `--gres=mig:1g.10gb`     refused at submission         kept without a count         as 24.11
 refusal for one task     `6_0: why`                    `6_[0]: why`                 as 24.11
 =======================  ============================  ===========================  ============================
