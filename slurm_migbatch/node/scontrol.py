@@ -106,7 +106,7 @@ def grant_of(gres: str, prefix: str) -> Grant | None:
     counts: dict[Profile, int] = {}
     for part in gres.split("(")[0].split(","):
         rest = part.removeprefix("gres:").removeprefix("gres/")
-        parts = rest.split(":")
+        parts = rest.replace("=", ":").split(":")  # Slurm keeps and reads mig:1g.10gb=2, too
         if parts[0] != "mig" or parts[1:2] == ["none"]:
             continue
         if part != prefix + rest:

@@ -298,6 +298,14 @@ def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, re
     node.check()
 
 
+def test_count_after_an_equals_sign_is_granted(node):
+    """Slurm accepts --gres=mig:1g.10gb=2, and so does an update by an administrator, which no filter rewrites."""
+    node.slurm_says("1 0 gres/mig:1g.10gb=2,gres/mig:2g.20gb=1,gres/gpu=0")
+    assert node.prolog(1, "[mig:1g.10gb:1#chg]")[0] == exits.OK
+    assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "1g.10gb", "2g.20gb"]
+    node.check()
+
+
 @pytest.mark.parametrize("first", ["[mig:1g.10gb:1]", "[mig:9g.99gb:1]"])
 @pytest.mark.parametrize("second", ["", "[mig:1g.10gb:1#chg]"])
 @pytest.mark.parametrize("epilog", [True, False])
