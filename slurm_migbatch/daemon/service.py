@@ -311,7 +311,7 @@ class Service:
         for row, profile in self._retries.left_held(snapshot.jobs):
             self._in_background(self._release(row, profile))
         if self.config.daemon.audit:
-            excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
+            excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs, snapshot.nodes)
             rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
             for excess in excesses:
                 self._in_background(self._cancel(excess, name_of(rows[excess.job])))

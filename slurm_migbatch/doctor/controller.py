@@ -246,6 +246,8 @@ def _run(config: Config, name: str, *arguments: str) -> subprocess.CompletedProc
     env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
     words = [program, *arguments]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_SCONTROL_S, env=env, check=False)
+        return subprocess.run(
+            words, capture_output=True, encoding="utf-8", errors="replace", timeout=_SCONTROL_S, env=env, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(str(error)) from None

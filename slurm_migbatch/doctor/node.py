@@ -24,7 +24,9 @@ from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.own_name import load_own
 from slurm_migbatch.node.scontrol import ScontrolError, query
 from slurm_migbatch.node.status import agent_answers
+from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.fields import fields_of, reason_of
+from slurm_migbatch.slurm.versions import parse_release
 
 _JOURNAL_MIB: Final = 2 * RESERVE >> 20
 _RUN_MIB: Final = 1
@@ -133,10 +135,9 @@ def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str], sliced: lis
 
 def _release(config: NodeConfig) -> tuple[int, ...]:
     try:
-        words = query(config, "scontrol", ["--version"], config.scontrol_timeout).split()
-    except ScontrolError:
+        return parse_release(query(config, "scontrol", ["--version"], config.scontrol_timeout))
+    except (ScontrolError, SlurmError):
         return ()
-    return tuple(int(part) for part in words[-1].split("-")[0].split(".")[:2] if part.isdigit()) if words else ()
 
 
 def _agent(config: NodeConfig) -> Iterator[Finding]:

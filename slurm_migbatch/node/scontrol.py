@@ -20,7 +20,8 @@ from slurm_migbatch.node.config import NodeConfig
 # not padded; squeue prints all tasks of an array
 _NAMES = "JobID:0 ,ArrayJobID:0 ,ArrayTaskID:0 ,HetJobID:0"
 _GRES = "JobID:0 ,RestartCnt:0 ,tres-per-node:0"
-_RELEASE = re.compile(r" (\d{2})\.(\d{2})\.")
+#: 24.11.5, 23.11.4-Ubuntu, 26.11.0-0rc1, 26.11-rc1
+_RELEASE = re.compile(r" (\d{2})\.(\d{1,2})(?!\d)")
 LAST_WITH_COLON = (23, 2)
 """Last release in which GRES have the prefix `gres:`; it is `gres/` in later ones."""
 _COUNT = re.compile(r"[0-9]{1,6}")
@@ -105,7 +106,7 @@ def grant_of(gres: str, prefix: str) -> Grant | None:
     counts: dict[Profile, int] = {}
     for part in gres.split("(")[0].split(","):
         rest = part.removeprefix("gres:").removeprefix("gres/")
-        parts = rest.split(":")
+        parts = rest.replace("=", ":").split(":")  # Slurm keeps and reads mig:1g.10gb=2, too
         if parts[0] != "mig" or parts[1:2] == ["none"]:
             continue
         if part != prefix + rest:

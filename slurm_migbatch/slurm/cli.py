@@ -40,9 +40,9 @@ from slurm_migbatch.slurm.listing import (
     parse_field,
     parse_jobs,
     parse_nodes,
-    spellings,
     squeue_command,
 )
+from slurm_migbatch.slurm.order import PARTITIONS_COMMAND, has_capitals, in_order, parse_tiers
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
@@ -97,8 +97,10 @@ class CliClient:
         }
         self._version: tuple[int, int] | None = None
         self._reader = JobReader()
-        #: partitions as squeue may show them; None before nodes were listed
-        self._spelled: Mapping[str, str] | None = None
+        #: whether partitions have capital letters, see `order`; None before nodes were listed
+        self._capitals: bool | None = None
+        self._tiers: Mapping[str, int] = {}
+        self._tiers_at = 0.0  # unix seconds
         self._long_dependencies = LongDependencies(self._dependencies)
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
@@ -129,8 +131,7 @@ class CliClient:
         if len(only) >= _LONGEST_ARGUMENT:
             return on_nodes(self.jobs(), nodes)
         mark = new_mark()
-        spelled = self._spellings()
-        rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark, spelled), time.time()
+        rows, now = parse_jobs(self._run(*squeue_command(mark, ordered=False), only), mark), time.time()
         return [row.with_ending_run_count(now) for row in rows]
 
     def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -145,19 +146,26 @@ class CliClient:
         return reservations.of_jobs(rows, self._field("Reservation", "--array"))
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
-        mark, spelled = new_mark(), self._spellings()
+        mark, ordered = new_mark(), not self._misplaced()
         only = [only_jobs(jobs)] if jobs else []
         read = parse_jobs if jobs else self._reader.read
-        rows, now = read(self._run(*squeue_command(mark), *only), mark, spelled), time.time()
-        return self._known(merge_partitions([row.with_ending_run_count(now) for row in rows]))
+        rows, now = read(self._run(*squeue_command(mark, ordered=ordered), *only), mark), time.time()
+        rows = [row.with_ending_run_count(now) for row in rows]
+        return self._known(merge_partitions(rows) if ordered else in_order(rows, self._current_tiers(now)))
 
-    def _spellings(self) -> Mapping[str, str]:
-        """Return the names of partitions as squeue may show them, see `spellings`; lists the nodes once for that."""
-        if self._spelled is None:
+    def _misplaced(self) -> bool:
+        """Return whether squeue misplaces jobs, see `order`; lists the nodes once for that."""
+        if self._capitals is None:
             with suppress(SlurmError):  # whoever acts on jobs lists the nodes too
                 if self.version() > _UNIQUE:
                     self._list_nodes()
-        return self._spelled or {}
+        return bool(self._capitals) and self.version() > _UNIQUE
+
+    def _current_tiers(self, now: float) -> Mapping[str, int]:
+        """Return the tiers of partitions, queried once a minute."""
+        if not 0 <= now - self._tiers_at < reservations.EVERY_S:
+            self._tiers, self._tiers_at = parse_tiers(self._run(*PARTITIONS_COMMAND)), now
+        return self._tiers
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:
         """Show jobs by `scontrol show job`; one process for all."""
@@ -192,7 +200,7 @@ class CliClient:
         unread: dict[str, str] = {}
         rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
         self._odd_nodes.name(unread)
-        self._spelled = spellings(rows)
+        self._capitals = has_capitals(rows)
         return rows
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:

@@ -15,11 +15,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
-from types import MappingProxyType
 
 from slurm_migbatch.slurm import dependencies
 from slurm_migbatch.slurm import gres as gres_list
@@ -69,7 +68,6 @@ _WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _THROTTLE = re.compile(r"%(\d+)\Z")
-_AS_LISTED: Mapping[str, str] = MappingProxyType({})
 
 
 def new_mark() -> str:
@@ -77,16 +75,18 @@ def new_mark() -> str:
     return f"\x1f{secrets.token_urlsafe(8)}"
 
 
-def squeue_command(mark: str) -> tuple[str, ...]:
+def squeue_command(mark: str, *, ordered: bool = True) -> tuple[str, ...]:
     """Return the squeue command whose output `parse_jobs` reads; `mark` must not be guessable.
 
     Jobs come in the order in which Slurm considers them: priority, then submit time, then id
-    (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new submit time.
+    (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new submit time. Jobs of several partitions
+    have a row for each. Neither is so if not `ordered`.
 
     Without --states squeue lists all jobs that are pending, hold resources or release them. With it, it leaves out
     those with a flag that is not named, such as EXPEDITING since 25.11, and refuses names that its release lacks.
     """
-    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", _columns(SQUEUE_FIELDS, mark))
+    order = ("--priority", "--sort=-p,V,i") if ordered else ()
+    return ("squeue", "--noheader", "--all", *order, _columns(SQUEUE_FIELDS, mark))
 
 
 def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple[str, ...]:
@@ -112,23 +112,9 @@ def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDT
     return "--Format=" + ",".join(f"{name}:{widths.get(name, 0)}{mark}" for name in fields)
 
 
-def parse_jobs(output: str, mark: str, spelled: Mapping[str, str] = _AS_LISTED) -> list[JobRow]:
-    """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError.
-
-    Args:
-        spelled: see `spellings`.
-    """
-    return [_job_or_unread(values, spelled) for values in _records(output, mark, len(SQUEUE_FIELDS))]
-
-
-def spellings(rows: Iterable[NodeRow]) -> Mapping[str, str]:
-    """Return the partitions of nodes with capital letters, by their names in lower case.
-
-    From 24.11 on `squeue --priority` shows partitions in lower case. Of two that differ only in case neither is known.
-    """
-    names = {name for row in rows for name in row.partitions}
-    lowered = Counter(map(str.lower, names))
-    return {lower: name for name in names if (lower := name.lower()) != name and lowered[lower] == 1}
+def parse_jobs(output: str, mark: str) -> list[JobRow]:
+    """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
+    return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
 
 def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
@@ -148,18 +134,16 @@ class JobReader:
     def __init__(self) -> None:
         self._joint = new_mark()
         self._rows: dict[bytes, JobRow] = {}
-        self._spelled: Mapping[str, str] = _AS_LISTED
 
-    def read(self, output: str, mark: str, spelled: Mapping[str, str] = _AS_LISTED) -> list[JobRow]:
-        """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError. `spelled`: see `spellings`."""
-        before, current, rows = self._rows if spelled == self._spelled else {}, {}, []
-        self._spelled = spelled
+    def read(self, output: str, mark: str) -> list[JobRow]:
+        """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
+        before, current, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
             text = self._joint.join(values).encode("utf-8", "surrogateescape")
             digest = blake2b(text, digest_size=16).digest()
             row = before.get(digest)
             if row is None:
-                row = _job_or_unread(values, spelled)
+                row = _job_or_unread(values)
             current[digest] = row
             rows.append(row)
         self._rows = current
@@ -192,15 +176,15 @@ def _id(text: str) -> int:
     return int(digits)
 
 
-def _job_or_unread(values: Sequence[str], spelled: Mapping[str, str] = _AS_LISTED) -> JobRow:
+def _job_or_unread(values: Sequence[str]) -> JobRow:
     job_id = _id(values[0])
     try:
-        return _job(job_id, values, spelled)
+        return _job(job_id, values)
     except (ValueError, NodeListError, TimeFormError) as error:
         return JobRow(job_id, state=UNREAD, reason=str(error))
 
 
-def _job(job_id: int, values: Sequence[str], spelled: Mapping[str, str]) -> JobRow:
+def _job(job_id: int, values: Sequence[str]) -> JobRow:
     """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned."""
     (
         _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,
@@ -218,7 +202,7 @@ def _job(job_id: int, values: Sequence[str], spelled: Mapping[str, str]) -> JobR
         int(uid),
         intern(user),
         account,
-        _shared(spelled.get(partition, partition)),
+        _shared(partition),
         name,
         state,
         checked_reason(_shared(reason), account),

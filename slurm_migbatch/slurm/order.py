@@ -1,4 +1,8 @@
-"""Sort jobs in the order in which Slurm considers them, for backends that list them in another order."""
+"""Sort jobs in the order in which Slurm considers them, for backends that list them in another order.
+
+squeue does so too from 24.11 on in a cluster with capital letters in names of partitions: `squeue --priority` shows
+these in lower case there, and sorts their jobs as those of tier 1.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from slurm_migbatch.slurm.client import JobRow, merge_partitions
+from slurm_migbatch.slurm.client import JobRow, NodeRow, merge_partitions
+from slurm_migbatch.slurm.fields import fields_of
 
 NO_TASK: Final = 0xFFFFFFFE
 """Slurm's "no such task"; greater than every task."""
+PARTITIONS_COMMAND: Final = ("scontrol", "--all", "--oneliner", "show", "partition")
+
+
+def has_capitals(rows: Iterable[NodeRow]) -> bool:
+    """Return whether a partition of the nodes has capital letters in its name."""
+    return any(name != name.lower() for names in {row.partitions for row in rows} for name in names)
+
+
+def parse_tiers(output: str) -> dict[str, int]:
+    """Return the tier of each partition from the output of `PARTITIONS_COMMAND`."""
+    partitions = [fields_of(line) for line in output.splitlines()]
+    return {
+        values["PartitionName"]: int(tier)
+        for values in partitions
+        if "PartitionName" in values and (tier := values.get("PriorityTier", "")).isdigit()
+    }
 
 
 def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
@@ -20,7 +41,7 @@ def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
     have priorities of their own; a row has one.
     """
     listed = [
-        (replace(row, partition=name), tiers.get(name, 0))
+        (row if row.partition == name else replace(row, partition=name), tiers.get(name, 0))
         for row in rows
         for name in ((row.partitions if row.pending else ()) or (row.partition,))
     ]

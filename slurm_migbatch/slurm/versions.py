@@ -17,8 +17,8 @@ catalog node fits        UnavailableNodes:cat`
 requeued job waits with  `BeginTime`, 121 s            as 22.05                     as 22.05
 tasks of an array that   own rows if                   shown as the rest of their   as 24.11
 were changed alone       SQUEUE_ARRAY_UNIQUE is set    array, always (`arrays.py`)
-partitions with capital  as named                      in lower case                as 24.11
-letters in `--priority`
+partitions with capital  as named                      in lower case, jobs sorted   as 24.11
+letters in `--priority`                                as of tier 1 (`order.py`)
 `--gres=mig:1g.10gb`     refused at submission         kept without a count         as 24.11
 refusal for one task     `6_0: why`                    `6_[0]: why`                 as 24.11
 =======================  ============================  ===========================  ============================
@@ -37,7 +37,7 @@ from slurm_migbatch.slurm.client import SlurmError
 OLDEST = (22, 5)
 NEWEST = (26, 5)
 """The newest release that was tested; later ones are used in the same way."""
-_VERSION = re.compile(r"\bslurm(?:-wlm)?\s+(\d{2})\.(\d{1,2})(?:\.(\d{1,3}))?", re.IGNORECASE)
+_VERSION = re.compile(r"\bslurm\S*\s+(\d{2})\.(\d{1,2})(?:\.(\d{1,3}))?", re.IGNORECASE)
 
 #: year, month and patch: (24, 11, 5)
 Release = tuple[int, int, int]

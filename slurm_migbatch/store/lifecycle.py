@@ -51,7 +51,8 @@ def run_of(
     """Return the run (job, restart), created if unknown.
 
     Slurm may restart its job ids (lost state, wrapped counter). A run that had started and ended before `moment` cannot
-    start again under the same restart count: with `starts` this is a new job with the same id.
+    start again under the same restart count: with `starts` this is a new job with the same id. Nor can one that ended
+    without a start have been submitted at `moment`, if this is Slurm's time of submission.
 
     Args:
         known: the newest run of that job id, and those with that restart count, if the caller has them; a new one is
@@ -65,7 +66,12 @@ def run_of(
         known = _newest(session, job, restart)
     newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
     same_restart = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
-    is_new_job = starts and same_restart is not None and _is_over(same_restart, moment) and _is_past(newest, moment)
+    is_new_job = (
+        starts
+        and same_restart is not None
+        and _is_over(same_restart, moment, started=reported_by_node)
+        and _is_past(newest, moment)
+    )
     if same_restart is not None and (not is_new_job or same_restart.reuse >= _MOST_REUSES):
         return same_restart
     if reported_by_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
@@ -99,8 +105,9 @@ def _newest(session: Session, job: int, restart: int) -> list[Run]:
     return [*newest, *session.scalars(runs.where(Run.restart == restart).order_by(Run.reuse.desc()))]
 
 
-def _is_over(run: Run, moment: float) -> bool:
-    return run.started is not None and run.state != "UNKNOWN" and _has_ended(run, moment)
+def _is_over(run: Run, moment: float, *, started: bool) -> bool:
+    """Return whether a run was over before `moment`; with `started` only if it had started."""
+    return (run.started is not None or not started) and run.state != "UNKNOWN" and _has_ended(run, moment)
 
 
 def _has_ended(run: Run, moment: float) -> bool:

@@ -24,7 +24,7 @@ MOST_NAMED: Final = 32
 """Most nodes of a list that becomes a constraint."""
 
 _NUMBERS = r"\[[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*\]"
-_ITEM = rf"(?:[A-Za-z0-9_.-]+(?:{_NUMBERS})?|{_NUMBERS})"
+_ITEM = rf"(?:[A-Za-z0-9_.-]|{_NUMBERS})+"
 _LIST = re.compile(rf"{_ITEM}(?:,{_ITEM})*")
 
 

@@ -59,6 +59,9 @@ def test_release_with_a_relevant_fault_is_reported(release: Release, site: Site,
         ("slurm-wlm 24.11.5", (24, 11, 5)),
         ("slurm 25.11.0-0rc1", (25, 11, 0)),
         ("slurm 26.05", (26, 5, 0)),
+        ("slurm 26.11-rc1", (26, 11, 0)),
+        ("slurm 23.11.4-Ubuntu", (23, 11, 4)),
+        ("slurm24.05 24.05.4-git1a2b3c", (24, 5, 4)),
     ],
 )
 def test_release_is_parsed_into_three_numbers(text: str, release: Release) -> None:
@@ -91,6 +94,7 @@ def site(tmp_path: Path) -> Path:
     for name in ("squeue", "scontrol"):
         (tools / name).write_text(
             f'#!/bin/sh\ncase "$*" in *" node") cat {tmp_path}/nodes;; *config) cat {tmp_path}/config;; '
+            f"*reservation) test ! -e {tmp_path}/reservations || cat {tmp_path}/reservations;; "
             f"*--version*|version) echo slurm 25.05.1;; esac\n"
         )
         (tools / name).chmod(0o755 | stat.S_IXUSR)
@@ -123,6 +127,14 @@ def test_doctor_checks_the_release_of_slurmctld(site: Path, config: str, level: 
     findings = {finding["subject"]: finding for finding in json.loads(done.output)["findings"]}
     assert findings["Slurm release"]["level"] == level
     assert message in findings["Slurm release"]["text"]
+
+
+def test_bytes_of_another_encoding_do_not_stop_doctor(site: Path) -> None:
+    (site.parent / "config").touch()
+    reservation = "ReservationName=course Nodes=n1 State=ACTIVE Flags=SPEC_NODES Comment=für alle\n"
+    (site.parent / "reservations").write_bytes(reservation.encode("latin-1"))
+    done = CliRunner().invoke(doctor, ["-c", str(site), "--json"], catch_exceptions=False)
+    assert "Slurm release" in {finding["subject"] for finding in json.loads(done.output)["findings"]}
 
 
 def test_running_pending_and_unreadable_mig_jobs_block_leaving() -> None:

@@ -17,7 +17,7 @@ from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from tests.support.daemon_running import Running
 from tests.support.waiting import eventually
@@ -365,6 +365,24 @@ def test_single_poll_that_disagrees_cancels_no_job():
         assert auditor.check(view.facts(), rows) == []
     assert [e.job for e in auditor.check(view.facts(), odd)] == [1]
     assert auditor.check(view.facts(), odd) == []
+
+
+def test_no_job_is_cancelled_when_slurm_shows_the_slices_of_none(caplog):
+    """A later release may write the GRES of jobs in an unknown form."""
+    view = LiveView()
+    view.load({"n1": [gpu(0)]}, ())
+    view.apply("n1", [start(1, ("1g.10gb", 0, 1))])
+    odd = [JobRow(1, state="RUNNING", nodes=("n1",), gres="gres/mig/1g.10gb=1")]
+    in_use = [NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 1})]
+    auditor = Auditor()
+    for _ in range(4):
+        assert auditor.check(view.facts(), odd, in_use) == []
+    assert caplog.text.count("squeue shows no slices of jobs") == 1
+    others = [*odd, JobRow(2, state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")]
+    assert [auditor.check(view.facts(), others, in_use) for _ in range(2)][1][0].job == 1
+    unused = [NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {"1g.10gb": 0, "none": 1})]
+    auditor = Auditor()
+    assert [auditor.check(view.facts(), odd, unused) for _ in range(2)][1][0].job == 1
 
 
 @pytest.mark.parametrize(

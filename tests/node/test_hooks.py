@@ -281,6 +281,10 @@ def test_slurmctld_is_asked_for_the_gres_of_an_updated_job(node):
         ("23.02.7", "gres:", "gres/"),
         ("23.11.4", "gres/", ""),
         ("26.05.0", "gres/", "gres:"),
+        ("26.11-rc1", "gres/", "gres:"),
+        ("27.05.0-0rc2", "gres/", "gres:"),
+        ("23.11", "gres/", ""),
+        ("23.02-Ubuntu", "gres:", "gres/"),
     ],
 )
 def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, read, skipped):
@@ -291,6 +295,14 @@ def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, re
     code, line = node.prolog(2, "[mig:7g.80gb:1#chg]")
     assert code == exits.OK and "requeued" in line and "does not read" in line
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
+    node.check()
+
+
+def test_count_after_an_equals_sign_is_granted(node):
+    """Slurm accepts --gres=mig:1g.10gb=2, and so does an update by an administrator, which no filter rewrites."""
+    node.slurm_says("1 0 gres/mig:1g.10gb=2,gres/mig:2g.20gb=1,gres/gpu=0")
+    assert node.prolog(1, "[mig:1g.10gb:1#chg]")[0] == exits.OK
+    assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "1g.10gb", "2g.20gb"]
     node.check()
 
 

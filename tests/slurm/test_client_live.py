@@ -163,3 +163,13 @@ def test_missing_slurm_is_an_error_and_not_an_empty_queue(cluster: Cluster) -> N
     stranger = CliClient(cluster.bin.parent / "nowhere", timeout=5)
     with pytest.raises(SlurmError):
         stranger.jobs()
+
+
+def test_queue_is_in_the_order_of_partitions_with_capital_letters(new_cluster: Callable[..., Cluster]) -> None:
+    tiers = {"Low": 3, "GPU": 15, "Big": 20}  # beside gpu, of tier 10, and train, of tier 1
+    lines = [f"{name} Nodes=n1 State=UP PriorityTier={tier}" for name, tier in tiers.items()]
+    cluster = new_cluster(nodes=1, gpus=1, options={"PartitionName": "\nPartitionName=".join(lines)})
+    for names in ("train", "Low", "gpu", "GPU", "Big", "gpu,GPU"):
+        cluster.submit("--begin=now+1hour", "-p", names, wrap="sleep 1")
+    rows = CliClient(cluster.bin, cluster.slurm_conf).jobs()
+    assert [row.partition for row in rows] == ["Big", "GPU", "GPU,gpu", "gpu", "Low", "train"]

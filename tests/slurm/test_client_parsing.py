@@ -211,9 +211,10 @@ def test_row_printed_as_before_is_the_same_object() -> None:
 
 
 class Lowering(CliClient):
-    """The client of a Slurm whose `squeue --priority` shows partitions in lower case."""
+    """The client of a Slurm whose `squeue --priority` shows partitions in lower case, as those of tier 1."""
 
     partitions = "GPU-Long.a100,cpu,Two,two"
+    tiers = (5, 1, 20, 10)
 
     def version(self) -> tuple[int, int]:
         return (25, 11)
@@ -223,23 +224,30 @@ class Lowering(CliClient):
             node = (
                 f"NodeName=n1 CPUAlloc=0 CPUTot=8 Gres=mig:1g.10gb:7 GresUsed= State=IDLE Partitions={self.partitions}"
             )
-            return node if "node" in arguments else ""
+            pairs = zip(self.partitions.split(","), self.tiers, strict=False)
+            partitions = [f"PartitionName={name} PriorityTier={tier} State=UP\n" for name, tier in pairs]
+            return node if "node" in arguments else "".join(partitions) if "partition" in arguments else ""
         mark = re.search(r"--Format=JobID:0([^,]*)", " ".join(arguments))
         if mark is None or "--array" in arguments:
             return ""
-        shown = self.partitions.lower().split(",")[:3]
-        return "".join(squeue_row(1 + at, mark[1], Partition=name) for at, name in enumerate(shown))
+        shown = self.partitions.split(",")
+        if "--priority" in arguments:
+            shown = [name.lower() for name in shown]
+        return "".join(
+            squeue_row(1 + at, mark[1], Partition=name, State="PENDING") for at, name in enumerate([*shown, "cpu,Two"])
+        )
 
 
-def test_partitions_with_capital_letters_are_those_of_nodes() -> None:
+def test_partitions_with_capital_letters_are_as_in_slurm_and_in_its_order() -> None:
     client = Lowering()
     for _ in range(2):
-        assert [row.partition for row in client.jobs()] == ["GPU-Long.a100", "cpu", "two"]
-        assert [row.partition for row in client.jobs_on(frozenset({"n1"}))] == ["GPU-Long.a100", "cpu", "two"]
+        assert [row.partition for row in client.jobs()] == ["Two", "Two,cpu", "two", "GPU-Long.a100", "cpu"]
+        on_node = [row.partition for row in client.jobs_on(frozenset({"n1"}))]
+        assert on_node == ["GPU-Long.a100", "cpu", "Two", "two", "cpu,Two"]
         client.nodes()
-    client.partitions = "gpu-long.a100,CPU,two"
+    client.partitions = "gpu-long.a100,cpu,two"
     client.nodes()
-    assert [row.partition for row in client.jobs()] == ["gpu-long.a100", "CPU", "two"]
+    assert [row.partition for row in client.jobs()][:3] == ["gpu-long.a100", "cpu", "two"]
 
 
 def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:

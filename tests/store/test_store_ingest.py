@@ -460,6 +460,19 @@ def test_pending_run_of_an_id_that_slurm_reuses_ends_with_that_id(store: Store) 
     assert all(row.run["ended"] is not None for row in store.runs())
 
 
+def test_id_of_an_array_that_never_started_reused_by_slurm_is_another_job(store: Store) -> None:
+    array = {"job_id": 7, "user": "alice", "submit": 90.0, "state": "PENDING", "array_job": 7, "array_task": "0-3"}
+    store.upsert_jobs([array], live=[7], now=90.5)
+    store.upsert_jobs([], live=[], now=100.0)  # not listed once, perhaps by mistake: it is the same job
+    store.upsert_jobs([array], live=[7], now=101.0)
+    store.upsert_jobs([], live=[], now=110.0)
+    store.upsert_jobs([{"job_id": 7, "user": "bob", "submit": 120.0, "state": "PENDING"}], live=[7], now=120.5)
+    assert [(row.run["reuse"], row.run["user"], row.run["array_job"], row.run["state"]) for row in store.runs()] == [
+        (0, "alice", 7, "CANCELLED"),
+        (1, "bob", None, "PENDING"),
+    ]
+
+
 def test_newer_inventory_replaces_the_older_one(store: Store) -> None:
     node = Node(store)
     gpu = {

@@ -41,12 +41,14 @@ NODES = [
     node("n3", "h100-80gb h100-80gb", "gpu both", "h100 big"),
     node("a1", "a100-40gb", "both old", "a100"),
     node("new", "h100-80gb", "gpu", "h100", named=False),
+    *(node(name, "h100-80gb", "racks", "") for name in ("r1n08", "r1n09", "r2n08", "r2n09", "r1n08-ib", "r2n9")),
 ]
 CATALOG = SiteCatalog(
     {
         "gpu": Partition("gpu", (H100,)),
         "both": Partition("both", (A100, H100)),
         "old": Partition("old", (A100,)),
+        "racks": Partition("racks", (H100,)),
     },
     {node.name: node for node in NODES},
     "migcatalog",
@@ -99,6 +101,18 @@ def both(request: JobRequest, shim: Shim, chooser: Chooser) -> Answer:
             {"req_nodes": "", "features": "mig_node_n1|mig_node_n2|mig_node_n3", "min_nodes": "2"},
         ),
         ({"req_nodes": "n1", "features": "h100&fast"}, {"req_nodes": "", "features": "mig_node_n1"}),
+        (
+            {"req_nodes": "r[1-2]n[08-09]", "partition": "racks"},
+            {
+                "req_nodes": "",
+                "features": "mig_node_r1n08|mig_node_r1n09|mig_node_r2n08|mig_node_r2n09",
+                "min_nodes": "4",
+            },
+        ),
+        (
+            {"req_nodes": "r[1]n[08]-ib,r2n9", "partition": "racks"},
+            {"req_nodes": "", "features": "mig_node_r1n08-ib|mig_node_r2n9", "min_nodes": "2"},
+        ),
         ({"features": "h100"}, {}),
         ({"exc_nodes": "n1"}, {}),
     ],
@@ -116,6 +130,7 @@ def test_a_node_list_becomes_features(ask, fields: dict, changes: dict) -> None:
     [
         ({"req_nodes": "n9"}, "--nodelist names n9, which is no node with MIG GPUs of partition gpu"),
         ({"req_nodes": "a1"}, "--nodelist names a1, which"),
+        ({"req_nodes": "n[1-2]x"}, "--nodelist names n1x, which"),
         ({"req_nodes": "n2", "features": "fast"}, "--nodelist names n2, which"),
         ({"req_nodes": "n2", "exc_nodes": "n[2,3]"}, "--nodelist names n2, which"),
         ({"req_nodes": "n1", "min_nodes": 2}, "the job asks for 2 nodes and --nodelist names 1"),
@@ -135,7 +150,8 @@ def test_request_that_no_node_meets_is_refused(ask, fields: dict, sentence: str)
         {"req_nodes": "n1,new", "min_nodes": 2},
         {"req_nodes": "n1", "features": "[fast|big]"},
         {"req_nodes": "n[1-40]"},
-        {"req_nodes": "n[1-2]x"},
+        {"req_nodes": "r[1-4]n[1-9]"},
+        {"req_nodes": "n[1-2]%x"},
     ],
 )
 def test_user_is_told_of_a_node_list_that_cannot_become_features(ask, fields: dict) -> None:
@@ -278,6 +294,7 @@ entries = words(
 lists = st.one_of(
     st.none(),
     words("n1 n2 n[1-2] n[1-3] n3,a1 a1 new n1,new n[01-02] n[2-1] n[1-99] n1,,n2 n[1 n] [1-2] n[1-2]x n[] n[1,3],a1"),
+    words("[1]n[1-2] n[][1] n[1-4][1-9] n[1-4][1-8] n[1-4][1-4][1-2],n9 n[1,1][2,2]x n[1]n]2,n1"),
     st.text(alphabet="na12[],-", max_size=12),
     st.just("n1," * 400),
 )
@@ -385,7 +402,9 @@ def test_search_stops_near_its_step_limit(asked: dict[str, int], gpus: int) -> N
         ("n1", ("n1",)),
         ("n1,n2,n1", ("n1", "n2")),
         ("n[08-10,3],m", ("n08", "n09", "n10", "n3", "m")),
-        ("n[1-2][3-4]", None),
+        ("n[1-2][3-4]", ("n13", "n14", "n23", "n24")),
+        ("n[1-8][1-5]", None),
+        ("n" * 500 + "%", None),
         ("n[1-32]", tuple(f"n{i}" for i in range(1, 33))),
         ("n[1-33]", None),
         ("n[3-1]", None),
