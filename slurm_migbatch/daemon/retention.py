@@ -1,4 +1,6 @@
-"""Remove records older than [store] keep, and progress reports after a day, while nothing else waits for the database.
+"""Remove records older than [store] keep, and progress reports and decisions without a job after a day.
+
+It does so while nothing else waits for the database.
 
 The record is scanned once an hour, in short transactions of `store.retention` with pauses several times as long, so
 that the writer is mostly free however much is removed. A scan interrupted by a restart is completed by the next one.
@@ -33,7 +35,9 @@ GAP_S: Final = 7 * 86400.0
 that end: the clock of a host that has just booted may be years ahead, and nothing brings back what was removed.
 """
 REPORTS_S: Final = 86400.0
-"""How long progress reports are kept. A node that was cut off for longer may repeat some, to no effect."""
+"""How long progress reports and decisions without a job are kept. A node that was cut off for longer may repeat some
+reports, to no effect.
+"""
 _SHARE: Final = 4.0
 """Pauses as a multiple of the duration of a removal."""
 _PAUSE_S: Final = 0.05

@@ -32,10 +32,12 @@ class Overloaded(RuntimeError):
 
 
 class _Item:
-    __slots__ = ("future", "label", "work")
+    __slots__ = ("future", "label", "records", "work")
 
-    def __init__(self, work: Callable[[Any], Any], label: str, future: concurrent.futures.Future[Any] | None) -> None:
-        self.work, self.label, self.future = work, label, future
+    def __init__(
+        self, work: Callable[[Any], Any], label: str, future: concurrent.futures.Future[Any] | None, records: int = 1
+    ) -> None:
+        self.work, self.label, self.future, self.records = work, label, future, records
 
 
 class StoreWriter:
@@ -45,6 +47,7 @@ class StoreWriter:
         self._opener = opener
         self._limit = limit
         self._queue: deque[_Item] = deque()
+        self._waiting = 0  # records of the items in it
         self._latest: dict[str, _Item] = {}
         self._news = threading.Condition()
         self._stopping = False
@@ -70,7 +73,7 @@ class StoreWriter:
 
     def __len__(self) -> int:
         with self._news:
-            return len(self._queue) + len(self._latest)
+            return self._waiting + len(self._latest)
 
     def call(self, work: Callable[[Store], T], label: str) -> concurrent.futures.Future[T]:
         """Queue work with an awaited result; that of a cancelled future is removed.
@@ -80,10 +83,9 @@ class StoreWriter:
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._news:
-            if len(self._queue) >= self._limit * 4 // 5:
-                raise Overloaded(f"{len(self._queue)} records are waiting for the database")
-            self._queue.append(item := _Item(work, label, future))
-            self._news.notify_all()
+            if self._waiting >= self._limit * 4 // 5:
+                raise Overloaded(f"{self._waiting} records are waiting for the database")
+            self._append(item := _Item(work, label, future))
         future.add_done_callback(lambda done: self._remove(item) if done.cancelled() else None)
         return future
 
@@ -91,20 +93,25 @@ class StoreWriter:
         """Queue work and return its result, in an event loop; raises as `call` does, and what `work` raises."""
         return await asyncio.wrap_future(self.call(work, label))
 
+    def _append(self, item: _Item) -> None:
+        self._queue.append(item)
+        self._waiting += item.records
+        self._news.notify_all()
+
     def _remove(self, item: _Item) -> None:
         with self._news, contextlib.suppress(ValueError):
             self._queue.remove(item)
+            self._waiting -= item.records
 
     def post(self, work: Callable[[Store], Any], label: str, records: int = 1) -> None:
         """Queue work without an awaited result; beyond the limit its `records` are dropped, counted and logged."""
         with self._news:
-            if len(self._queue) < self._limit:
-                self._queue.append(_Item(work, label, None))
+            if self._waiting < self._limit:
+                self._append(_Item(work, label, None, records))
                 self._full.succeeded()
             else:
                 self.dropped[label] = self.dropped.get(label, 0) + records
                 self._full.failed(f"{label}: more than {self._limit} records are waiting")
-            self._news.notify_all()
 
     def replace(self, work: Callable[[Store], Any], label: str) -> None:
         """Queue work that replaces pending work of the same label."""
@@ -155,7 +162,7 @@ class StoreWriter:
                         self._news.wait_for(lambda: self._stopping, wait)
                     continue
                 log.exception("database operation failed: %s", item.label)
-                self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
+                self.dropped[item.label] = self.dropped.get(item.label, 0) + item.records
                 _settle(item, error=error)
             else:
                 self.fault.succeeded()
@@ -164,11 +171,12 @@ class StoreWriter:
         with self._news:
             if self._queue and self._queue[0] is item:
                 self._queue.popleft()
+                self._waiting -= item.records
         return True
 
     def _end_of_term(self, item: _Item, error: TermOverError) -> None:
         if item.future is None:  # else the caller is told: a node sends its message to the active migbatchd
-            self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
+            self.dropped[item.label] = self.dropped.get(item.label, 0) + item.records
             self._deposed.failed(error)
         _settle(item, error=error)
 

@@ -58,7 +58,7 @@ def ask(url: str) -> DaemonState:
         return DaemonState(standby=str(answer.get("standby", "")), marks=marks, checks=checks)
     except OSError as error:
         return DaemonState(silent=error.strerror or str(error))
-    except (http.client.HTTPException, ValueError, AttributeError, KeyError, TypeError):
+    except (http.client.HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return DaemonState(silent="the server is not migbatchd", stranger=True)
 
 

@@ -89,7 +89,7 @@ def _is_migbatchd(url: str) -> bool:
     try:
         link.request("GET", f"{urlsplit(url).path.rstrip('/')}/healthz")
         health = json.loads(link.getresponse().read(_MOST))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     finally:
         link.close()

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -27,11 +28,13 @@ class ControllerError(RuntimeError):
 
 
 class _Elsewhere(ControllerError):
-    """This controller cannot be reached or is on standby; the next may serve."""
+    """This controller cannot be reached or is on standby."""
 
 
 class ControllerClient:
     """Client of the node API for `node`, at one of `urls` (`http://host:port`): first the one that answered last.
+
+    If one refuses, the others are tried too: on a host whose migbatchd is down, anybody may answer at its port.
 
     One connection per request; thread-safe. `moved` is called when another URL answers than before.
     """
@@ -51,31 +54,33 @@ class ControllerClient:
         self._timeout = timeout
         self._moved = moved
         self._last = self._urls[0]
-        self._connections: set[http.client.HTTPConnection] = set()
+        self._links: set[socket.socket] = set()
 
     def interrupt(self) -> None:
         """Abort waiting requests; they raise ControllerError."""
-        for connection in list(self._connections):
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        for link in list(self._links):
+            _abort(link)
 
     def post(self, path: str, message: Mapping[str, object], *, patience: float = 0.0) -> bytes:
         """Post a message and return the answer's body; it may take `patience` seconds more. Raises ControllerError."""
         body = json.dumps(message, separators=(",", ":")).encode()
         last = self._last
-        errors = []
+        errors: list[str] = []
+        refusal: ControllerError | None = None
         for url in (last, *(other for other in self._urls if other != last)):
             try:
                 answer = self._post(url, path, body, patience)
             except _Elsewhere as error:
                 errors.append(str(error))
                 continue
+            except ControllerError as error:
+                refusal = refusal or error
+                continue
             if url != self._last:
                 self._last = url
                 self._moved()
             return answer
-        raise ControllerError("; ".join(errors))
+        raise refusal or ControllerError("; ".join(errors))
 
     def _post(self, url: str, path: str, body: bytes, patience: float) -> bytes:
         parts = urlsplit(url)
@@ -85,22 +90,30 @@ class ControllerClient:
         except AuthError as error:
             raise ControllerError(str(error)) from error
         connection = self._connection(url)
-        self._connections.add(connection)
         try:
             connection.connect()
-            self._watch(connection.sock, self._timeout + patience)
-            # a controller that refuses does not read the whole body first; its answer says why
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("POST", path, body, {**auth_headers, "Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER + 1)
+            link = connection.sock  # `connection` forgets it before the end of an answer after which the server closes
+            self._watch(link, self._timeout + patience)
+            # its timeout begins anew with each byte
+            limit = threading.Timer(2 * self._timeout + patience, _abort, (link,))
+            limit.daemon = True
+            limit.start()
+            self._links.add(link)
+            try:
+                # a controller that refuses does not read the whole body first; its answer says why
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request("POST", path, body, {**auth_headers, "Content-Type": "application/json"})
+                with connection.getresponse() as answer:
+                    text = answer.read(MAX_ANSWER + 1)
+            finally:
+                limit.cancel()
+                self._links.discard(link)
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
             why = printable(str(error)[:SAID]) or type(error).__name__
             raise _Elsewhere(f"controller {parts.hostname}: {why}") from error
         finally:
-            self._connections.discard(connection)
             connection.close()
         if len(text) > MAX_ANSWER:
             raise ControllerError(f"controller {parts.hostname}: the answer is too long")
@@ -130,3 +143,9 @@ class ControllerClient:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
         return http.client.HTTPConnection(parts.hostname or "localhost", parts.port, timeout=timeout)
+
+
+def _abort(link: socket.socket) -> None:
+    """End a request that another thread waits for."""
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)

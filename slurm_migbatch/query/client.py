@@ -43,19 +43,26 @@ class _Busy(Exception):
 def ask(question: Question, servers: Servers, signer: Signer) -> Answer:
     """Query one service after the other.
 
+    If one refuses, the others are tried too: on a host whose migbatchd is down, anybody may answer at its port.
+
     Raises:
-        NoAnswer: none can be reached, one refuses, or its answer is not signed by the controller.
+        NoAnswer: none answers; one may have refused, or its answer was not signed by the controller.
         QuestionError: the query is out of bounds.
     """
     body = write(replace(question, zone=_zone()))
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        failures = []
+        failures: list[tuple[str, Exception]] = []
+        refusal: NoAnswer | None = None
         for url in servers.urls:
             try:
                 return _ask(url, body, signer)
             except (_Unreachable, _Busy) as error:
                 failures.append((url, error))
+            except NoAnswer as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
         if any(isinstance(error, _Busy) for _, error in failures) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             continue

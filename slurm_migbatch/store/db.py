@@ -263,7 +263,8 @@ class Store:
             before: unix seconds; what is running, held or younger stays.
             lessons: number of runs used by the predictor; the figures of that many removed runs are kept.
             place: where the previous call stopped; None: from the beginning.
-            reports: progress reports received before this time are removed; None: `before`.
+            reports: progress reports received before this time, and decisions before it that no run has, are removed;
+                None: `before`.
         """
         from slurm_migbatch.store.retention import prune
 

@@ -9,7 +9,8 @@ What stays, regardless of age:
 - a run that is running, holds a slice, or belongs to a job, an array or a heterogeneous job that is partly running;
 - a run whose job Slurm listed recently: the clock of a node that reported its end may be wrong;
 - a decision, an action or a loan as long as its run exists: without its loan a run would count as demand of inference
-  (`store.loans.uses`);
+  (`store.loans.uses`). A decision without a run after a day is of a submission that became no job: Slurm refused it,
+  or only tested it (`sbatch --test-only`), which no limit on jobs restricts. These are removed then;
 - events of a node since the start of its oldest lease, and those that describe its current GPUs; except progress
   reports, which are removed after a day: what they say is kept with the run, and a run may send hundreds a day;
 - the newest run and the newest lesson, whose numbers must not be reused, and the last offer of each node;
@@ -46,6 +47,8 @@ from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
 AT_ONCE: Final = 200
 """Rows examined per transaction."""
+_UNUSED_S: Final = 86400.0
+"""Seconds before `reports` in which decisions without a run are looked for, so that no pass examines all decisions."""
 _STANDING: Final = ("boot", "state", "zombie", "cleared", "fault")
 """Events that describe a node's GPUs, if they are not older than its last boot."""
 
@@ -225,6 +228,13 @@ def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after:
     return _step(session, limits, Decision.ts, Decision.id, after, ~exists().where(Run.decision == Decision.id))
 
 
+def _unused(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove decisions of submissions that became no job; their runs would be recorded within seconds."""
+    recent = limits._replace(before=limits.reports)
+    start = after or (limits.reports - _UNUSED_S, "")
+    return _step(session, recent, Decision.ts, Decision.id, start, ~exists().where(Run.decision == Decision.id))
+
+
 # -- events and offers of nodes --------------------------------------------------------------------------------------
 
 
@@ -307,4 +317,5 @@ _STAGES: Final[tuple[tuple[_Parts, _Work], ...]] = (
     (_journals, _events),
     (_supplied, _supply),
     (_whole, _reports),
+    (_whole, _unused),
 )

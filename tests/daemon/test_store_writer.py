@@ -127,6 +127,20 @@ def test_full_queue_refuses_calls_and_drops_posts(writer, record, caplog):
     assert record.rows == [*range(8), "d0", "d1"]
 
 
+def test_each_of_several_records_that_are_written_at_once_counts(writer, record):
+    """Decisions come many at a time; while the database is away their number must not grow without a bound."""
+    record.gate.clear()
+    for n in range(4):
+        writer.post(lambda s, n=n: s.add(n), "decisions", 6)
+    assert len(writer) == 12
+    assert writer.dropped == {"decisions": 12}
+    with pytest.raises(Overloaded):
+        writer.call(adding("refused"), "events")
+    record.gate.set()
+    assert writer.stop(120) == 0
+    assert record.rows == [0, 1]
+
+
 def test_readers_are_not_waited_for_while_the_queue_is_nearly_full(writer, record):
     record.gate.clear()
     for n in range(8):

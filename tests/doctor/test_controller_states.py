@@ -34,6 +34,7 @@ from slurm_migbatch.doctor import (
     health,
     lending,
     limits,
+    link,
     lua,
     nodes,
     partitions,
@@ -583,10 +584,14 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
     assert by_subject["nodes"].level == UNKNOWN and "n1" not in by_subject
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff", b"[" * 60_000]
+)
 def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> None:
     with answering(answer) as (config, _):
         found = wrong(service.check_service(config, health.this_one(config)))
+        url = health.url_of(config.node_api.listen, config.node_api.port)
+        assert link._read_facts(url).stranger or b'"checks": {}' in answer, "nodes check it too"
     assert any("is not migbatchd -> another program uses the [node_api] port" in finding for finding in found)
 
 

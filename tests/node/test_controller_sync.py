@@ -459,6 +459,44 @@ def test_client_tries_the_next_controller_when_one_is_down_or_on_standby(token, 
         second.close()
 
 
+@pytest.mark.parametrize(
+    ("head", "repeated"),
+    [
+        (b"HTTP/1.1 404 no\r\nContent-Length: 0\r\n\r\n", b""),
+        (b"HTTP/1.1 200 ok\r\nContent-Length: 2\r\n\r\n{}", b""),
+        (b"", b"HTTP/1.1 100 wait\r\n\r\n"),
+        (b"HTTP/1.1 200 o", b"k"),
+        (b"HTTP/1.1 200 ok\r\nConnection: close\r\n\r\n", b" "),
+    ],
+    ids=["refusal", "no signature", "never an answer", "slow head", "slow body"],
+)
+def test_stranger_at_the_port_of_one_controller_does_not_keep_the_node_from_the_next(controller, head, repeated):
+    """While migbatchd is down there, any user of that host may listen at its port."""
+    controller.answers["/x"] = lambda message: (200, {"done": 1})
+    answered, gave_up = threading.Event(), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stranger():
+            link, _ = server.accept()
+            with link, contextlib.suppress(OSError):
+                link.recv(65536)
+                link.sendall(head)
+                for _ in range(300 if repeated else 0):
+                    link.sendall(repeated)
+                    if answered.wait(0.1):
+                        return
+                gave_up.extend(repeated)
+
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        urls = [f"http://127.0.0.1:{server.getsockname()[1]}", controller.url]
+        body = ControllerClient(urls, controller.signer, "n1", timeout=0.5).post("/x", {})
+        answered.set()
+        thread.join()
+    assert json.loads(body) == {"done": 1}
+    assert gave_up == [], "until the stranger has ended"
+
+
 def test_event_of_a_slice_with_many_processes_stays_within_limits(node):
     """The user controls the number of processes; a refused event would stop the controller's plans for the node."""
     node.prolog(1, "[mig:7g.80gb:1]")

@@ -205,6 +205,25 @@ def test_answer_that_the_controller_did_not_sign_is_refused(service: QueryProces
         thread.join(PATIENCE_S)
 
 
+@pytest.mark.parametrize("status", ["404 Not Found", "200 OK"])
+def test_stranger_at_the_port_of_one_controller_does_not_keep_users_from_the_next(
+    service: QueryProcess, status: str
+) -> None:
+    def serve(listener: socket.socket) -> None:
+        link, _ = listener.accept()
+        with closing(link):
+            link.recv(65536)
+            link.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        urls = (f"http://127.0.0.1:{listener.getsockname()[1]}", *service.servers.urls)
+        servers = Servers(urls, service.servers.uids, service.munge)
+        assert ask(RunsQuestion(), servers, Signer(service, ALICE)).code == 0
+        thread.join(PATIENCE_S)
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------
 
 

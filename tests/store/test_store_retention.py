@@ -439,6 +439,29 @@ def test_progress_reports_are_removed_after_a_day_and_what_they_say_is_kept(url:
         assert sorted(map(tuple, kept)) == [("progress", 502), ("start", 2), ("stop", 1)]
 
 
+@pytest.mark.parametrize("keep", ["400d", "forever"])
+def test_decisions_of_submissions_that_became_no_job_are_removed_after_a_day(url: str, keep: str) -> None:
+    """Anybody makes as many as he likes, with `sbatch --test-only` or in a loop over a refused sbatch."""
+    with open_store(url) as store:
+        made = [
+            {"id": f"{name}{hours}", "ts": NOW - hours * 3600, "uid": 1001, "chosen": "mig:1g.10gb:1"}
+            for name in ("job", "refused")
+            for hours in (1, 23, 25, 40)
+        ]
+        store.record_decisions(made)
+        marked = [
+            job(number, state, comment=f"x [mig:1g.10gb:1#job{hours}]")
+            for number, (state, hours) in enumerate(
+                (("RUNNING", 1), ("PENDING", 23), ("PENDING", 25), ("RUNNING", 40)), 1
+            )
+        ]
+        store.upsert_jobs(marked, live={1, 2, 3, 4})
+        retention = Retention(loads(f"[store]\nkeep = '{keep}'\n"), Clockwork(store), Metrics(), clock=lambda: NOW)
+        assert asyncio.run(retention.once()) == {"decisions": 2}
+        left = {id for (id,) in rows(store)["decisions"]}
+        assert left == {"job1", "job23", "job25", "job40", "refused1", "refused23"}
+
+
 def test_stops_before_removed_reports_are_not_taken_for_those_of_a_boot(url: str) -> None:
     """A node reports its boot days after its last report."""
     with open_store(url) as store:
