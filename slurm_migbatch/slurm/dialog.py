@@ -6,8 +6,9 @@ sent before, between and after the requests; scontrol answers `invalid keyword: 
 between two such answers belongs to the request between them (tested on 22.05, 24.11 and 26.05).
 
 Debian's scontrol reads its input with readline, for which control characters are editing commands (a tab completes file
-names), and then splits it into words like a shell. Only words of plain characters are sent this way; any other request
-is passed as the arguments of a separate process.
+names), and then splits it into words like a shell, without its comments (`#`, tested on 22.05, 23.11, 24.11, 25.11 and
+26.05). Only words of plain characters are sent this way; any other request is passed as the arguments of a separate
+process.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from collections.abc import Sequence
 #: a request: the words after `scontrol`
 Request = tuple[str, ...]
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-]+")
-_SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ -]*)")
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-][A-Za-z0-9_.,:;+/%=@()\[\]*~^#-]*")
+_SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ #-]*)")
 #: the beginning of a record; scontrol may print its prompt and the request before it
 _RECORD = re.compile(r"^(?:scontrol: )*(JobId=)", re.MULTILINE)
 #: scontrol's line limit is 4095 bytes if it was built without readline

@@ -587,8 +587,17 @@ def test_dialog_lines_are_single_lines_of_plain_words(value: str) -> None:
     text = line(("update", "JobId=1", f"Comment={value}"))
     if text is not None:
         assert text.isascii() and text.isprintable()
-        assert not set(text) & set("\\'`$!&|<>#")
+        assert not set(text) & set("\\'`$!&|<>") and not text.startswith("#")
         assert shlex.split(text) == ["update", "JobId=1", f"Comment={value}"]
+
+
+def test_marker_with_the_name_of_a_decision_is_sent_in_a_line() -> None:
+    """Most updates have one; a process for each would make a round long."""
+    marker = "[mig:1g.10gb:1#3f2a]"
+    assert line(("update", "JobId=1", f"Comment={marker}")) == f"update JobId=1 Comment={marker}"
+    quoted = f'Comment="migbatch: model=x {marker}"'
+    assert line(("update", "JobId=1", f"Comment=migbatch: model=x {marker}")) == f"update JobId=1 {quoted}"
+    assert line(("#", "JobId=1")) is None
 
 
 def test_updates_without_an_answer_from_scontrol_are_sent_again(tools: Path) -> None:
