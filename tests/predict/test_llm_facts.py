@@ -303,6 +303,9 @@ def test_size_is_read_in_every_spelling() -> None:
     for name in ("qwen2.5-1.5b", "Qwen2_5_1_5B-Instruct", "qwen2-5-1-5b", "qwen25-1.5b"):
         found = names.resolve(name.lower())
         assert found is not None and found.name == "qwen2.5-1.5b", name
+    for name in ("bloom-7b1.Q4_K_M.gguf", "bloomz-7b1-mt.q4_0.gguf"):  # a file's name has dots between its words
+        found = names.resolve(name)
+        assert found is not None and found.name == "bloom-7b1", name
     found = names.resolve("qwen2-5-15b")
     assert found is not None and found.architecture.parameters > 14e9
 

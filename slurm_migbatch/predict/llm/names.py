@@ -494,7 +494,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
 
 def _parted(word: str) -> list[str]:
     """Split `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter separates words."""
-    return [part for part in re.split(r"\.(?=[a-z])", word) if part]
+    return [_respelt(part) for part in re.split(r"\.(?=[a-z])", word) if part]
 
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:
