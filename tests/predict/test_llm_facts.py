@@ -795,6 +795,66 @@ def test_experts_that_all_tokens_use_are_counted() -> None:
     assert shared.parameters - without.parameters == 40 * 3 * 4096 * 1536
 
 
+SHAPES: dict[str, tuple[dict[str, object], float, int]] = {
+    "jamba-mini": (
+        {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2, "attn_layer_period": 8,
+            "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1, "vocab_size": 65536,
+        }, 51.6, 4,
+    ),
+    "bamba-9b": (
+        {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "vocab_size": 128256,
+        }, 9.8, 3,
+    ),
+    "nemotron-h-8b": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 52,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        }, 8.1, 4,
+    ),
+    "nemotron-3-nano-30b-a3b": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "n_shared_experts": 1,
+            "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2,
+            "head_dim": 128, "vocab_size": 131072,
+            "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        }, 31.6, 6,
+    ),
+    "llama-4-maverick": (
+        {
+            "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers": 48,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 128,
+            "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "vocab_size": 202048,
+        }, 400.7, 48,
+    ),
+    "hunyuan-a13b": (
+        {
+            "hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32,
+            "moe_topk": [8] * 32, "num_experts": 64, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 128167, "tie_word_embeddings": True,
+        }, 80.4, 32,
+    ),
+}  # fmt: skip
+"""Configurations whose layers are of several kinds, the billions of parameters, and the layers with attention."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_of_several_kinds_are_counted_as_what_they_are(name: str) -> None:
+    """Each layer counted as one with attention and all experts, which made 2.5 trillion parameters of Hunyuan's."""
+    config, billions, attending = SHAPES[name]
+    found = of_config(config, "h").architecture
+    assert found.parameters == pytest.approx(billions * 1e9, rel=0.2)
+    grown = found.cache_values(200_000) - found.cache_values(100_000)
+    assert grown == attending * 2 * found.kv_heads * found.head * 100_000
+    parsed = parse("migbatch: " + of_config(config, "h").hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found
+
+
 def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
     config = {**CONFIGS["gemma-2-9b"], "num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6}
     listed = [*["sliding_attention"] * 52, *["full_attention"] * 10]
