@@ -758,6 +758,26 @@ def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: f
     assert workload(f"model=ours {hints}").precision.bits == expected
 
 
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.1),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+          "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4.5),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4.16),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, 4.16),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}, 8.1),
+    ],
+)  # fmt: skip
+def test_kind_of_a_quantisation_is_read_where_its_method_has_several(
+    quantisation: dict[str, object], bits: float
+) -> None:
+    """Weights in NVFP4 counted as 8 bits, those of torchao as 16."""
+    hints = of_config({**LLAMA, "quantization_config": quantisation}, "ours").hints.partition(" ")[2]
+    assert workload(f"model=ours {hints}").precision.bits == bits
+
+
 @pytest.mark.parametrize("unset", [None, ""])
 def test_unset_kind_of_feed_forward_counts_as_gated(unset: str | None) -> None:
     config = CONFIGS["gemma-2-9b"]

@@ -391,7 +391,12 @@ def _quantization(config: Any) -> str:
         return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
     if method == "compressed-tensors":
         groups = json.dumps(config.get("config_groups", {}))
-        return "w4a16" if '"num_bits": 4' in groups else "w8a8"
+        return "w8a8" if '"num_bits": 4' not in groups else "nvfp4" if "nvfp4" in str(config.get("format")) else "w4a16"
+    if method == "modelopt" and "fp4" in str(config.get("quant_algo")).lower():
+        return "modelopt-fp4"
+    if method == "torchao":  # an older release names the kind, a newer one describes it
+        kind = json.dumps(config.get("quant_type")).lower()
+        return "int4" if "int4" in kind else "int8" if "int8" in kind or "float8" in kind else ""
     if method == "gptq" and bits == 8:
         return "gptq-int8"
     # the names of methods mean 4 bits
