@@ -81,6 +81,9 @@ _BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
 """A slice by its compute alone."""
 _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 """The UUID of a slice."""
+_OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
+"""Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
+"""
 _INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
 """Names of columns with a number of slices, or of programs on one."""
 _KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
@@ -208,6 +211,9 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         # of a data type and a quantisation, the latter is the precision of the weights
         if names[name] != "precision" or not before or cell not in _UNQUANTISED:
             cells[names[name]] = cell
+    generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
+    if generated is not None and not cells.get("kind"):
+        raise MeasurementError(f"{show(generated)} is that of a server: add the column kind, with serve there")
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
