@@ -135,6 +135,8 @@ _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 _SIDE: Final = re.compile(r"[1-9][0-9]{2}", re.ASCII)
 """A number of three digits, which is the side of images if it is a multiple of a usual patch."""
+_SIDES: Final = re.compile(r"-([1-9][0-9]{2,3})-([1-9][0-9]{2,3})", re.ASCII)
+"""Both sides of images at the end of a name, each a multiple of 32: `ade-512-512`."""
 _STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
 """A number of training steps, after the word `step`."""
 _COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
@@ -175,12 +177,16 @@ def _words(name: str) -> list[str]:
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
-def side_of(name: str) -> int:
-    """Return the side of the images that a name of a vision transformer states, 378 of `clip-vit-h-14-378`; 0: none."""
+def side_of(name: str, usual: int) -> int:
+    """Return the longer side of the images of a model, `usual` unless its name states both sides (`ade-512-512`) or, of
+    a vision transformer, a larger one: 378 of `clip-vit-h-14-378`.
+    """
     words = _words(name)
-    return max(
-        (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16)), default=0
-    )
+    both = _SIDES.fullmatch("".join(f"-{word}" for word in words[-2:]))
+    if both and not any(int(side) % 32 for side in both.groups()):
+        return max(map(int, both.groups()))
+    sides = (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16))
+    return max((usual, *sides))
 
 
 def _respelt(word: str) -> str:
