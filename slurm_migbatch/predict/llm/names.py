@@ -30,6 +30,8 @@ _IDLE: Final = (
 )
 FILLERS: Final = frozenset(" ".join(_IDLE).split())
 """Words that say nothing about the architecture. `turbo` and `mini` do."""
+FASTER: Final = "faster"
+"""A word of CTranslate2's copies of Whisper, whose weights have 16 bits: `faster-whisper-large-v2`."""
 SIZES: Final = frozenset([
     "tiny", "mini", "small", "medium", "base", "large", "xl", "xxl", "huge", "giant", "turbo", "nano", "micro",
     "plus", "pro", "max", "ultra", "super", "next", "h", "g", "vision", "vl", "omni", "moe", "audio", "blip2",
@@ -263,7 +265,8 @@ def resolve(name: str) -> Found | None:
         sensing = _senses_beside(model, kept)
         if sensing:
             architecture = replace(architecture, extra=architecture.extra + TOWER)
-        return Found(model.name, architecture, quantisation or native(model), "near" if sensing else "public", stated)
+        usual = precision.plain("fp16") if FASTER in kept and architecture.source else native(model)
+        return Found(model.name, architecture, quantisation or usual, "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
