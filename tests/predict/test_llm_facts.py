@@ -1092,3 +1092,21 @@ def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip(na
     assert 2 * need_of(image, 81152).activations <= need_of(clip, 81152).activations
     both = workload("model=wan-ai/wan2.2-i2v-a14b-diffusers")
     assert need_of(both, 81152).weights > 2 * 2 * 14e9 / 2**20, "two networks of 14 billion parameters"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "billions"),
+    [
+        ("InstantX/FLUX.1-dev-Controlnet-Union", "flux.1-dev", 20.2),
+        ("flux.1-dev-controlnet-union-pro", "flux.1-dev", 20.2),
+        ("InstantX/SD3-Controlnet-Canny", "stable-diffusion-3-medium", 8.9),
+        ("stabilityai/stable-diffusion-3.5-large-controlnet-canny", "stable-diffusion-3.5-large", 18.1),
+        ("diffusers/controlnet-canny-sdxl-1.0", "stable-diffusion-xl", 4.72),
+        ("lllyasviel/control_v11p_sd15_canny", "stable-diffusion-v1-5", 1.43),
+    ],
+)
+def test_control_net_is_counted_beside_the_pipeline_that_it_controls(name: str, model: str, billions: float) -> None:
+    """Without it the slice was too small by gigabytes, or nothing was known and the site's default granted."""
+    found = workload(f"model={name}").model
+    assert (found.name, found.how) == (model, "near")
+    assert billions <= found.architecture.parameters / 1e9 <= 1.2 * billions

@@ -95,6 +95,10 @@ BESIDE: Final = 7_000_000_000
 """Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
 and those for images.
 """
+CONTROL: Final = (0.37, 4_400_000_000)
+"""Most parameters of a public ControlNet, relative to the pipeline that it controls (Stable Diffusion XL's), and in all
+(Stable Diffusion 3.5 Large's).
+"""
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
 ENCODERS: Final = re.compile(
@@ -258,6 +262,10 @@ def resolve(name: str) -> Found | None:
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
     stated = quantisation is not None
+    controlled = _with_control(kept)
+    if controlled is not None:
+        generator, whole = controlled
+        return Found(generator.name, whole, quantisation or native(generator), "near", stated)
     significant = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(significant), key=lambda found: found[1])[0]
     if model is not None:
@@ -279,6 +287,21 @@ def resolve(name: str) -> Found | None:
     kind = _kind_of(kept)
     beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
     return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+
+
+def _with_control(words: Sequence[str]) -> tuple[Model, Architecture] | None:
+    """Return the public generator of images that a ControlNet belongs to, and its architecture with that beside it;
+    None if the words name none. The other words are those of the ControlNet: `flux.1-dev-controlnet-union-pro`.
+    """
+    places = (at for at, word in enumerate(words) if word.startswith("controlnet") or (word == "control" and not at))
+    place = next(places, None)
+    for part in () if place is None else (words[:place], words[place + 1 :]):
+        model = _public(part)[0]
+        if model is not None and model.architecture.kind == "plain" and model.architecture.item_px:
+            share, most = CONTROL
+            whole = model.architecture.extra
+            return model, replace(model.architecture, extra=whole + min(round(share * whole), most))
+    return None
 
 
 def _senses_beside(model: Model, words: Sequence[str]) -> bool:
