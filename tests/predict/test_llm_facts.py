@@ -1110,3 +1110,9 @@ def test_control_net_is_counted_beside_the_pipeline_that_it_controls(name: str, 
     found = workload(f"model={name}").model
     assert (found.name, found.how) == (model, "near")
     assert billions <= found.architecture.parameters / 1e9 <= 1.2 * billions
+
+
+@pytest.mark.parametrize("name", ["flux-pro", "flux-ultra-4k", "wan2.1-pro"])
+def test_generator_of_unknown_size_is_no_small_model(name: str) -> None:
+    with pytest.raises(Refusal, match=r"the size of model .* is not known"):
+        workload(f"model={name}")

@@ -489,10 +489,13 @@ def mentions_active(name: str) -> bool:
 
 def mentions_public(name: str) -> bool:
     """Return whether a word is the name of a public generative model or begins with that of a family of such models,
-    whatever follows: `granite4:small-h`, `minicpm-v-2.6`. Its size may be any.
+    whatever follows (`granite4:small-h`, `minicpm-v-2.6`), or names a generator of images or video (`flux-pro`). Its
+    size may be any.
     """
     words = _words(name)
-    return any(map(generates, words)) or any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
+    if any(map(generates, words)) or any(_item_of_generator(words)):
+        return True
+    return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
