@@ -54,6 +54,8 @@ UNNAMED: Final = 0.7
 """Weight of points of any engine for a job that names none."""
 DOUBTED: Final = {"ttft": 0.6, "tpot": 0.35}
 """Unit of the distance from the computed value, by figure: a factor of ten in both is beyond `pooling.LIMIT`."""
+LEAST_SIZE: Final = 1e6
+"""Fewer parameters than a language model has: they are not used."""
 AGREE: Final = 2.0
 """Largest factor between a request's time and the sum of its tokens' times in a consistent row."""
 LEAST: Final = {"ttft": 0.15, "tpot": 0.06}
@@ -140,9 +142,13 @@ def point_of(row: Measurement) -> ServedPoint | None:
 
 
 def workload_served(row: Measurement) -> Workload | None:
-    """Return the workload of a row of a server; None if its model generates no tokens or a value of it is unknown."""
+    """Return the workload of a row of a server; None if its model generates no tokens or a value of it is unknown.
+
+    The parameters that a row states are the size of a model that is not public.
+    """
     engine = row.engine if row.engine in CHOICES["engine"] else None
-    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output)
+    params = round(row.params) if row.params is not None and row.params >= LEAST_SIZE else None
+    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output, params=params)
     try:
         workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
     except Refusal:
