@@ -336,6 +336,18 @@ def test_row_that_another_column_says_to_be_something_else_is_refused(
             scan([path])
 
 
+def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:
+    head = "gpu,model,kind,batch,isl,osl,ttft_ms,tpot_ms"
+    (row, failed) = scan(
+        [table(tmp_path, f"{head}\nh100-80gb,net,serve,8,512,101,50,10\nh100-80gb,net,serve,999,512,101,,\n")]
+    ).rows
+    assert row.latency_s == pytest.approx(1.05) and row.ran and not failed.ran
+    with pytest.raises(TableError, match="needs throughput_per_s or latency_s"):
+        scan([table(tmp_path, f"{head}\nh100-80gb,net,train,8,512,101,50,10\n")])
+    with pytest.raises(TableError, match="has neither throughput_per_s nor latency_s"):
+        scan([table(tmp_path, "gpu,model,kind,batch,ttft_ms,tpot_ms\nh100-80gb,net,serve,8,50,10\n")])
+
+
 @pytest.mark.parametrize(("word", "kind"), [("Training", "train"), ("inference", "infer"), ("train", "train")])
 def test_kind_may_be_written_out(tmp_path: Path, word: str, kind: str) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_s,kind\na100-80gb,net,1,0.1,{word}\n")]).rows
