@@ -197,7 +197,11 @@ def _public(name: str) -> tuple[Architecture, str, str]:
         raise Failure(f"{name} is neither a directory nor a known public model{meant}")
     how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
     kept = "" if found.precision.name in UNQUANTISED else f" quantization={found.precision.name}"
-    return found.architecture, f"model={found.name}{how}{kept}", found.name
+    again, called = names.resolve(found.name), found.name
+    # the canonical name does not say the data type, the context or the parts beside the model that the given one says
+    if again and (again.architecture != found.architecture or (again.precision != found.precision and not kept)):
+        called = name.lower()
+    return found.architecture, f"model={called}{how}{kept}", found.name
 
 
 def _directory(config: Config) -> ModelDirectory:

@@ -118,6 +118,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
 def _unused(rows: Sequence[Measurement]) -> list[str]:
     """Return notices on language models whose figures correct no prediction."""
     from slurm_migbatch.predict.llm.names import generates
+    from slurm_migbatch.predict.llm.served import point_of
 
     unlisted = [row for row in rows if facts_of(row.gpu) is None]
     servers = {row.gpu for row in unlisted if row.kind == SERVE}
@@ -125,7 +126,15 @@ def _unused(rows: Sequence[Measurement]) -> list[str]:
     trainings = {row.gpu for row in timed if generates(row.model)}
     unknown = "kept, but predictions do not use them: the speed of the GPU is unknown to migbatch"
     found = [("points of servers", servers), ("step times (not the memory) of language models in training", trainings)]
-    return [f"{what} are {unknown} ({', '.join(sorted(gpus))})" for what, gpus in found if gpus]
+    notices = [f"{what} are {unknown} ({', '.join(sorted(gpus))})" for what, gpus in found if gpus]
+    served = [row for row in rows if row.kind == SERVE and row.ran and facts_of(row.gpu) is not None]
+    if unread := sorted({row.model for row in served if point_of(row) is None}):
+        notices.append(
+            f"points of servers of {', '.join(unread)} are kept, but predictions do not use them: that needs "
+            "input_size, output, ttft_s and tpot_s that agree with latency_s, and params if the model is not public "
+            "and its name states no size"
+        )
+    return notices
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:

@@ -261,8 +261,7 @@ def _run_server(options: RunOptions) -> None:
 
     others = {
         "TARGET": options.target, "--command": options.command, "--points": options.points, "--slo": options.slo,
-        "--plot": options.plot,
-        "--procs": tuple(options.procs) != (1,), "--kind": options.kind != "infer", "--params": options.params,
+        "--plot": options.plot, "--procs": tuple(options.procs) != (1,), "--kind": options.kind != "infer",
         "--flops": options.flops, "--python": options.python, "--tuning": options.tuning,
     }  # fmt: skip
     if wrong := [name for name, given in others.items() if given]:

@@ -61,7 +61,7 @@ def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, 
     engine = options.engine or served.engine
     if not engine:
         raise click.UsageError(f"the server does not name its engine: give --engine {'|'.join(CHOICES['engine'])}")
-    subject = ServedModel(device, model, engine, precision, options.family.lower() or "decoder", source)
+    subject = ServedModel(device, model, engine, precision, options.family.lower() or "decoder", source, options.params)
     inputs, outputs = options.inputs or INPUTS, options.outputs or OUTPUTS
     points = [LoadPoint(c, i, o) for i in inputs for o in outputs for c in options.batches]
     possible = [point for point in points if served.longest is None or point.tokens <= served.longest]

@@ -263,6 +263,7 @@ FURTHER: Final = (
     _vision("unet", 31.0, 192.69, 100, 1586, 416, size=512, also="u-net"),
     _vision("segformer-b0", 3.7, 7.77, 170, 294, 148, size=512, also="segformer-b0-finetuned-ade-512-512"),
     _vision("segformer-b5", 84.6, 109.65, 870, 2223, 439, size=512),
+    _vision("segformer-b5-finetuned-ade-640-640", 84.6, 171.33, 870, 3473, 686, size=640),
     _vision("alexnet", 61.1, 0.71, 20, 4, 2.2),
     _vision("squeezenet1-1", 1.2, 0.35, 70, 21, 5.2),
     _vision("googlenet", 6.6, 1.50, 170, 30, 6.7),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.measurement import COLUMNS, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
@@ -81,6 +81,9 @@ _BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
 """A slice by its compute alone."""
 _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 """The UUID of a slice."""
+_OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
+"""Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
+"""
 _INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
 """Names of columns with a number of slices, or of programs on one."""
 _KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
@@ -137,6 +140,9 @@ _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _DECIMAL_DOT: Final = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+OF_SPEED: Final = frozenset({"throughput_per_s", "latency_s"})
+"""Columns of speed, of which a table has one, unless all its rows are of servers and it has TIMED_TOKENS."""
+TIMED_TOKENS: Final = ("ttft_s", "tpot_s", "output")
 CONTRADICTORY: Final = "?"
 """Instead of the decimal mark of a table that has decimal commas and decimal dots."""
 _NAMES_OF_MARKS: Final = {",": "comma", ".": "dot"}
@@ -208,8 +214,24 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         # of a data type and a quantisation, the latter is the precision of the weights
         if names[name] != "precision" or not before or cell not in _UNQUANTISED:
             cells[names[name]] = cell
+    generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
+    if generated is not None and not cells.get("kind"):
+        raise MeasurementError(f"{show(generated)} is that of a server: add the column kind, with serve there")
+    if not OF_SPEED.intersection(cells):
+        if cells.get("kind", "").lower() != SERVE:
+            raise MeasurementError("a row that is not of a server needs throughput_per_s or latency_s")
+        cells["latency_s"] = _of_tokens(*(cells.get(name, "") for name in TIMED_TOKENS))
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
+
+
+def _of_tokens(first: str, each: str, output: str) -> str:
+    """Return the seconds of a request by those of its tokens; "" if one of them is unknown."""
+    try:
+        begin, further, tokens = float(first), float(each), float(output)
+    except ValueError:
+        return ""
+    return f"{begin + (tokens - 1) * further:.12g}" if min(begin, further, tokens) > 0 else ""
 
 
 def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:

@@ -13,7 +13,9 @@ from slurm_migbatch.profiling.measurement import SERVE, Measurement, rounded
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Common columns of the rows of a run: the device, the model's name in jobs, engine and precision of weights."""
+    """Common columns of the rows of a run: the device, the model's name in jobs, engine, precision of weights, number
+    of parameters (None: as the name says).
+    """
 
     device: Device
     model: str
@@ -21,6 +23,7 @@ class ServedModel:
     precision: str = ""
     family: str = "decoder"
     source: str = ""
+    params: float | None = None
 
     def owns(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model by this engine on such a device."""
@@ -42,6 +45,7 @@ class ServedModel:
             latency_s=rounded(found.request.mean),
             latency_p99_s=rounded(found.request.p99),
             memory_mib=rounded(memory_mib),
+            params=self.params,
             source=self.device.source(self.source),
             engine=self.engine,
             precision=self.precision,

@@ -41,7 +41,6 @@ _MEASURED: Final = (
 )  # fmt: skip
 _REQUIRED: Final = ("gpu", "model", "batch")
 _NEEDED: Final = frozenset(_REQUIRED)
-_SPEED: Final = ("throughput_per_s", "latency_s")
 _OF_SPEED: Final = re.compile(
     r"throughput|latency|(?:^|_)(?:time|qps|rps|tps|ips|per_s|(?:it|req|requests|queries|batches|tokens|toks?)_s)(?:_|$)"
 )
@@ -295,12 +294,13 @@ def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:
 
 def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
     """Return why a table with these columns cannot be read; "" if it can."""
-    if not set(renamed) & set(_SPEED):
+    if not aliases.OF_SPEED.intersection(renamed) and not {"kind", *aliases.TIMED_TOKENS}.issubset(renamed):
         unread = [show(name) for name in header if _OF_SPEED.search(aliases.plain(name))]
         near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
         return (
             f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run; name the "
-            "column of items per second throughput_per_s, that of seconds per batch latency_s"
+            "column of items per second throughput_per_s, that of seconds per batch latency_s (of servers kind, "
+            "output, ttft_s and tpot_s are enough)"
         )
     # a data type and a quantisation are both read as the precision
     duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1} - {"precision"})

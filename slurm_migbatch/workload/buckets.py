@@ -26,8 +26,8 @@ R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 4
 class Grid:
     """The edges of one model's buckets, ascending, and the defaults.
 
-    `unit` is the unit of its input, `tok` or `px`. The last edge times powers of two are edges too, which the compiled
-    table does not contain.
+    `unit` is the unit of its input, `tok` or `px`. The last edge times powers of two are edges too, and of inputs also
+    seven between each two of those, because memory grows with the square of a side; the compiled table contains none.
     """
 
     unit: str
@@ -47,7 +47,11 @@ class Grid:
 
     def up_input(self, size: int | None) -> int:
         """Return the edge for an input size; for None the default input size, which is on the grid."""
-        return up(size or min(self.default_input, self.inputs[-1]), self.inputs)
+        edge = up(size or min(self.default_input, self.inputs[-1]), self.inputs)
+        if size is None or edge <= self.inputs[-1]:
+            return edge
+        step = max(edge // 16, 1)
+        return -(-size // step) * step
 
     @property
     def ladder(self) -> tuple[int, ...]:

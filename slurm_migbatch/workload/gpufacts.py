@@ -30,15 +30,15 @@ class GpuModelFacts(NamedTuple):
         return 4 if self.memory_slices in (4, 12) else 7
 
 
-#: the first pattern found in the name applies: in lower case, with blanks between words
+#: the first pattern found in the name applies: in lower case, with blanks between words, and sizes as in `80gb`
 _KNOWN = (
     (r"\ba30\b", GpuModelFacts(165, 933, 56, 4, 24576)),
-    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108, mib=40960)),
+    (r"\ba[18]00\b.*\b40(gb)?\b", GpuModelFacts(312, 1555, 108, mib=40960)),
     (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108, mib=81920)),
     (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108, mib=81920)),
     (r"\bh20\b.*(\b3e\b|141gb)", GpuModelFacts(148, 4800, 78, mib=143771)),
     (r"\bh20\b", GpuModelFacts(148, 4000, 78, mib=97871)),
-    (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132, mib=147456)),
+    (r"\bgh200\b.*144gb\b", GpuModelFacts(990, 4900, 132, mib=147456)),
     (r"\bgh200\b", GpuModelFacts(990, 4000, 132, mib=97871)),
     (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132, mib=143771)),
     (r"\bh200\b", GpuModelFacts(989, 4800, 132, mib=143771)),
@@ -122,4 +122,5 @@ def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
 
 def _words(name: str) -> str:
     words = re.sub(r"[ _-]+", " ", name.lower())
+    words = re.sub(r"\b([0-9]{2,3}) ?gb?\b", r"\1gb", words)  # 40G, 40 GB
     return re.sub(r"\b(h[18]00) (94gb)", r"\1 nvl \2", words)  # only NVL has 94 GB; stored measurements lack "nvl"

@@ -88,8 +88,10 @@ class Hints:
 
     @property
     def kind(self) -> str:
-        """The kind of work that is measured and predicted: `infer`, also for a service, or `train`."""
-        return "train" if self.role == "train" else "infer"
+        """The kind of work that is measured and predicted: `infer`, also for a service, or `train`, which a tuning
+        method says too.
+        """
+        return "train" if self.role == "train" or (self.role is None and self.llm.method) else "infer"
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""

@@ -41,6 +41,23 @@ def test_public_model_name_gives_the_hints() -> None:
     assert "params=7700m" in described("acme-7b").output
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Systran/faster-whisper-large-v2",
+        "meta-llama/Llama-3.1-8B-float32",
+        "microsoft/Phi-3-mini-128k-instruct-AWQ",
+        "HuggingFaceM4/Idefics3-8B-Llama3",
+        "Qwen/Qwen2.5-7B-Instruct-1M",
+    ],
+)
+def test_hints_of_a_public_name_mean_what_the_name_means(name: str) -> None:
+    found = json.loads(described(name, "--json").output)
+    asked, named = (workload_of(parse(f"migbatch: {hints}")) for hints in (found["hints"], f"model={name}"))
+    assert asked is not None and named is not None
+    assert (asked.architecture, asked.precision) == (named.architecture, named.precision)
+
+
 def test_unknown_model_name_is_an_error_with_a_suggestion() -> None:
     assert "did you mean mixtral" in str(described("mixtrall").exception)
     assert "neither a directory" in str(described("something-else-entirely").exception)

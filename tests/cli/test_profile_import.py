@@ -115,6 +115,24 @@ def test_serving_points_on_a_gpu_of_unknown_speed_are_kept_with_a_notice(migbatc
     assert "unknown to migbatch" not in migbatch("import", path)[2]
 
 
+@pytest.mark.parametrize(
+    ("model", "tpot", "params", "used"),
+    [
+        ("llama-3.1-8b", "0.015", "", True),
+        ("our-llama", "0.015", "", False),
+        ("our-llama", "0.015", "8.03e9", True),
+        ("llama-3.1-8b", "", "", False),
+    ],
+)
+def test_serving_points_that_no_prediction_uses_are_kept_with_a_notice(migbatch, tmp_path, model, tpot, params, used):
+    path = tmp_path / "served.csv"
+    head = "gpu,model,kind,batch,input_size,output,latency_s,ttft_s,tpot_s,params\n"
+    path.write_text(f"{head}h100-80gb,{model},serve,4,512,128,2,0.1,{tpot},{params}\n")
+    code, out, err = migbatch("import", path)
+    assert code == 0 and "1 added" in out
+    assert (f"points of servers of {model} are kept, but predictions do not use them" in err) is not used
+
+
 def test_training_points_on_a_gpu_of_unknown_speed_are_kept_with_a_notice(migbatch, tmp_path, url):
     path = tmp_path / "trained.csv"
     head = "gpu,model,kind,tuning,batch,input_size,latency_s,memory_mib\n"

@@ -265,6 +265,7 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
         ("rt-detr-x", "rtdetr-l"),
         ("torchvision/deeplabv3_resnet101", "deeplabv3-resnet50"),
         ("nvidia/segformer-b5", "segformer-b0"),
+        ("nvidia/segformer-b5-finetuned-ade-640-640", "segformer-b5"),
         ("google/vit-base-patch16-224-in21k", "deit-s"),
         ("microsoft/swin-large-patch4-window7-224-in22k", "swin-b"),
         ("facebook/convnext-base-224-22k-1k", "convnext-small"),

@@ -149,6 +149,9 @@ NAMED = {
     "facebook/mask2former-swin-large-coco-panoptic": ("mask2former-swin-large", "fp32"),
     "microsoft/Florence-2-large-ft": ("florence-2-large", "fp32"),
     "facebook/sam3": ("sam3", "fp32"),
+    "Systran/faster-whisper-large-v2": ("whisper-large-v2", "fp16"),
+    "faster-whisper-medium.en": ("whisper-medium", "fp16"),
+    "faster-bert-base": ("bert-base", "fp32"),
     "facebook/esmfold_v1": ("esmfold", "fp32"),
     "jinaai/jina-clip-v2": ("jina-clip-v2", "fp32"),
     "jinaai/jina-embeddings-v2-base-en": ("jina-embeddings-v2-base", "fp32"),
@@ -303,6 +306,9 @@ def test_size_is_read_in_every_spelling() -> None:
     for name in ("qwen2.5-1.5b", "Qwen2_5_1_5B-Instruct", "qwen2-5-1-5b", "qwen25-1.5b"):
         found = names.resolve(name.lower())
         assert found is not None and found.name == "qwen2.5-1.5b", name
+    for name in ("bloom-7b1.Q4_K_M.gguf", "bloomz-7b1-mt.q4_0.gguf"):  # a file's name has dots between its words
+        found = names.resolve(name)
+        assert found is not None and found.name == "bloom-7b1", name
     found = names.resolve("qwen2-5-15b")
     assert found is not None and found.architecture.parameters > 14e9
 
@@ -755,6 +761,26 @@ def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: f
     assert workload(f"model=ours {hints}").precision.bits == expected
 
 
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.1),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+          "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4.5),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4.16),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, 4.16),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}, 8.1),
+    ],
+)  # fmt: skip
+def test_kind_of_a_quantisation_is_read_where_its_method_has_several(
+    quantisation: dict[str, object], bits: float
+) -> None:
+    """Weights in NVFP4 counted as 8 bits, those of torchao as 16."""
+    hints = of_config({**LLAMA, "quantization_config": quantisation}, "ours").hints.partition(" ")[2]
+    assert workload(f"model=ours {hints}").precision.bits == bits
+
+
 @pytest.mark.parametrize("unset", [None, ""])
 def test_unset_kind_of_feed_forward_counts_as_gated(unset: str | None) -> None:
     config = CONFIGS["gemma-2-9b"]
@@ -790,6 +816,66 @@ def test_experts_that_all_tokens_use_are_counted() -> None:
     without = of_config({**HYBRID, "shared_intermediate_size": 0}, "w").architecture
     shared = of_config(HYBRID, "hybrid").architecture
     assert shared.parameters - without.parameters == 40 * 3 * 4096 * 1536
+
+
+SHAPES: dict[str, tuple[dict[str, object], float, int]] = {
+    "jamba-mini": (
+        {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2, "attn_layer_period": 8,
+            "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1, "vocab_size": 65536,
+        }, 51.6, 4,
+    ),
+    "bamba-9b": (
+        {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "vocab_size": 128256,
+        }, 9.8, 3,
+    ),
+    "nemotron-h-8b": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 52,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        }, 8.1, 4,
+    ),
+    "nemotron-3-nano-30b-a3b": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "n_shared_experts": 1,
+            "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2,
+            "head_dim": 128, "vocab_size": 131072,
+            "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        }, 31.6, 6,
+    ),
+    "llama-4-maverick": (
+        {
+            "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers": 48,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 128,
+            "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "vocab_size": 202048,
+        }, 400.7, 48,
+    ),
+    "hunyuan-a13b": (
+        {
+            "hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32,
+            "moe_topk": [8] * 32, "num_experts": 64, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 128167, "tie_word_embeddings": True,
+        }, 80.4, 32,
+    ),
+}  # fmt: skip
+"""Configurations whose layers are of several kinds, the billions of parameters, and the layers with attention."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_of_several_kinds_are_counted_as_what_they_are(name: str) -> None:
+    """Each layer counted as one with attention and all experts, which made 2.5 trillion parameters of Hunyuan's."""
+    config, billions, attending = SHAPES[name]
+    found = of_config(config, "h").architecture
+    assert found.parameters == pytest.approx(billions * 1e9, rel=0.2)
+    grown = found.cache_values(200_000) - found.cache_values(100_000)
+    assert grown == attending * 2 * found.kv_heads * found.head * 100_000
+    parsed = parse("migbatch: " + of_config(config, "h").hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found
 
 
 def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
@@ -1006,3 +1092,27 @@ def test_generator_of_images_of_unknown_architecture_needs_no_room_for_a_clip(na
     assert 2 * need_of(image, 81152).activations <= need_of(clip, 81152).activations
     both = workload("model=wan-ai/wan2.2-i2v-a14b-diffusers")
     assert need_of(both, 81152).weights > 2 * 2 * 14e9 / 2**20, "two networks of 14 billion parameters"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "billions"),
+    [
+        ("InstantX/FLUX.1-dev-Controlnet-Union", "flux.1-dev", 20.2),
+        ("flux.1-dev-controlnet-union-pro", "flux.1-dev", 20.2),
+        ("InstantX/SD3-Controlnet-Canny", "stable-diffusion-3-medium", 8.9),
+        ("stabilityai/stable-diffusion-3.5-large-controlnet-canny", "stable-diffusion-3.5-large", 18.1),
+        ("diffusers/controlnet-canny-sdxl-1.0", "stable-diffusion-xl", 4.72),
+        ("lllyasviel/control_v11p_sd15_canny", "stable-diffusion-v1-5", 1.43),
+    ],
+)
+def test_control_net_is_counted_beside_the_pipeline_that_it_controls(name: str, model: str, billions: float) -> None:
+    """Without it the slice was too small by gigabytes, or nothing was known and the site's default granted."""
+    found = workload(f"model={name}").model
+    assert (found.name, found.how) == (model, "near")
+    assert billions <= found.architecture.parameters / 1e9 <= 1.2 * billions
+
+
+@pytest.mark.parametrize("name", ["flux-pro", "flux-ultra-4k", "wan2.1-pro"])
+def test_generator_of_unknown_size_is_no_small_model(name: str) -> None:
+    with pytest.raises(Refusal, match=r"the size of model .* is not known"):
+        workload(f"model={name}")

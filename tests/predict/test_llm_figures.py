@@ -136,9 +136,10 @@ def test_working_memory_of_an_image_grows_with_its_pixels(asked: str, usual: int
     ("name", "stated"),
     [("apple/DFN5B-CLIP-ViT-H-14-378", 378), ("facebook/dinov2-large-518", 518), ("clip-vit-large-patch14-336", 336),
      ("openai/clip-vit-large-patch14", 224), ("google/siglip2-base-patch16-256", 512), ("acme/sdxl-tuned-2511", 1024),
-     ("acme/clip-vit-h-14-run-701", 224)],
+     ("acme/clip-vit-h-14-run-701", 224), ("nvidia/segformer-b4-finetuned-ade-512-512", 512),
+     ("nvidia/segformer-b1-finetuned-cityscapes-1024-1024", 1024), ("acme/sdxl-tuned-2025-1105", 1024)],
 )  # fmt: skip
-def test_images_are_no_smaller_than_the_model_s_name_states(name: str, stated: int) -> None:
+def test_images_are_as_large_as_the_model_s_name_states(name: str, stated: int) -> None:
     assert workload(f"model={name} batch=64").px == stated
     assert workload(f"model={name} batch=64 input=160px").px == 160
 

@@ -75,6 +75,14 @@ def rows_of(
     return found
 
 
+def test_server_of_a_model_that_is_not_public_counts_if_its_rows_state_the_parameters() -> None:
+    """Its name alone states no size: the table was kept and corrected nothing."""
+    rows = [replace(row, model="our-chat", params=8.03e9) for row in rows_of("llama-3.1-8b", 1.8)]
+    assert len(points_of(rows)) == len(rows)
+    assert not points_of([replace(row, params=None) for row in rows])
+    assert not points_of([replace(row, params=8.03) for row in rows])
+
+
 def off(learned: Learned, model: str, profile: str = "3g.40gb", engine: str = "vllm") -> tuple[float, float]:
     """The factor by which the predicted times exceed the computed ones."""
     before, now = computed(model, profile, 4, 512, engine), asked(learned, model, profile, 4, 512, engine)

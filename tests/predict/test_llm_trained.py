@@ -246,6 +246,18 @@ def test_rows_without_usable_training_data_are_ignored() -> None:
     assert points_of(bad) == []
 
 
+def test_training_of_a_model_that_is_not_public_counts_if_its_rows_state_the_parameters() -> None:
+    """Its name alone states no size: a table of its adapters was kept and corrected nothing."""
+    rows = [replace(row, model="our-chat", params=8.03e9) for row in rows_of("llama-3-8b", 1.8, 1.8, tuning="lora")]
+    measured = TrainedMeasurements(points_of(rows))
+    assert len(measured.points) == len(rows)
+    for size in ("params=8b", "arch=layers:32+hidden:4096+heads:32+kv:8+ffn:14336+vocab:128256"):
+        found = workload_of(parse(f"migbatch: model=our-chat {size} method=lora seq=1024 micro_batch=2"))
+        assert found is not None and measured.sized(found).beside > 1.4
+    for less in ({"params": None}, {"family": "cnn"}, {"family": ""}):
+        assert points_of(replace(row, **less) for row in rows) == []
+
+
 def test_refit_is_scored_against_measured_training_steps() -> None:
     rows = rows_of(SMALL, 1.5, 1.5, ("2g.20gb", "3g.40gb"))
     good, bad = taught(rows[::2]), taught(rows_of(SMALL, 0.4, 0.4))

@@ -305,6 +305,9 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         ("mode", "Training", "mode has Training: call that column kind"),
         ("mode", "inference", None),
         ("dataset split", "train", None),
+        ("median_ttft_ms", "40", "median_ttft_ms is that of a server: add the column kind, with serve there"),
+        ("OSL", "128", "osl is that of a server: add the column kind, with serve there"),
+        ("tpot_ms", "", None),
         ("# of Accelerators", "8", "# of accelerators is 8: leave out what ran on several GPUs"),
         ("num_gpus", "1", None),
         ("instances", "1", None),
@@ -331,6 +334,18 @@ def test_row_that_another_column_says_to_be_something_else_is_refused(
     else:
         with pytest.raises(TableError, match=rf"points\.csv:2: {message}"):
             scan([path])
+
+
+def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:
+    head = "gpu,model,kind,batch,isl,osl,ttft_ms,tpot_ms"
+    (row, failed) = scan(
+        [table(tmp_path, f"{head}\nh100-80gb,net,serve,8,512,101,50,10\nh100-80gb,net,serve,999,512,101,,\n")]
+    ).rows
+    assert row.latency_s == pytest.approx(1.05) and row.ran and not failed.ran
+    with pytest.raises(TableError, match="needs throughput_per_s or latency_s"):
+        scan([table(tmp_path, f"{head}\nh100-80gb,net,train,8,512,101,50,10\n")])
+    with pytest.raises(TableError, match="has neither throughput_per_s nor latency_s"):
+        scan([table(tmp_path, "gpu,model,kind,batch,ttft_ms,tpot_ms\nh100-80gb,net,serve,8,50,10\n")])
 
 
 @pytest.mark.parametrize(("word", "kind"), [("Training", "train"), ("inference", "infer"), ("train", "train")])

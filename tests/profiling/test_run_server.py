@@ -132,6 +132,12 @@ def test_api_key_and_served_name_are_sent(capsys: pytest.CaptureFixture[str], mo
     assert {order["model"] for order in server.seen} == {"b"}
 
 
+def test_parameters_of_the_model_are_in_the_rows(capsys: pytest.CaptureFixture[str], server: CompletionServer) -> None:
+    args = ("--batches", 1, "--inputs", 40, "--outputs", 2, "--params", "8b")
+    assert go(capsys, server.url, *args)[0] == 0
+    assert [row.params for row in read_folder(Path("llama-3-8b.csv"))] == [8e9]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

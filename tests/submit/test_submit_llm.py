@@ -247,6 +247,20 @@ def test_unusable_model_hints_are_refused(chooser: Chooser, hints: str, code: st
     assert isinstance(answer, Refuse) and answer.code == code
 
 
+@pytest.mark.parametrize("role", ["", "role=infer", "role=serve"])
+@pytest.mark.parametrize("more", ["", "mem=70gb", "slo=400ms mem=15gb"])
+def test_method_says_that_a_model_of_images_is_trained(chooser: Chooser, shim: Shim, role: str, more: str) -> None:
+    """A vision transformer with adapters got the slice for inference, too small by far."""
+    batch = "" if "slo" in more else "batch=256"
+    words = f"model=vit-b-16 {batch} {role} {more}"
+    tuned = ask(chooser, f"{words} method=lora")
+    kind = "infer" if role else "train"
+    assert isinstance(tuned, Accept) and f"vit-b-16/{kind}/" in tuned.message
+    other = ask(chooser, f"{words} {'' if role else 'role=train'}")
+    assert isinstance(other, Accept) and tuned.message == other.message
+    agree(request(f"{words} method=lora"), shim, chooser)
+
+
 def test_bert_means_bert_base_and_a_given_batch_is_kept(chooser: Chooser) -> None:
     assert ask(chooser, "model=bert batch=8").decision.bucket.startswith("bert-base/")
     assert ask(chooser, "model=bert-large batch=30", "gres/mig:3g.40gb").advice["batch"] == 30

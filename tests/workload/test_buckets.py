@@ -45,6 +45,14 @@ def test_edges_double_beyond_the_last_one() -> None:
     assert [up(value, GRID.batches) for value in (32, 33, 64, 65, 65536)] == [32, 64, 64, 128, 65536]
 
 
+def test_inputs_beyond_the_last_edge_are_rounded_by_at_most_an_eighth() -> None:
+    """1280 pixels counted as 2048: 2.56 times the memory."""
+    grid = Grid("px", (224, 640, 1024), (8,), 640)
+    assert [grid.up_input(size) for size in (640, 700, 1024, 1025, 1280, 1300, 1920, 2048, 2049, 3840)] == [
+        640, 1024, 1024, 1152, 1280, 1408, 1920, 2048, 2304, 3840
+    ]  # fmt: skip
+
+
 @given(st.integers(1, 10**12), st.integers(1, 10**7))
 def test_rate_is_the_smallest_that_meets_the_deadline(items: int, seconds: int) -> None:
     assert rate_of(items, seconds) * seconds >= items * 1000 > (rate_of(items, seconds) - 1) * seconds

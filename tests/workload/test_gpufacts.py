@@ -109,3 +109,21 @@ def test_former_name_of_the_h100_nvl_is_read_as_the_h100_nvl() -> None:
     gpu = GpuSpec.of_rows([Measurement(gpu="h100-94gb", model="net", profile="1g.12gb", latency_s=1.0)])
     assert gpu.name == "h100-nvl-94gb"
     assert facts_of("h100-94gb") == facts_of("NVIDIA H100 NVL")
+
+
+@pytest.mark.parametrize(
+    ("written", "usual"),
+    [
+        ("A100 40 GB", "A100-40GB"),
+        ("A100-SXM4-40G", "A100-SXM4-40GB"),
+        ("A100-40", "A100-40GB"),
+        ("A100 80 G PCIe", "A100 80GB PCIe"),
+        ("H100 94 GB", "H100 NVL"),
+        ("H20 141 GB", "H20 141GB"),
+        ("GH200 144 GB", "GH200 144GB"),
+    ],
+)
+def test_memory_in_a_name_is_read_however_it_is_written(written: str, usual: str) -> None:
+    """Points of an A100 40G on the whole GPU counted as those of one with 80 GB, which is faster."""
+    one, other = (GpuSpec.of_rows([Measurement(gpu=name, model="net", latency_s=1.0)]) for name in (written, usual))
+    assert one == other

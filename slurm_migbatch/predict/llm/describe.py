@@ -6,6 +6,7 @@ No part of the model is run or loaded. The file is read up to a size limit, and 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
     "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads"),
-    "head": ("head_dim", "d_kv"),
+    "head": ("head_dim", "d_kv", "attention_head_dim"),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim"),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx", "max_target_positions"),
@@ -39,7 +40,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
     "expert_ffn": ("moe_intermediate_size",),
-    "shared_ffn": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "shared_ffn": tuple(f"{name}_intermediate_size" for name in ("shared_expert", "shared", "moe_shared_expert")),
     "dense_layers": ("first_k_dense_replace",),
     "kv_rank": ("kv_lora_rank",),
     "q_rank": ("q_lora_rank",),
@@ -63,8 +64,9 @@ UNGATED: Final = (
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
     )
+    | {"arcee", "nemotron", "nemotron_h"}
 )
-BIASED: Final = UNGATED - {"mpt", "falcon"}
+BIASED: Final = UNGATED - {"mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
     "cohere",
@@ -72,8 +74,12 @@ TIED: Final = frozenset([
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
 """
-ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention")
-"""Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4)."""
+ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention|hybrid")
+"""Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4). `hybrid`
+ones of Zamba2 have attention, a feed-forward and a state.
+"""
+_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Kinds of layers in Nemotron-H's pattern; each layer has one of these parts only."""
 _TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
 """Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
@@ -208,7 +214,9 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
     numbers |= _listed(text)
-    numbers |= _moe(text, numbers) | _windows(text, numbers)
+    kinds = _kinds(text, min(numbers.get("layers", 0), LIMITS["layers"]))
+    numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
+    numbers |= _feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
     if text.get("is_encoder_decoder") is True:
@@ -290,16 +298,19 @@ def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
 
 
 def _listed(text: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers that a configuration lists: a feed-forward for each layer (Gemma 3n), experts for each of text
-    and images (ERNIE 4.5 VL), which are as many. Of heads, which are wider in layers that see all tokens (Gemma 4), the
-    widest.
+    """Return the numbers that a configuration lists: a feed-forward or experts for each layer (Gemma 3n, Hunyuan A13B),
+    experts for each of text and images (ERNIE 4.5 VL), which are as many. Of heads, which are wider in layers that see
+    all tokens (Gemma 4), the widest.
     """
     found: dict[str, int] = {}
-    keys = {"ffn": "intermediate_size", "experts": "moe_num_experts", "expert_ffn": "moe_intermediate_size"}
+    keys = {
+        "ffn": "intermediate_size", "experts": "moe_num_experts", "expert_ffn": "moe_intermediate_size",
+        "active": "moe_topk",
+    }  # fmt: skip
     for key, name in keys.items():
         values = text.get(name)
         if isinstance(values, list) and values and all(type(value) is int for value in values):
-            found[key] = sum(values) if key == "expert_ffn" else max(values)
+            found[key] = sum(values) if key == "expert_ffn" and len(values) == 2 else max(values)
     layers = text.get("per_layer_config")
     own = [layer for layer in layers.values() if isinstance(layer, dict)] if isinstance(layers, dict) else []
     heads = [_number(text, ("global_head_dim",)), *(_number(layer, ("head_dim",)) for layer in own)]
@@ -315,15 +326,45 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     return {"shared_ffn": shared * numbers.get("expert_ffn", numbers.get("ffn", 0))}
 
 
-def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+def _kinds(text: Mapping[str, Any], layers: int) -> list[object] | None:
+    """Return the kind of each layer; None if the configuration does not state kinds."""
+    for key in ("layer_types", "layers_block_type"):
+        if isinstance(text.get(key), list):
+            return list(text[key][:layers])
+    pattern, attending = text.get("hybrid_override_pattern"), text.get("attn_layer_indices")  # Nemotron-H, Bamba
+    if isinstance(pattern, str):
+        return [_LETTERS.get(letter) for letter in pattern[:layers]]
+    period, offset = _number(text, ("attn_layer_period",)) or 1, _number(text, ("attn_layer_offset",))  # of Jamba
+    if period > 1:
+        attending = range(offset or 0, layers, period)
+    if not isinstance(attending, (list, range)):
+        return None
+    return ["attention" if layer in attending[:layers] else "mamba" for layer in range(layers)]
+
+
+def _feed_forwards(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[object]) -> dict[str, int]:
+    """Return the layers without experts and their mean feed-forward, where not all layers have the same."""
+    layers, ffn, dense = numbers.get("layers", 0), numbers.get("ffn", 0), numbers.get("layers", 0)
+    found: dict[str, int] = {}
+    if numbers.get("experts"):
+        step = _number(text, ("expert_layer_period", "interleave_moe_layer_step")) or 1
+        dense -= kinds.count("moe") or layers // step
+        found |= {"dense_layers": dense} if dense else {}
+        wider = _number(text, ("intermediate_size_mlp",))  # of Llama 4, whose experts have the other size
+        found |= {"ffn": wider, "expert_ffn": ffn, "shared_ffn": ffn} if wider else {}
+    if dense and any(kind in kinds for kind in ("mlp", "moe", "hybrid")):
+        found["ffn"] = max(ffn * (kinds.count("mlp") + kinds.count("hybrid")) // dense, 1)
+    return found
+
+
+def _windows(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[object] | None) -> dict[str, int]:
     """Return the window if some layers see all tokens (otherwise engines may not use it), or what the state of layers
     without attention takes, as a window.
     """
-    layers, layer_types = numbers.get("layers", 0), text.get("layer_types")
+    layers = numbers.get("layers", 0)
     window, pattern = _number(text, ("sliding_window",)), _number(text, ("sliding_window_pattern",))
-    if not isinstance(layer_types, list):
+    if kinds is None:
         return {"window": window, "wide_layers": layers // pattern} if window and pattern and pattern > 1 else {}
-    kinds = layer_types[:layers]
     if window and "sliding_attention" in kinds:
         return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
     attending = sum(isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None for kind in kinds)
@@ -331,7 +372,9 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, i
     if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}
     head = numbers.get("head") or numbers["hidden"] // max(numbers.get("heads", 1), 1)
-    return {"window": state_window(numbers["hidden"], max(2 * heads * head, 1)), "wide_layers": attending}
+    window = state_window(numbers["hidden"], max(2 * heads * head, 1))
+    stateless = kinds.count("mlp") + kinds.count("moe")
+    return {"window": math.ceil(window * (1 - stateless / (len(kinds) - attending))), "wide_layers": attending}
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
@@ -348,7 +391,12 @@ def _quantization(config: Any) -> str:
         return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
     if method == "compressed-tensors":
         groups = json.dumps(config.get("config_groups", {}))
-        return "w4a16" if '"num_bits": 4' in groups else "w8a8"
+        return "w8a8" if '"num_bits": 4' not in groups else "nvfp4" if "nvfp4" in str(config.get("format")) else "w4a16"
+    if method == "modelopt" and "fp4" in str(config.get("quant_algo")).lower():
+        return "modelopt-fp4"
+    if method == "torchao":  # an older release names the kind, a newer one describes it
+        kind = json.dumps(config.get("quant_type")).lower()
+        return "int4" if "int4" in kind else "int8" if "int8" in kind or "float8" in kind else ""
     if method == "gptq" and bits == 8:
         return "gptq-int8"
     # the names of methods mean 4 bits

@@ -30,6 +30,8 @@ _IDLE: Final = (
 )
 FILLERS: Final = frozenset(" ".join(_IDLE).split())
 """Words that say nothing about the architecture. `turbo` and `mini` do."""
+FASTER: Final = "faster"
+"""A word of CTranslate2's copies of Whisper, whose weights have 16 bits: `faster-whisper-large-v2`."""
 SIZES: Final = frozenset([
     "tiny", "mini", "small", "medium", "base", "large", "xl", "xxl", "huge", "giant", "turbo", "nano", "micro",
     "plus", "pro", "max", "ultra", "super", "next", "h", "g", "vision", "vl", "omni", "moe", "audio", "blip2",
@@ -93,6 +95,10 @@ BESIDE: Final = 7_000_000_000
 """Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
 and those for images.
 """
+CONTROL: Final = (0.37, 4_400_000_000)
+"""Most parameters of a public ControlNet, relative to the pipeline that it controls (Stable Diffusion XL's), and in all
+(Stable Diffusion 3.5 Large's).
+"""
 STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
 """A word that names a model whose layers keep a state instead of keys and values."""
 ENCODERS: Final = re.compile(
@@ -135,6 +141,8 @@ _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 _SIDE: Final = re.compile(r"[1-9][0-9]{2}", re.ASCII)
 """A number of three digits, which is the side of images if it is a multiple of a usual patch."""
+_SIDES: Final = re.compile(r"-([1-9][0-9]{2,3})-([1-9][0-9]{2,3})", re.ASCII)
+"""Both sides of images at the end of a name, each a multiple of 32: `ade-512-512`."""
 _STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
 """A number of training steps, after the word `step`."""
 _COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
@@ -175,12 +183,16 @@ def _words(name: str) -> list[str]:
     return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
-def side_of(name: str) -> int:
-    """Return the side of the images that a name of a vision transformer states, 378 of `clip-vit-h-14-378`; 0: none."""
+def side_of(name: str, usual: int) -> int:
+    """Return the longer side of the images of a model, `usual` unless its name states both sides (`ade-512-512`) or, of
+    a vision transformer, a larger one: 378 of `clip-vit-h-14-378`.
+    """
     words = _words(name)
-    return max(
-        (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16)), default=0
-    )
+    both = _SIDES.fullmatch("".join(f"-{word}" for word in words[-2:]))
+    if both and not any(int(side) % 32 for side in both.groups()):
+        return max(map(int, both.groups()))
+    sides = (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16))
+    return max((usual, *sides))
 
 
 def _respelt(word: str) -> str:
@@ -250,6 +262,10 @@ def resolve(name: str) -> Found | None:
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
     stated = quantisation is not None
+    controlled = _with_control(kept)
+    if controlled is not None:
+        generator, whole = controlled
+        return Found(generator.name, whole, quantisation or native(generator), "near", stated)
     significant = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(significant), key=lambda found: found[1])[0]
     if model is not None:
@@ -257,7 +273,8 @@ def resolve(name: str) -> Found | None:
         sensing = _senses_beside(model, kept)
         if sensing:
             architecture = replace(architecture, extra=architecture.extra + TOWER)
-        return Found(model.name, architecture, quantisation or native(model), "near" if sensing else "public", stated)
+        usual = precision.plain("fp16") if FASTER in kept and architecture.source else native(model)
+        return Found(model.name, architecture, quantisation or usual, "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
@@ -270,6 +287,21 @@ def resolve(name: str) -> Found | None:
     kind = _kind_of(kept)
     beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
     return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+
+
+def _with_control(words: Sequence[str]) -> tuple[Model, Architecture] | None:
+    """Return the public generator of images that a ControlNet belongs to, and its architecture with that beside it;
+    None if the words name none. The other words are those of the ControlNet: `flux.1-dev-controlnet-union-pro`.
+    """
+    places = (at for at, word in enumerate(words) if word.startswith("controlnet") or (word == "control" and not at))
+    place = next(places, None)
+    for part in () if place is None else (words[:place], words[place + 1 :]):
+        model = _public(part)[0]
+        if model is not None and model.architecture.kind == "plain" and model.architecture.item_px:
+            share, most = CONTROL
+            whole = model.architecture.extra
+            return model, replace(model.architecture, extra=whole + min(round(share * whole), most))
+    return None
 
 
 def _senses_beside(model: Model, words: Sequence[str]) -> bool:
@@ -457,10 +489,13 @@ def mentions_active(name: str) -> bool:
 
 def mentions_public(name: str) -> bool:
     """Return whether a word is the name of a public generative model or begins with that of a family of such models,
-    whatever follows: `granite4:small-h`, `minicpm-v-2.6`. Its size may be any.
+    whatever follows (`granite4:small-h`, `minicpm-v-2.6`), or names a generator of images or video (`flux-pro`). Its
+    size may be any.
     """
     words = _words(name)
-    return any(map(generates, words)) or any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
+    if any(map(generates, words)) or any(_item_of_generator(words)):
+        return True
+    return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
@@ -494,7 +529,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
 
 def _parted(word: str) -> list[str]:
     """Split `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter separates words."""
-    return [part for part in re.split(r"\.(?=[a-z])", word) if part]
+    return [_respelt(part) for part in re.split(r"\.(?=[a-z])", word) if part]
 
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
+from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
 from slurm_migbatch.predict.llm.precision import UNQUANTISED
@@ -54,6 +55,8 @@ UNNAMED: Final = 0.7
 """Weight of points of any engine for a job that names none."""
 DOUBTED: Final = {"ttft": 0.6, "tpot": 0.35}
 """Unit of the distance from the computed value, by figure: a factor of ten in both is beyond `pooling.LIMIT`."""
+LEAST_SIZE: Final = 1e6
+"""Fewer parameters than a language model has: they are not used."""
 AGREE: Final = 2.0
 """Largest factor between a request's time and the sum of its tokens' times in a consistent row."""
 LEAST: Final = {"ttft": 0.15, "tpot": 0.06}
@@ -142,13 +145,19 @@ def point_of(row: Measurement) -> ServedPoint | None:
 def workload_served(row: Measurement) -> Workload | None:
     """Return the workload of a row of a server; None if its model generates no tokens or a value of it is unknown."""
     engine = row.engine if row.engine in CHOICES["engine"] else None
-    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output)
+    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output, params=stated_size(row))
     try:
         workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
     except Refusal:
         return None
     generates = workload is not None and workload.architecture.generates
     return workload if generates else None
+
+
+def stated_size(row: Measurement) -> int | None:
+    """Return the parameters that a row states of a model whose name says no size, which is not public."""
+    stated = row.params is not None and row.params >= LEAST_SIZE and names.resolve(row.model) is None
+    return round(row.params or 0.0) if stated else None
 
 
 def weights_hint(row: Measurement) -> LlmHints:

@@ -24,7 +24,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
-from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, weights_hint
+from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, stated_size, weights_hint
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_step
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import RUNS, SILENT, SITE
@@ -83,6 +83,12 @@ class TrainedPoint:
     def series(self) -> tuple[str, ...]:
         """The group of points that shares most of its error."""
         return (self.source, self.model, self.way)
+
+    def is_of(self, other: TrainedPoint) -> bool:
+        """Return whether both are of one network: of one shape, or of one name, whose size may be known by its
+        parameters in one place and by its architecture in the other.
+        """
+        return self.shape == other.shape or self.model == other.model
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -157,9 +163,12 @@ def tuned_workload(row: Measurement) -> Workload | None:
 def hints_of(row: Measurement) -> Hints:
     """Return the hints of a row's training job; those of language models only if the row states their values."""
     tuning = row.trained
+    # tables state the parameters of any network
+    params = stated_size(row) if row.family == "decoder" else None
     llm = replace(
-        weights_hint(row), method=tuning.method, optimizer=tuning.optimizer, checkpointing=tuning.checkpointing
-    )
+        weights_hint(row), method=tuning.method, optimizer=tuning.optimizer, checkpointing=tuning.checkpointing,
+        params=params,
+    )  # fmt: skip
     return Hints(model=row.model, batch=row.batch, input=row.input_size, input_unit="tok", role="train", llm=llm)
 
 
@@ -260,7 +269,7 @@ class _Process:
         alike = self._alike(asked, 1.0)
         if not alike.any():
             return 0.0, spread, 0
-        own = sum((point.shape, point.way) == (asked.shape, asked.way) for point in self._points)
+        own = sum(point.is_of(asked) and point.way == asked.way for point in self._points)
         return *self._pool.at(alike, spread), own
 
     def _spread_of(self, point: TrainedPoint) -> float:
@@ -275,7 +284,7 @@ class _Process:
     def _alike(self, asked: TrainedPoint, trusted: float) -> Array:
         """Return the correlation of each point with another: 1 for itself."""
         distance = np.sum(((self._shape - np.array(asked.shape)) / LIKE) ** 2, axis=1)
-        network = np.array([point.shape == asked.shape for point in self._points], dtype=np.float64)
+        network = np.array([point.is_of(asked) for point in self._points], dtype=np.float64)
         way = np.array([point.way == asked.way for point in self._points], dtype=np.float64)
         near = np.exp(-0.5 * np.sum(((self._load - np.array(asked.load)) / self._reach) ** 2, axis=1))
         source = np.array([1.0 if point.source == asked.source else ELSEWHERE for point in self._points])

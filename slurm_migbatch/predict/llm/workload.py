@@ -214,12 +214,12 @@ def workload_of(hints: Hints) -> Workload | None:
 
 def _pixels(hints: Hints, found: Found) -> int:
     """Return the longer side of a plain model's images; 0: it takes no images. If the hints give none, it is the usual
-    one, or a larger one that the model's name states.
+    one, or what the model's name states.
     """
     usual = found.architecture.item_px
     if usual and hints.input and hints.input_unit != "tok":
         return hints.input
-    return max(usual, names.side_of(hints.model or "")) if usual else 0
+    return names.side_of(hints.model or "", usual) if usual else 0
 
 
 def _model(hints: Hints) -> Found | None:
