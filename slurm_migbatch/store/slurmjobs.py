@@ -10,6 +10,7 @@ from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
+from slurm_migbatch.slurm.states import WAITING
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, lose_leases, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
@@ -77,7 +78,8 @@ def _restart(row: Mapping[str, Any]) -> int:
 
 def _state(row: Mapping[str, Any]) -> str:
     """Return Slurm's base state without a remark such as "CANCELLED by 1000"."""
-    return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
+    state = (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
+    return "PENDING" if state in WAITING else state
 
 
 def _marker(row: Mapping[str, Any]) -> str | None:
