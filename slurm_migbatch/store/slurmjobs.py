@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import WAITING
 from slurm_migbatch.store import clean, measured
-from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, lose_leases, run_of
+from slurm_migbatch.store.lifecycle import FINAL_STATES, complete_earlier, finish_if_free, link, lose_leases, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
 from slurm_migbatch.workload.loans import user_text
 
@@ -102,6 +102,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     for field in ("uid", "gid", "array_job", "het_job"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
+    complete_earlier(run, known)
     run.time_limit_s = _time_limit(run, state, row)
     if run.het_job is not None and run.het_offset is None:
         # Slurm numbers the components of a heterogeneous job consecutively
