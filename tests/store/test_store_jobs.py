@@ -46,6 +46,15 @@ def test_job_that_is_held_after_a_requeue_is_pending(store: Store, state: str) -
     assert run_of(store, 7, restart=1).run["started"] is None
 
 
+@pytest.mark.parametrize(("state", "nodes", "started"), [("COMPLETED", ("n1",), 99.0), ("CANCELLED", (), None)])
+def test_job_that_ended_in_the_second_of_its_start_has_started(
+    store: Store, state: str, nodes: tuple[str, ...], started: float | None
+) -> None:
+    store.upsert_jobs([job(7, gres="")])
+    store.upsert_jobs([job(7, state, gres="", start=99.0, end=99.0, nodes=nodes)], now=101.0)
+    assert run_of(store, 7).run["started"] == started
+
+
 def test_job_is_recorded_from_queue_to_end(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7, reason="Priority", submit=50.0, start=999.0, time_limit_s=3600)])
