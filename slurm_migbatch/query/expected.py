@@ -106,7 +106,8 @@ def _end(job: JobRow) -> tuple[bool, float]:
 def describe(expected: Expected, now: float) -> str:
     """Return a sentence about when a job can start and what it waits for."""
     if not expected.blockers:
-        return "as soon as its slices are created, unless jobs of higher priority take the space"
+        unless = "unless jobs of higher priority take them"
+        return f"as soon as its slices are created, if CPUs and memory are free, {unless}"
     names = ", ".join(_name(job) for job in expected.blockers[:6])
     others = f" and {len(expected.blockers) - 6} more" if len(expected.blockers) > 6 else ""
     if expected.at is None:

@@ -6,6 +6,7 @@ A query fetches exactly the fields that the shown columns declare (`run`, `slice
 from __future__ import annotations
 
 from slurm_migbatch.report.units import figure, joules
+from slurm_migbatch.slurm.nodelist import fold
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values import TYPE_CHECKING, Value
 
@@ -314,7 +315,8 @@ COLUMNS: tuple[Column, ...] = (
         _all_slices(_place_cell), _PLACE, _place_cell,
     ),
     Column(
-        "NodeList", 12, "Nodes it ran on.", ("nodes",), _text("nodes"), ("node",), _slice_text("node"),
+        "NodeList", 12, "Nodes it ran on: n[1-4].", ("nodes",),
+        lambda run, slices, context: fold((run.nodes or "").split(",")), ("node",), _slice_text("node"),
     ),
     Column("GPU", -40, "UUIDs of its GPUs.", (), _all_slices(_slice_text("gpu")), ("gpu",), _slice_text("gpu")),
     Column(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
 
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
+from slurm_migbatch.slurm.states import WAITING
 
 
 class SlurmError(RuntimeError):
@@ -145,7 +146,7 @@ class JobRow:
     @property
     def pending(self) -> bool:
         """Whether it is pending, for any reason."""
-        return self.state == "PENDING"
+        return self.state in WAITING
 
     @property
     def active(self) -> bool:

@@ -26,7 +26,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.states import ENDED, checked_reason, checked_state
+from slurm_migbatch.slurm.states import ENDED, WAITING, checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
@@ -220,7 +220,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         moment(eligible),
         _shared(features),
         _number(cpus) or 0,
-        count_tasks(array_task) if array_task and state == "PENDING" else 1,
+        count_tasks(array_task) if array_task and state in WAITING else 1,
         int(throttle[1]) if throttle else None,
         "",  # reservation; see `reservations.of_jobs`
         _number(gid),

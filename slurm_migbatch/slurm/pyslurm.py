@@ -38,7 +38,7 @@ from slurm_migbatch.slurm.dependencies import MOST, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
-from slurm_migbatch.slurm.states import checked_reason, checked_state
+from slurm_migbatch.slurm.states import WAITING, checked_reason, checked_state
 from slurm_migbatch.slurm.taskexpr import count_tasks
 
 #: seconds for which squeue's GRES of a pending job is used while pyslurm shows no change
@@ -259,7 +259,7 @@ def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, 
 
 
 def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
-    pending = job["state"] == "PENDING"
+    pending = job["state"] in WAITING
     task, throttle = _task(job)
     limit = job["time_limit"]
     end = job["end_time"]

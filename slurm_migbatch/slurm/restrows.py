@@ -15,7 +15,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.dependencies import jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
-from slurm_migbatch.slurm.states import ENDED, PRESENT, checked_reason
+from slurm_migbatch.slurm.states import ENDED, PRESENT, WAITING, checked_reason
 from slurm_migbatch.slurm.taskexpr import count_tasks
 
 #: flags of a job's state and, at the end, base states; squeue shows the first of these that a job has
@@ -111,7 +111,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
         eligible=_time(job["eligible_time"]),
         features=_text(job, "features"),
         cpus=_number(job["cpus"]),
-        tasks=count_tasks(task) if task is not None and state == "PENDING" else 1,
+        tasks=count_tasks(task) if task is not None and state in WAITING else 1,
         throttle=int(throttle[1]) if throttle else None,
         reservation=_text(job, "resv_name") if reserved else "",
         gid=int(job["group_id"]),

@@ -31,7 +31,9 @@ PRESENT = (
     "STOPPED",
 )
 """States in which a job is pending, holds resources or releases them, as squeue shows them."""
-_KNOWN = frozenset({*ENDED, *PRESENT, "RESV_DEL_HOLD"})
+WAITING = frozenset({"PENDING", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+"""States of jobs that hold nothing yet; for Slurm the last three are flags of a pending job that is held."""
+_KNOWN = frozenset({*ENDED, *PRESENT, *WAITING})
 
 
 def checked_reason(reason: str, account: str) -> str:

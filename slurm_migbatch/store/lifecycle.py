@@ -25,7 +25,9 @@ CLOCKS_DIFFER_S = 300.0
 #: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
 #: fields that all runs of a job have in common
-_OF_JOB = ("uid", "user", "account", "partition", "name", "array_job", "array_task", "het_job", "asked")
+_OF_JOB = (
+    "uid", "gid", "user", "account", "partition", "qos", "wckey", "name", "array_job", "array_task", "het_job", "asked",
+)  # fmt: skip
 #: maximum number of runs of one job id that nodes' reports create (Slurm may list more), and of jobs with one id
 _MOST_RUNS, _MOST_REUSES = 10_000, 100
 #: maximum number of slices that one node holds at a time, and that one run has had on one node; above any real node's
@@ -83,17 +85,38 @@ def run_of(
     )
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
-        run.latest = (newest.reuse, newest.restart) < (reuse, restart)
-        if run.latest:
-            for other in known:
-                other.latest = False
-            if newest.reuse == reuse:
-                for name in _OF_JOB:
-                    setattr(run, name, getattr(newest, name))
-                _requeued(newest, moment)
+        _follow(run, newest, known, moment)
     known.append(run)
     session.add(run)
     return run
+
+
+def _follow(run: Run, newest: Run, known: Sequence[Run], moment: float) -> None:
+    """Give a new run what it has in common with the newest run of its job id, and mark the earlier of both."""
+    run.latest = (newest.reuse, newest.restart) < (run.reuse, run.restart)
+    is_same_job = newest.reuse == run.reuse
+    if run.latest:
+        for other in known:
+            other.latest = False
+        if is_same_job:
+            _requeued(newest, moment)
+    elif is_same_job and not _is_past(newest, moment):
+        # Slurm listed the next run first: migbatchd was down, or the run was shorter than the time between two queries
+        run.state = "REQUEUED"
+    else:
+        return
+    for name in _OF_JOB if is_same_job else ():
+        setattr(run, name, getattr(newest, name))
+
+
+def complete_earlier(run: Run, known: Sequence[Run]) -> None:
+    """Give earlier runs of a job what is known only since a later one, if they ran between two queries of Slurm."""
+    for other in known:
+        if other.reuse == run.reuse and other.restart < run.restart:
+            for name in _OF_JOB:
+                if getattr(other, name) is None:
+                    setattr(other, name, getattr(run, name))
+            other.array_task = run.array_task  # it was listed with all tasks of its array that had not started
 
 
 def _newest(session: Session, job: int, restart: int) -> list[Run]:

@@ -10,8 +10,9 @@ from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
+from slurm_migbatch.slurm.states import WAITING
 from slurm_migbatch.store import clean, measured
-from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, lose_leases, run_of
+from slurm_migbatch.store.lifecycle import FINAL_STATES, complete_earlier, finish_if_free, link, lose_leases, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
 from slurm_migbatch.workload.loans import user_text
 
@@ -77,7 +78,8 @@ def _restart(row: Mapping[str, Any]) -> int:
 
 def _state(row: Mapping[str, Any]) -> str:
     """Return Slurm's base state without a remark such as "CANCELLED by 1000"."""
-    return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
+    state = (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
+    return "PENDING" if state in WAITING else state
 
 
 def _marker(row: Mapping[str, Any]) -> str | None:
@@ -100,6 +102,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     for field in ("uid", "gid", "array_job", "het_job"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
+    complete_earlier(run, known)
     run.time_limit_s = _time_limit(run, state, row)
     if run.het_job is not None and run.het_offset is None:
         # Slurm numbers the components of a heterogeneous job consecutively
@@ -113,8 +116,8 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
     started = clean.moment(row.get("start"))
-    # for a pending job `start` is a forecast, and for one cancelled before its start the time of the cancellation
-    if started is not None and state != "PENDING" and (run.started is not None or started != row.get("end")):
+    # for a pending job `start` is a forecast, and for one cancelled before its start (it had no node) the time of that
+    if started is not None and state != "PENDING" and (run.started is not None or nodes or started != row.get("end")):
         run.started = started
     _note_suspension(run, state, row, now)
     if state in FINAL_STATES:

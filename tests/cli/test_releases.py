@@ -146,9 +146,10 @@ def test_running_pending_and_unreadable_mig_jobs_block_leaving() -> None:
         JobRow(3, array_job=3, array_task="1-9", gres="gres:gpu:1,gres:mig:2g.20gb:1"),
         JobRow(4, state="COMPLETING", gres="mig"),
         JobRow(5, state=UNREAD),
+        JobRow(6, state="SPECIAL_EXIT", gres="gres:mig:1g.10gb:1"),
     ]
     held, waiting, odd = check_leaving(rows)
     assert {finding.level for finding in (held, waiting, odd)} == {"FAIL"}
     assert "2 (running), 4 (completing)" in held.text
-    assert "3_[1-9] (pending)" in waiting.text
+    assert "3_[1-9] (pending), 6 (special_exit)" in waiting.text
     assert "5" in odd.text

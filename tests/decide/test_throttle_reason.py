@@ -9,7 +9,7 @@ from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from tests.support.dispatch_site import NOW, job
-from tests.support.supply_gpus import H100, P
+from tests.support.supply_gpus import H100, P, layout
 
 
 def why(reason: str) -> str:
@@ -29,6 +29,15 @@ def test_why_names_the_drained_nodes() -> None:
     demands = [Demand(9, ((P("3g.40gb"), 1),), frozenset({"n1"}))]
     decided = SupplyDecision(Planner().plan(nodes, demands, NOW), demands, {node.name: node for node in nodes})
     assert "Slurm starts no jobs on n1 now" in why_not_started(9, job(9), decided, NOW)
+
+
+def test_why_does_not_promise_a_start_on_a_node_that_may_lack_cpus() -> None:
+    nodes = [Node("n1", (Gpu("a", H100, offered=layout("7g.80gb@0")),))]
+    demands = [Demand(9, ((P("7g.80gb"), 1),), frozenset({"n1"}))]
+    decided = SupplyDecision(Planner().plan(nodes, demands, NOW), demands, {node.name: node for node in nodes})
+    assert "offered on n1; Slurm starts it there once CPUs and memory are free" in why_not_started(
+        9, job(9), decided, NOW
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def expectation(row: JobRow, *running: JobRow, nodes=NODES) -> str:
 @pytest.mark.parametrize(
     ("row", "running", "words"),
     [
-        (waits("7g.80gb:1"), [], "as soon as its slices are created"),
+        (waits("7g.80gb:1"), [], "as soon as its slices are created, if CPUs and memory are free"),
         (waits("7g.80gb:1"), [runs(1, "1g.10gb:1", "n1", 5)], "as soon as its slices are created"),
         (
             waits("7g.80gb:1"),

@@ -414,6 +414,15 @@ def test_times_follow_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert cli("-n", "-P", "-j", "2", "-o", "start")[1] == f"{shown}\n"
 
 
+def test_nodes_are_a_host_list_as_in_sacct(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/nodes.db"
+    facts = {"state": "RUNNING", "user": "alice", "restarts": 0, "start": MIDNIGHT + 60}
+    with open_store(url) as store:
+        lists = {1: ("n1", "n2", "n3"), 2: ("n2", "n10", "m1"), 3: ("n4",), 4: ()}
+        store.upsert_jobs([{"job_id": job, "nodes": nodes, **facts} for job, nodes in lists.items()])
+    assert cli("--db", url, "-aXnP", "-o", "nodelist")[1].split("\n") == ["n[1-3]", "m1,n[2,10]", "n4", "", ""]
+
+
 def test_slices_of_a_node_that_died_were_held_until_the_end_of_the_run(cli: Cli, tmp_path: Path) -> None:
     """The node cannot report their release; if it boots again, the time until then is not the run's."""
     url = f"sqlite:///{tmp_path}/x.db"

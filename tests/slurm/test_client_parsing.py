@@ -187,6 +187,14 @@ def test_unreadable_row_is_still_listed_and_does_not_affect_other_rows(odd: dict
         assert (second.name, second.gres, second.comment) == ("", "", "")
 
 
+@pytest.mark.parametrize("state", ["SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"])
+def test_held_job_is_pending_in_all_its_partitions(state: str) -> None:
+    """squeue --priority prints a line for each partition of a pending job."""
+    lines = [squeue_row(1, State=state, Partition=name, ArrayTaskID="1-3") for name in ("gpu", "train")]
+    (row,) = merge_partitions(parse_jobs("".join(lines), MARK))
+    assert (row.pending, row.active, row.partition, row.tasks) == (True, False, "gpu,train", 3)
+
+
 #: the text of a field for each job, in successive listings; users may know the marks of other listings
 listings = st.lists(st.dictionaries(st.integers(1, 4), st.one_of(texts, st.just(MARK), st.just("n[1")), max_size=4))
 

@@ -422,6 +422,41 @@ def test_late_event_of_an_earlier_run_makes_no_new_job(store: Store) -> None:
     assert {row.run["user"] for row in store.runs()} == {"alice"}
 
 
+@pytest.mark.parametrize("ended", [None, 150.0], ids=["pending", "over"])
+def test_run_that_is_reported_after_the_next_one_was_listed_is_the_same_task_and_was_requeued(
+    store: Store, ended: float | None
+) -> None:
+    """migbatchd was down meanwhile, or the task ran between two queries of Slurm."""
+    node = Node(store)
+    state = {"state": "PENDING"} if ended is None else {"state": "COMPLETED", "start": 130.0, "end": ended}
+    task = {"job_id": 8, "user": "alice", "name": "train", "submit": 111.0, "array_job": 7, "array_task": "1", **state}
+    store.upsert_jobs([{**task, "restarts": 1}], live=[8], now=160.0)
+    node.send(node.start(100, 8), node.stop(110, 8, exit_code=1))
+    first, second = sorted((row.run for row in store.runs()), key=lambda run: run["restart"])
+    assert [first[name] for name in ("state", "ended", "exit_code", "latest")] == ["REQUEUED", 110.0, 1, False]
+    assert [first[name] for name in ("name", "array_job", "array_task")] == ["train", 7, "1"]
+    assert (second["state"], second["latest"]) == (state["state"], True)
+
+
+def test_run_that_slurm_never_listed_is_of_the_task_that_was_requeued(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 8), node.stop(110, 8, exit_code=1))
+    task = {"job_id": 8, "name": "train", "qos": "high", "submit": 111.0, "array_job": 7, "array_task": "1"}
+    store.upsert_jobs([{**task, "state": "PENDING", "restarts": 1}], live=[8], now=112.0)
+    run = run_of(store, 8).run
+    assert [run[name] for name in ("state", "name", "qos", "array_job", "array_task")] == [
+        "REQUEUED", "train", "high", 7, "1",
+    ]  # fmt: skip
+
+
+def test_task_that_ran_and_was_requeued_between_two_queries_is_not_its_whole_array(store: Store) -> None:
+    node, tasks = Node(store), {"job_id": 7, "array_job": 7, "array_task": "1-3", "submit": 90.0, "state": "PENDING"}
+    store.upsert_jobs([{**tasks, "restarts": 0}], live=[7], now=90.5)
+    node.send(node.start(91, 7))
+    store.upsert_jobs([{**tasks, "array_task": "3", "restarts": 1, "submit": 92.0}], live=[7], now=92.5)
+    assert [(row.run["restart"], row.run["array_task"]) for row in store.runs()] == [(0, "3"), (1, "3")]
+
+
 def test_misfit_within_the_second_of_its_runs_end_belongs_to_that_run(store: Store) -> None:
     """Slurm's times are whole seconds: a run that it says ended at 101 may have ended at 101.9."""
     node = Node(store)

@@ -36,6 +36,25 @@ DECISION: dict[str, Any] = {
 MARKED = "migbatch: model=bert-large [mig:1g.10gb.me:1#7fq3k]"
 
 
+@pytest.mark.parametrize("state", ["SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"])
+def test_job_that_is_held_after_a_requeue_is_pending(store: Store, state: str) -> None:
+    store.upsert_jobs([job(7, "RUNNING", start=99.0, nodes=("n1",))])
+    store.upsert_jobs([job(7, state, restarts=1, start=150.0, reason="JobHeldUser")], now=151.0)
+    run = run_of(store, 7, restart=1).run
+    assert (run["state"], run["started"], run["reason"]) == ("PENDING", None, "JobHeldUser")
+    store.upsert_jobs([job(7, "CANCELLED", restarts=1, start=300.0, end=300.0)], now=301.0)
+    assert run_of(store, 7, restart=1).run["started"] is None
+
+
+@pytest.mark.parametrize(("state", "nodes", "started"), [("COMPLETED", ("n1",), 99.0), ("CANCELLED", (), None)])
+def test_job_that_ended_in_the_second_of_its_start_has_started(
+    store: Store, state: str, nodes: tuple[str, ...], started: float | None
+) -> None:
+    store.upsert_jobs([job(7, gres="")])
+    store.upsert_jobs([job(7, state, gres="", start=99.0, end=99.0, nodes=nodes)], now=101.0)
+    assert run_of(store, 7).run["started"] == started
+
+
 def test_job_is_recorded_from_queue_to_end(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7, reason="Priority", submit=50.0, start=999.0, time_limit_s=3600)])
