@@ -25,7 +25,7 @@ MAX_BYTES = 65536
 MPS = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_NAME = "migbatch-mps-"
 
-PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
+PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU")
 """sbatch leaves these of options that the submit filter has converted. srun in the script would request gres/gpu, which
 the job does not have.
 """

@@ -349,7 +349,7 @@ def number_per_gpu(text: str | None) -> int:
 def check_options(asking: GresRequest, request: JobRequest) -> None:
     """Refuse options that apply to whole GPUs; raises Refusal.
 
-    `per_gpu.requested` converts two of them for batch jobs, whose steps do not repeat the options.
+    `per_gpu.requested` converts three of them for batch jobs, whose steps do not repeat the options.
     """
     batch = request.now is None and request.batch == 1
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
@@ -362,5 +362,5 @@ def check_options(asking: GresRequest, request: JobRequest) -> None:
         converted = batch and text is not request.tres_freq and number_per_gpu(text)
         if text and "gpu" in text and not converted:
             raise Refusal("per_gpu", option, instead)
-    if request.ntasks_per_tres:
+    if request.ntasks_per_tres and not batch:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")

@@ -18,14 +18,22 @@ from slurm_migbatch.workload.refusal import Refusal
 
 MOST_CPUS: Final = 65533
 """Slurm's largest --cpus-per-task."""
+UNSET: Final = 65534
+"""Slurm's "not given" for numbers of 16 bits (NO_VAL16)."""
 
 
 def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:
-    """Return the fields to set for --cpus-per-gpu and --mem-per-gpu of a new batch job, `slices` on each node.
+    """Return the fields to set for --cpus-per-gpu, --mem-per-gpu and --ntasks-per-gpu of a new batch job, `slices` on
+    each node.
 
-    Raises Refusal if the request does not determine the tasks on each node.
+    Raises Refusal if the request does not determine the tasks on each node, or has other tasks than --ntasks-per-gpu.
     """
     changes: dict[str, str] = {}
+    if tasks_each := request.ntasks_per_tres:
+        nodes, _ = nodes_and_tasks(asking, request)
+        if tasks_each * slices * (nodes or 0) != (request.num_tasks or 1):
+            raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
+        changes["ntasks_per_tres"] = str(UNSET)
     if cpus := number_per_gpu(request.cpus_per_tres):
         nodes, tasks = nodes_and_tasks(asking, request)
         per_task = -(-cpus * slices // tasks) if nodes and tasks else 0

@@ -115,7 +115,15 @@ def test_filters_do_not_add_a_second_request_for_gpus(stack: Cluster) -> None:
     settled(stack)
 
 
-@pytest.mark.parametrize(("options", "tasks"), [(["--gpus=1"], 1), (["--gpus=1g.10gb:2", "-n2"], 2)])
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [
+        (["--gpus=1"], 1),
+        (["--gpus=1g.10gb:2", "-n2"], 2),
+        (["--gpus=1", "--ntasks-per-gpu=1"], 1),
+        (["--gres=gpu:1", "--ntasks-per-gpu=1"], 1),
+    ],
+)
 def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, options: list[str], tasks: int) -> None:
     """Slurm applies these options to gres/gpu only; steps would request GPUs that the job does not have."""
     step = "srun -J step sh -c 'test $SLURM_PROCID = 1 || scontrol -o show step $SLURM_JOB_ID.$SLURM_STEP_ID'"

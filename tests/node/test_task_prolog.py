@@ -169,8 +169,10 @@ def test_batch_script_gets_all_slices_in_its_environment(node):
 def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     environ = {b"SLURM_JOB_ID": b"1", b"SLURM_CPUS_PER_GPU": b"3", b"SLURM_CPUS_PER_TASK": b"3"}
+    environ |= {b"SLURM_NTASKS_PER_GPU": b"1"}
     out = exports(str(node.etc), environ, ALICE)
-    assert [line for line in out.splitlines() if line.startswith("unset")] == ["unset SLURM_CPUS_PER_GPU"]
+    unset = ["unset SLURM_CPUS_PER_GPU", "unset SLURM_NTASKS_PER_GPU"]
+    assert [line for line in out.splitlines() if line.startswith("unset")] == unset
     assert exports(str(node.etc), environ | {b"SLURM_JOB_ID": b"2"}, ALICE) == ""
 
 

@@ -396,6 +396,30 @@ def test_cpus_per_gpu_need_a_known_number_of_tasks_on_each_node(ask) -> None:
     assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4", now=now).code == "per_gpu"
 
 
+@pytest.mark.parametrize(
+    ("fields", "each", "accepted"),
+    [
+        ({"tres_per_job": "gres:gpu:1"}, 1, True),  # Snakemake's Slurm executor, for every rule with a GPU
+        ({"gres": "gres:gpu:1", "num_tasks": 1}, 1, True),
+        ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, 4, True),
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 2}, 1, True),
+        ({"gres": "gres:mig:1g.10gb:2", "min_nodes": 2, "max_nodes": 2, "num_tasks": 4}, 1, True),
+        ({"tres_per_job": "gres:gpu:2"}, 1, False),  # Slurm would start two tasks
+        ({"tres_per_job": "gres:gpu:1", "num_tasks": 2}, 1, False),
+        ({"gres": "gres:gpu:1", "min_nodes": 1, "max_nodes": 2, "num_tasks": 2}, 1, False),
+    ],
+)
+def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
+    ask, fields: dict[str, object], each: int, accepted: bool
+) -> None:
+    answer = ask(ntasks_per_tres=each, batch=1, **fields)
+    if accepted:
+        assert isinstance(answer, Accept), answer
+        assert answer.changes["ntasks_per_tres"] == "65534", "not given; Slurm would look for the GPU"
+    else:
+        assert answer.code == "per_gpu"
+
+
 def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> None:
     assert ask("gres:mig:auto", shared=0).code == "exclusive"
     assert granted(ask("gres/mig:auto", shared=0)) == "mig:1g.10gb:1"
