@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -172,22 +171,6 @@ def agent(etc: str, name: str, verbose: bool) -> None:
     service = Agent(config, checks=lambda gpus: examine_quietly(places, config, gpus))
     service.stop_on(signal.SIGTERM, signal.SIGINT)
     service.run()
-
-
-@node.command()
-@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory of the three hooks.")
-@click.option(
-    "--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="Directory of node.conf."
-)
-@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter of the hooks.")
-@click.option("--task-python", default="", help="Interpreter of TaskProlog, if users cannot run that of the hooks.")
-def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
-    """Write prolog, epilog and task_prolog for slurm.conf, after checking that only root can change them."""
-    from slurm_migbatch.node.install import install as write
-
-    _root()
-    for path, what in write(dest, etc, python, task_python):
-        click.echo(f"{path}: {what}")
 
 
 @node.command()

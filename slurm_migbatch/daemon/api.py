@@ -204,7 +204,7 @@ class NodeApi:
 
     async def _reports(self, request: Request) -> Response:
         self._administrator(request, "findings of nodes")
-        return as_json({"nodes": self.reports.to_dict()})
+        return as_json({"nodes": self.reports.to_dict(), "age": self.reports.age()})
 
     async def _plans(self, request: Request) -> Response:
         self._administrator(request, "node plans")

@@ -27,7 +27,7 @@ class NodeReports:
     """The latest report of each node. Used by one event loop; read by any thread."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+        self._wall, self._since = wall, wall()
         self._lock = threading.Lock()
         self._reports: dict[str, NodeReport] = {}
 
@@ -38,6 +38,10 @@ class NodeReports:
             if node in self._reports or len(self._reports) < MOST_NODES:
                 self._reports[node] = NodeReport(now, sent - now, findings)
         return now
+
+    def age(self) -> float:
+        """Return for how many seconds nodes have been able to report."""
+        return max(self._wall() - self._since, 0.0)
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return all reports in a JSON-able form, by node, each with its age in seconds."""

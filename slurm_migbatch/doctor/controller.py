@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -23,7 +24,7 @@ from slurm_migbatch.doctor.limits import check_limits, check_weights
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import check_release, untyped_gres
-from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
+from slurm_migbatch.doctor.reports import ReceivedReports, causes, check_reports, read_reports, summary
 from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.doctor.service import check_service
 from slurm_migbatch.install import scripts
@@ -54,7 +55,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_metrics_token(config, _daemon(config))
     yield from check_rest(config, _daemon(config))
     own = health.this_one(config)
-    reports: Mapping[str, ReceivedReport] | None = None
+    reports: ReceivedReports | None = None
     if own.standby:
         yield Finding(OK, "migbatchd", f"standby: {own.standby}")
         if everywhere:
@@ -117,7 +118,7 @@ def _slurm(
     config: Config,
     rendering: lua.Rendering,
     local_state: health.DaemonState,
-    reports: Mapping[str, ReceivedReport] | None,
+    reports: ReceivedReports | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
     """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here. Raises SlurmError."""
@@ -146,7 +147,8 @@ def _slurm(
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
     # while migbatchd is down it receives no reports, so their age is measured from the newest one
     now = max(seen.values(), default=0.0) if local_state.silent else time.time()
-    yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}))
+    received_s = math.inf if reports is None else reports.age
+    yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}), received_s)
     if reports is not None:
         yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))
     try:

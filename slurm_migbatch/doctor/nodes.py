@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.doctor.drained import check_drained
-from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
+from slurm_migbatch.doctor.reports import AGAIN
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
 from slurm_migbatch.slurm.nodelist import expand, fold
@@ -39,6 +41,7 @@ def check_nodes(
     now: float,
     config: Config,
     causes: Mapping[str, str] = MappingProxyType({}),
+    received_s: float = math.inf,
 ) -> Iterator[Finding]:
     """Check that the nodes, as Slurm shows them, are registered, valid and report to migbatchd.
 
@@ -46,6 +49,7 @@ def check_nodes(
         inventory: GPUs by node; None if unknown.
         seen: time of each node's last report (unix s).
         causes: by node, the message of its last failed hook.
+        received_s: for how many seconds migbatchd has received reports.
     """
     catalog = expand(config.cluster.catalog_nodes)
     mig = [row for row in rows if row.name in mig_nodes(rows, config)]
@@ -63,7 +67,7 @@ def check_nodes(
             for finding in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
                 yield finding._replace(subject=row.name)
         if inventory is not None:
-            yield _report(row, inventory, now - seen.get(row.name, 0.0))
+            yield _report(row, inventory, now - seen.get(row.name, 0.0), received_s)
     yield from _foreign({row.name for row in rows}, seen, now)
     for name in catalog:
         yield from _catalog(rows, mig, name)
@@ -71,10 +75,12 @@ def check_nodes(
     yield from _alike(mig)
 
 
-def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float) -> Finding:
+def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, received_s: float) -> Finding:
     """Return whether the node's agent reports; `silent_s`: seconds since its last message."""
     if row.silenced:
         return Finding(OK, row.name, "Slurm has powered it down")
+    if received_s <= SILENCE_S and (row.name not in inventory or silent_s > SILENCE_S):
+        return Finding(UNKNOWN, row.name, "its agent has not reported yet", AGAIN)
     if row.name not in inventory:
         advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"
         return Finding(FAIL, row.name, "has reported no GPUs", advice)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.doctor.drained import SUBJECT
 from slurm_migbatch.doctor.link import CLOCK_S, check_clock
-from slurm_migbatch.node.findings import FAIL, OK, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 
 SILENCE_S: Final = 120.0
 """Seconds after which a report is old: nodes send one a minute, unless CheckEvery= says otherwise."""
+AGAIN: Final = "migbatchd was started a moment ago: run migbatch doctor again in two minutes"
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,22 @@ class ReceivedReport:
     findings: tuple[Finding, ...]
 
 
-def read_reports(body: bytes) -> dict[str, ReceivedReport]:
+class ReceivedReports(dict[str, ReceivedReport]):
+    """The latest report of each node. `age`: for how many seconds migbatchd has been able to receive them."""
+
+    age: float = math.inf
+
+
+def read_reports(body: bytes) -> ReceivedReports:
     """Read migbatchd's answer at /v1/findings. Raises ValueError."""
     try:
-        return {
-            node: ReceivedReport(row["age"], row["ahead"], tuple(Finding(**finding) for finding in row["findings"]))
-            for node, row in json.loads(body)["nodes"].items()
-        }
+        answer = json.loads(body)
+        reports = ReceivedReports(
+            (node, ReceivedReport(row["age"], row["ahead"], tuple(Finding(**finding) for finding in row["findings"])))
+            for node, row in answer["nodes"].items()
+        )
+        reports.age = float(answer.get("age", math.inf))
+        return reports
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot parse migbatchd's answer: {error!r}") from None
 
@@ -45,7 +56,7 @@ def causes(reports: Mapping[str, ReceivedReport]) -> dict[str, str]:
     }
 
 
-def summary(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> Iterator[Finding]:
+def summary(reports: ReceivedReports, nodes: Collection[str]) -> Iterator[Finding]:
     """Yield the number of problems of each of these nodes."""
     for node in sorted(nodes):
         report = reports.get(node)
@@ -60,10 +71,14 @@ def summary(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> It
             yield from (finding._replace(subject=node) for finding in check_clock("its clock", report.ahead))
 
 
-def check_reports(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> Iterator[Finding]:
+def check_reports(reports: ReceivedReports, nodes: Collection[str]) -> Iterator[Finding]:
     """Yield all findings of nodes by their latest reports, and those of the MIG nodes in Slurm that have none."""
+    starting = reports.age <= SILENCE_S
     for node in sorted({*nodes, *reports}):
         report = reports.get(node)
+        if report is None and starting:
+            yield Finding(UNKNOWN, node, "its agent has not reported its checks yet", AGAIN)
+            continue
         if report is None or report.age > SILENCE_S:
             period = f"for {report.age:.0f} s" if report else "since migbatchd was started"
             advice = f"on {node}: systemctl status migbatch-node, and migbatch doctor"

@@ -93,14 +93,14 @@ class InstallError(RuntimeError):
 def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
     """Render one hook program."""
     listed = ", ".join(f'"{path}"' for path in paths)
-    return _render(hook, f"({listed},)", etc, python, "Written by `migbatch node install`; do not edit.")
+    return _render(hook, f"({listed},)", etc, python, "Written by `migbatch install --role node`; do not edit.")
 
 
 def example(hook: str) -> str:
     """Render one hook program for a virtual environment in DEFAULT_HOME, whatever its Python release."""
     release = "{sys.version_info[0]}.{sys.version_info[1]}"
     paths = f'(f"{DEFAULT_HOME}/lib/python{release}/site-packages",)'
-    note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for others."
+    note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch install --role node` writes it for others."
     return _render(hook, paths, DEFAULT_ETC, DEFAULT_PYTHON, f"{note}\n")
 
 

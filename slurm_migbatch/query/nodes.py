@@ -28,6 +28,8 @@ _NO_SLICES: Final = frozenset({"none", LOAN, GUEST})
 CELL = 6
 #: seconds of silence after which a node that Slurm does not list counts as removed
 _REMOVED_S: Final = 86400.0
+#: number of faults of a node that are shown
+_FAULTS: Final = 3
 #: stands for a job that may not be named; Slurm numbers jobs from 1
 HIDDEN = 0
 
@@ -170,7 +172,7 @@ def troubles(
     messages: dict[str, list[str]] = {}
     for node, events in history.items():
         parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
-        faults = []
+        faults: dict[str, bool] = {}  # by sentence, the newest last: whether it drained the node
         for event in events:
             if event["kind"] == "zombie":
                 parked[_place(event)] = _parked(event)
@@ -179,13 +181,22 @@ def troubles(
             elif event["kind"] == "cleared":
                 parked.pop(_place(event), None)
             elif event["kind"] == "fault":
-                faults.append(fault_sentence(event))
+                sentence = fault_sentence(event)
+                faults.pop(sentence, None)
+                faults[sentence] = bool(event.get("drain"))
         zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
-        messages[node] = faults[-3:] + [
+        messages[node] = _newest(faults) + [
             f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
             for (gpu, _), (slot, why) in parked.items()
         ]
     return zombies, messages
+
+
+def _newest(faults: Mapping[str, bool]) -> list[str]:
+    """Return the newest faults, and the newest that drained the node: there may be many lesser ones after these."""
+    draining = [sentence for sentence, drain in faults.items() if drain]
+    kept = {*list(faults)[-_FAULTS:], *draining[-_FAULTS:]}
+    return [sentence for sentence in faults if sentence in kept]
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, int]:

@@ -8,9 +8,11 @@ seen at all.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, groupby
 
 from sqlalchemy import Connection
 
@@ -29,7 +31,7 @@ from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
-from slurm_migbatch.report.wastelines import JudgedRun
+from slurm_migbatch.report.wastelines import JudgedRun, WasteSum
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import RunFilter, any_run, geometries
 from slurm_migbatch.store.recurring import RecurringRun
@@ -51,11 +53,9 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     others = allowed(rights, RunFilter())
     with no_collection(), reading(site) as connection:
         check_users(question.users, rights, partial(any_run, connection))
-        runs = list(_judged(connection, wanted, policy, now))
-        total = wastelines.add_up([run.verdict for run in runs])
-        if not question.job:
-            worst_first = sorted(runs, key=lambda run: (-run.verdict.wasted_gpu_hours, run.shown.job_id))
-            runs = [run for run in worst_first if run.verdict.findings][: question.limit or WORST]
+        total = WasteSum()
+        judged = _added(_judged(connection, wanted, policy, now), total)
+        runs = list(judged) if question.job else _worst(judged, question.limit or WORST)
         shown = list(_with_waits(connection, others, runs))
     if question.job and not shown:
         raise Unanswerable(
@@ -78,27 +78,63 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
 
 def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[JudgedRun]:
     geometry_of = geometries(connection)
-    runs = list(used_runs(connection, wanted))
-    past = _past(connection, runs, alone=bool(wanted.jobs))
-    for run in runs:
+    runs = used_runs(connection, wanted)
+    for run, past in _with_past_of(connection, list(runs)) if wanted.jobs else _with_past(runs):
         this_run = past_run(run.seen)
         use = _use(run, this_run, now)
         geometry = geometry_of.get(run.gpu)
-        verdict = judge(use, past.get(run.seen.recurring) or (this_run,), geometry, policy)
+        verdict = judge(use, past or (this_run,), geometry, policy)
         yield _shown(run, use, verdict, geometry)
 
 
-def _past(connection: Connection, runs: Sequence[UsedRun], *, alone: bool) -> Mapping[str, Sequence[PastRun]]:
-    """Return the newest runs of each recurring job among these; for one job from the whole record."""
-    seen: Iterable[RecurringRun] = (run.seen for run in runs)
-    if alone:
-        before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
-        seen = runs_alike(connection, {run.seen.recurring for run in runs if run.seen.recurring}, before, WINDOW)
+def _with_past_of(connection: Connection, runs: Sequence[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[PastRun]]]:
+    """Yield the runs of one job, each with the newest runs of its recurring job in the whole record, newest last."""
+    before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
     past_runs: dict[str, list[PastRun]] = {}
-    for run in seen:
-        if run.recurring and run.ended and run.profile is not None:
+    for run in runs_alike(connection, {run.seen.recurring for run in runs if run.seen.recurring}, before, WINDOW):
+        if _counts(run):
             past_runs.setdefault(run.recurring, []).append(past_run(run))
-    return {key: newest_last[-WINDOW:] for key, newest_last in past_runs.items()}
+    for used in runs:
+        yield used, tuple(past_runs.get(used.seen.recurring, ()))
+
+
+def _with_past(runs: Iterable[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[PastRun]]]:
+    """Yield runs, each with the newest of these runs of its recurring job, newest last.
+
+    The runs of a recurring job follow each other, newest first. A record has millions of runs, so they are passed on
+    as soon as these newest ones are known.
+    """
+    for key, alike in groupby(runs, key=lambda run: run.seen.recurring):
+        if not key:
+            yield from ((run, ()) for run in alike)
+            continue
+        held_back: list[UsedRun] = []
+        newest: list[PastRun] = []
+        for run in alike:
+            held_back.append(run)
+            if _counts(run.seen):
+                newest.append(past_run(run.seen))
+            if len(newest) == WINDOW:
+                break
+        past = tuple(reversed(newest))
+        yield from ((run, past) for run in chain(held_back, alike))
+
+
+def _counts(run: RecurringRun) -> bool:
+    return bool(run.recurring and run.ended) and run.profile is not None
+
+
+def _added(runs: Iterable[JudgedRun], total: WasteSum) -> Iterator[JudgedRun]:
+    for run in runs:
+        total.add(run.verdict)
+        yield run
+
+
+def _worst(runs: Iterable[JudgedRun], limit: int) -> list[JudgedRun]:
+    found = (run for run in runs if run.verdict.findings)
+    return heapq.nsmallest(
+        limit, found, key=lambda run: (-run.verdict.wasted_gpu_hours, run.shown.job_id, run.shown.id)
+    )
 
 
 def _use(run: UsedRun, this_run: PastRun, now: float) -> SliceUse:

@@ -147,7 +147,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
         return Verdict(
             gpu_hours, tuple(findings), note="its GPU is no longer known, so other slices cannot be compared"
         )
-    need, note = _need(use, past, kind.offers)
+    need, note = _need(use, past, kind)
     smaller = _smaller(need, kind, use.profile, past, policy) if need is not None else None
     if need is None or smaller is None:
         return Verdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
@@ -211,11 +211,11 @@ def _unknown(use: SliceUse) -> str:
     return ""
 
 
-def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[ShownNeed | None, str]:
+def _need(use: SliceUse, past: Sequence[PastRun], kind: _Kind) -> tuple[ShownNeed | None, str]:
     """Return the need that the runs showed, and if unknown the reason."""
     if use.own.peak_mib is None:
         return None, "its memory was not sampled, so a smaller slice cannot be evaluated"
-    need = need_of(_as_done(past), offers, 1)
+    need = _need_of(tuple(past), kind)
     if need is None:
         return None, "it did not complete, so its need is unknown"
     if need.engine:
@@ -224,6 +224,12 @@ def _need(use: SliceUse, past: Sequence[PastRun], offers: Mapping[str, ProfileOf
     if need.full_mib or need.unknown:
         return None, "a run of it filled its slice, so no smaller one is recommended"
     return need, ""
+
+
+@lru_cache(maxsize=32)
+def _need_of(past: tuple[PastRun, ...], kind: _Kind) -> ShownNeed | None:
+    """Return the need by these runs: the runs of a recurring job are judged one after the other, all by the same."""
+    return need_of(_as_done(past), kind.offers, 1)
 
 
 def _as_done(past: Sequence[PastRun]) -> list[PastRun]:

@@ -46,21 +46,21 @@ class JudgedRun:
     would: WaitFigures | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class WasteSum:
     """All runs of a table: their number, GPU-hours held, sampled and wasted."""
 
-    runs: int
-    gpu_hours: float
-    judged_gpu_hours: float
-    wasted_gpu_hours: float
+    runs: int = 0
+    gpu_hours: float = 0.0
+    judged_gpu_hours: float = 0.0
+    wasted_gpu_hours: float = 0.0
 
-
-def add_up(verdicts: Sequence[Verdict]) -> WasteSum:
-    """Add up the results of all runs."""
-    judged = sum((verdict.gpu_hours for verdict in verdicts if verdict.judged), 0.0)
-    wasted = sum((verdict.wasted_gpu_hours for verdict in verdicts), 0.0)
-    return WasteSum(len(verdicts), sum((verdict.gpu_hours for verdict in verdicts), 0.0), judged, wasted)
+    def add(self, verdict: Verdict) -> None:
+        """Add the result of a run."""
+        self.runs += 1
+        self.gpu_hours += verdict.gpu_hours
+        self.judged_gpu_hours += verdict.gpu_hours if verdict.judged else 0.0
+        self.wasted_gpu_hours += verdict.wasted_gpu_hours
 
 
 def pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,8 @@ from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
 
+_AT_ONCE: Final = 1000
+"""Number of rows that are in memory at a time."""
 _MOST_WAITS: Final = 10_000
 """Number of newest runs whose wait is considered."""
 #: displayed fields of a run
@@ -39,9 +41,11 @@ class UsedRun:
 
 
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
-    """Yield the selected runs that have started and held slices, by id; with a window those that ended in it.
+    """Yield the selected runs that have started and held slices; with a window those that ended in it.
 
-    One that ended at the end of the window belongs to the next one.
+    One that ended at the end of the window belongs to the next one. Runs of one job are yielded by id; those of a
+    window by recurring job, each from its newest run to its oldest. They are read as they are used, so a server's
+    connection is busy until the last one.
     """
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, states=())),
@@ -52,7 +56,9 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
     held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
     runs = select(*recurring.COLUMNS, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
-    for row in connection.execute(runs.where(*conditions).order_by(Run.job_id, Run.id)):
+    newest_first = (Decision.recurring, Run.job_id.desc(), Run.id.desc())
+    runs = runs.where(*conditions).order_by(*((Run.job_id, Run.id) if wanted.jobs else newest_first))
+    for row in connection.execute(runs, execution_options={"yield_per": _AT_ONCE}):
         facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
         yield UsedRun(recurring.run_of(row), row, facts.get("shared") is True, row.gpu or "")
 

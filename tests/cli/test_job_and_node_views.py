@@ -15,7 +15,7 @@ from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
 from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
-from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts, view
+from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts, troubles, view
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
@@ -337,6 +337,18 @@ def test_why_does_not_call_a_job_started_whose_row_cannot_be_read(record):
     with pytest.raises(Unanswerable) as refused:
         answer(WhyQuestion("5"), Rights(1000, private=frozenset()), OddSite(load(record)))
     assert str(refused.value) == "Slurm's row of job 5 cannot be parsed, so it is left alone"
+
+
+def test_faults_that_drained_a_node_stay_among_many_lesser_ones():
+    def fault(what, drain=False):
+        return {"kind": "fault", "gpu": None, "what": what, "action": "", "drain": drain}
+
+    lost, lesser = fault("a GPU is lost", True), [fault(f"process {number}") for number in range(9)]
+    assert troubles({"n1": [lost, *lesser]})[1]["n1"] == [
+        "a GPU is lost (drained)", "process 6", "process 7", "process 8"
+    ]  # fmt: skip
+    again = [fault("cannot destroy"), fault("no answer"), *[fault("cannot destroy")] * 5]
+    assert troubles({"n1": again})[1]["n1"] == ["no answer", "cannot destroy"]
 
 
 def test_why_finds_array_tasks_and_het_job_components():

@@ -289,6 +289,15 @@ def test_agent_silent_for_more_than_a_minute_is_reported() -> None:
     assert "n1: no message from its agent for 61 s" in one_of(findings(61.0))
 
 
+@pytest.mark.parametrize("inventory", [{}, {"n1": []}])
+def test_nodes_are_given_time_to_report_after_a_start(inventory: dict[str, object]) -> None:
+    seen = {"n1": 1000.0} if inventory else {}
+    for received, level, words in ((59.0, UNKNOWN, "has not reported yet"), (61.0, FAIL, "")):
+        found = list(nodes.check_nodes([row(), CATALOG], inventory, seen, 2000.0, Config(), received_s=received))
+        (finding,) = [finding for finding in found if finding.subject == "n1"]
+        assert finding.level == level and words in finding.text
+
+
 @pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN", "MIXED+NOT_RESPONDING+POWERING_UP"])
 def test_node_that_slurm_has_powered_down_is_not_expected_to_report(state: str) -> None:
     assert wrong(nodes.check_nodes([row(state), CATALOG], {"n1": []}, {"n1": 1000.0}, 9000.0, Config())) == []
@@ -354,6 +363,17 @@ def test_findings_of_nodes_are_shown_without_control_characters() -> None:
     ]
     assert any(finding.level == UNKNOWN and finding.subject == "n4: drained" for finding in found)
     assert only_problem(reports.summary(node_reports, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
+
+
+def test_checks_of_nodes_are_given_time_after_a_start() -> None:
+    now = [1000.0]
+    board = NodeReports(lambda: now[0])
+    for later, level in ((1119.0, UNKNOWN), (1121.0, FAIL)):
+        now[0] = later
+        answer = reports.read_reports(json.dumps({"nodes": board.to_dict(), "age": board.age()}).encode())
+        assert [(finding.level, finding.subject) for finding in reports.check_reports(answer, ["n1"])] == [
+            (level, "n1")
+        ]
 
 
 def test_clock_difference_of_a_node_is_reported() -> None:

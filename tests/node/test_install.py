@@ -3,6 +3,7 @@
 import ast
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pynvml
 import pytest
 
 from slurm_migbatch.cli.install import install as install_command
+from slurm_migbatch.cli.node import node as node_commands
 from slurm_migbatch.node import exits, install
 from slurm_migbatch.node.install import InstallError
 from tests.support.nodes import ALICE
@@ -102,6 +104,13 @@ def test_install_writes_nothing_without_apply_and_byte_code_with_it(node, enviro
     install_command.main([*words, "--apply"], standalone_mode=False)
     assert compiled.stat().st_mode & 0o022 == 0
     assert len(list(place.glob("slurm_migbatch/node/__pycache__/*.pyc"))) > 10
+
+
+def test_hooks_are_installed_by_the_command_that_records_them():
+    named = set(re.findall(r"`(migbatch [a-z ]+)", "".join(map(install.example, install.HOOKS))))
+    named |= set(re.findall(r"`(migbatch [a-z ]+)", install.render("prolog", ["/x"], "/etc/migbatch", "/bin/python3")))
+    assert named == {"migbatch install "}
+    assert "install" not in node_commands.commands
 
 
 def test_byte_code_compiler_that_hangs_is_ended(tmp_path, monkeypatch):

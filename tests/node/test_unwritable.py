@@ -220,6 +220,26 @@ def test_rebuild_of_a_damaged_journal_is_retried_after_a_full_disk(small):
     assert {(row.job, row.restart) for row in small.slices("held")} == {(9, 0), (8, 0), (1, 2)}
 
 
+def test_hooks_run_without_a_free_inode(new_node, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=64,mode=0755", "migbatch-test", disk], check=True)
+    node = new_node(StateDir=disk / "state", ProgressDir=tmp_path / "progress")
+    try:
+        node.prolog(1, "[mig:1g.10gb:1]")
+        node.forget_executor()
+        with pytest.raises(OSError), ExitStack() as files:
+            for number in range(64):
+                files.enter_context((disk / str(number)).open("x"))
+        assert os.statvfs(disk).f_ffree == 0
+        assert run_hook(node, "epilog", 1)[0] == exits.OK
+        node.forget_executor()
+        assert not node.slices("held")
+    finally:
+        node.forget_executor()
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
 def test_full_run_directory_requeues_the_job(new_node, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

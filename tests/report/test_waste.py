@@ -6,16 +6,22 @@ import csv
 import io
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_migbatch.cli.common import run as run_command
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, PastRun, RunsPolicy
+from slurm_migbatch.lab.bench.reports import fill
+from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
+from slurm_migbatch.query.waste import _with_past
 from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.waste import UsedRun
 from tests.support.gpu_kinds import H100
 from tests.support.store_events import Node, slice_entry
 from tests.support.usage_record import at, describe, run
@@ -260,3 +266,38 @@ def test_window_without_runs_is_no_error(waste: Cli) -> None:
 def test_wrong_arguments_have_their_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = waste(*arguments)
     assert done[:2] == (code, "") and message in done[2]
+
+
+def test_memory_does_not_grow_with_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def peak(runs: int) -> int:
+        url = f"sqlite:///{tmp_path}/{runs}.db"
+        with open_store(url) as store:
+            fill(store, runs, 30, time.time())
+        monkeypatch.setenv("MIGBATCH_DB", url)
+        tracemalloc.start()
+        try:
+            assert run_command(cli, "migbatch", ("waste", "-S", "now-40days", "--json")) == 0
+            assert json.loads(capsys.readouterr().out)["total"]["runs"] > 0.9 * runs
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(100)  # which imports what is needed
+    assert peak(4000) < 1.5 * peak(1000)
+
+
+def test_newest_runs_of_each_recurring_job_are_its_past() -> None:
+    def used_run(number: int, key: str, ended: str = "done") -> UsedRun:
+        seen = RecurringRun(number, number, number, 0, False, key, "1g.10gb", ended, None, None, None, "", False)
+        return UsedRun(seen, None, False, "")
+
+    alike = [used_run(number, "b", "" if number == 35 else "done") for number in range(40, 10, -1)]
+    found = [
+        (run.seen.run, [earlier.run for earlier in past])
+        for run, past in _with_past([used_run(50, ""), used_run(9, "a"), *alike, used_run(8, "c")])
+    ]
+    newest = [number for number in range(20, 41) if number != 35]
+    assert len(newest) == WINDOW
+    assert found == [(50, []), (9, [9]), *((number, newest) for number in range(40, 10, -1)), (8, [8])]

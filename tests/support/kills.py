@@ -27,7 +27,7 @@ CALL = re.compile(r"(?:(\d+) +)?([a-z_][a-z0-9_]*)\(")
 
 
 def program(node: Node, hook: str) -> str:
-    """Write the hook as `migbatch node install` does; return its path."""
+    """Write the hook as `migbatch install --role node` does; return its path."""
     path = node.root / "hooks" / hook
     path.parent.mkdir(exist_ok=True)
     python = str(Path(sys.executable).resolve())

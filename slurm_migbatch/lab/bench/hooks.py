@@ -18,6 +18,7 @@ from typing import Any
 
 from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.lab.progress import Progress, silent
+from slurm_migbatch.node.install import InstallError, install
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
@@ -115,16 +116,10 @@ def _install(home: Path) -> None:
         "BootIdFile": driver / "boot_id",
     }
     (etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    _migbatch("node", "install", "--dest", str(home / "hooks"), "--etc", str(etc))
-
-
-def _migbatch(*arguments: str) -> None:
-    argv = [sys.executable, "-m", "slurm_migbatch.cli", *arguments]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    )
-    if done.returncode:
-        raise BenchError(f"migbatch {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+    try:
+        list(install(home / "hooks", etc, sys.executable))
+    except InstallError as error:
+        raise BenchError(str(error)) from None
 
 
 def _start_agent(home: Path) -> subprocess.Popen[bytes]:
