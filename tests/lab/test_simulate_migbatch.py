@@ -287,6 +287,18 @@ def test_page_is_written_if_no_job_has_run(write: Callable[..., Path], tmp_path:
         assert "1 jobs had not ended" in html.read_text()
 
 
+def test_refused_jobs_are_told_of_once_and_wait_for_nothing(write: Callable[..., Path]) -> None:
+    jobs = line(0, "gres/gpu=1", 10) + line(1, "gres/gpu=9") + line(2, "gres/gpu=8") + line(3, "gres/gpu=4", 20)
+    output = run(write(jobs=jobs)).output
+    assert "2 jobs had not ended at the end: 2 of them were refused or did not fit, as told before\n" in output
+    assert "capacity" not in output
+    (ours,) = simulated(write(jobs=jobs))["policies"]
+    waits = ours["figures"]["all"]["queue_s"]["mean"]["mean"] * 2
+    assert ours["figures"]["waiting"]["mean"] * ours["figures"]["makespan_s"]["mean"] == pytest.approx(waits, abs=1)
+    late = run(write("[run]\nuntil_s = 900\n", jobs=jobs)).output
+    assert "3 jobs had not ended at the end: 2 of them were refused or did not fit, as told before; the others" in late
+
+
 def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, "gres/gpu=1", 60, "infer") for n in range(5))
     path = write(jobs=jobs, base=BASE.replace("[speeds]", "slo_s = 3700\n[speeds]"))
