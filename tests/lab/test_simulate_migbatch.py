@@ -160,12 +160,29 @@ def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> No
     assert (
         alone["figures"]["all"]["queue_s"]["mean"]["mean"] > 400 > 5 > ours["figures"]["all"]["queue_s"]["mean"]["mean"]
     )
-    whole = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
+    whole = "".join(line(n, "gres/gpu=1") for n in range(20))
     ours, alone = simulated(write(jobs=whole), "--policy", "migbatch", "--policy", "slurm")["policies"]
     assert jct(ours) == pytest.approx(jct(alone), rel=0.02)
     note = "2 jobs have several GPUs or slices: migbatch and slurm start them on one node"
     pair = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
     assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
+
+
+def test_slurm_alone_creates_no_instances_for_whole_gpus(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/gpu=1", 10) for n in range(6))
+    for mig in ("true", "false"):
+        base = BASE.replace("gpus = 2", f"gpus = 2\nmig = {mig}")
+        (alone,) = simulated(write(jobs=jobs, base=base), "--policy", "slurm")["policies"]
+        assert alone["figures"]["reconfigurations"]["mean"] == 0
+        assert alone["figures"]["busy_of_held"]["mean"] == pytest.approx(1.0, abs=1e-3), "no job waits for an instance"
+
+
+def test_slurm_alone_backfills_beside_a_job_that_waits_for_all_gpus(write: Callable[..., Path]) -> None:
+    short = line(2, "gres/gpu=1", 10).replace("01:00:00", "00:15:00")  # ends before job 1 could start
+    jobs = line(0, "gres/gpu=1") + line(1, "gres/gpu=4") + short + line(3, "gres/gpu=1")
+    (alone,) = simulated(write(jobs=jobs), "--policy", "slurm")["policies"]
+    waits = 0 + 19 + 0 + 37  # minutes: job 3 may not delay job 1, as its limit is an hour
+    assert alone["figures"]["all"]["queue_s"]["mean"]["mean"] == pytest.approx(waits * 60 / 4, abs=5)
 
 
 def with_drawn_models(folder: Path) -> str:
