@@ -392,6 +392,7 @@ def test_slices_that_the_gpu_does_not_have_are_reported_before_any_policy(write:
         ("confg = 3\n", "unknown key 'confg', did you mean 'config'? in [policy]"),
         ('config = "none.toml"\n', "none.toml: cannot be read"),
         ("elastic = true\n", r"policy.elastic needs [lending] with enabled = true and partitions"),
+        ('config = "off.toml"\n', "off.toml: [supply] enabled = false keeps the slices of slurm.conf, and simulated"),
         ('auto = "some"\n', "policy.auto must be one of 'no', 'infer', 'all'"),
         ('config = "bad.toml"\n', "bad.toml:2: unknown key 'partition', did you mean 'partitions'?"),
     ],
@@ -400,6 +401,7 @@ def test_invalid_policy_settings_raise_an_error_with_the_reason(
     write: Callable[..., Path], tmp_path: Path, policy: str, message: str
 ) -> None:
     (tmp_path / "bad.toml").write_text("[lending]\npartition = 3\n")
+    (tmp_path / "off.toml").write_text("[supply]\nenabled = false\n")
     done = run(write(policy))
     assert done.exit_code == 1
     assert isinstance(done.exception, ConfigError)

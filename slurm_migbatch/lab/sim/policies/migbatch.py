@@ -252,6 +252,9 @@ def _config(params: MigbatchParams) -> Config:
         raise ConfigError(
             path, [Problem(0, "policy.elastic needs [lending] with enabled = true and partitions in migbatch.toml")]
         )
+    if not config.supply.enabled:
+        text = "[supply] enabled = false keeps the slices of slurm.conf, and simulated nodes have none: set it to true"
+        raise ConfigError(params.config, [Problem(0, text)])
     return config
 
 
