@@ -168,6 +168,16 @@ def test_claim_is_moved_for_a_job_that_fits_nowhere_else() -> None:
     assert found.nodes["n1"].layouts["a"] == layout("7g.80gb@0")
 
 
+def test_reservations_of_whole_nodes_take_an_eighth_of_the_gpus_not_all() -> None:
+    names = [f"n{i}" for i in range(4)]
+    nodes = [node(n, gpu(f"{n}a", "7g.80gb@0", until=NOW + 86_400), *(gpu(f"{n}{x}") for x in "bcd")) for n in names]
+    wide = [demand(i, "4*7g.80gb", " ".join(names)) for i in (1, 2)]
+    small = [demand(i, "7g.80gb", " ".join(names), limit_s=600) for i in range(3, 12)]
+    found = plan(nodes, [*wide, *small])
+    assert [r.job for r in found.reservations] == [1], "an eighth of 16 GPUs, and the first is never starved"
+    assert sum(job in found.placed for job in range(3, 12)) == 9, "three free GPUs on each of the other nodes"
+
+
 def test_reservation_takes_the_gpu_that_is_free_soonest_and_keeps_it() -> None:
     nodes = [
         node("n1", gpu("a", "1g.10gb@0", until=NOW + 5000)),

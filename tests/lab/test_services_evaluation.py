@@ -1,6 +1,7 @@
 """`migbatch eval services`: points for a limit and for the grid, wrong predictions, and the report of them."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -33,6 +34,7 @@ def test_every_variant_is_replayed_and_none_beats_full_measurement(result):
             if not at["broken"] and not at["short"]:
                 assert all(mine >= best for mine, best in zip(at["gpus"], measured["gpus"], strict=True))
         assert way["rounds"][0]["points"] <= 3 < way["rounds"][1]["points"]
+    assert re.fullmatch(r".* at most \d a model: \d+ limits exceeded, \d+ rates not met", result["rows"][3]["name"])
     grid, limit = result["placed"]
     assert len(grid["rounds"]) == len(limit["rounds"]) == services.ROUNDS
     assert limit["rounds"][0]["total"] <= grid["rounds"][0]["total"] <= off["total"]

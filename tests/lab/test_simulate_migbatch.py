@@ -160,12 +160,29 @@ def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> No
     assert (
         alone["figures"]["all"]["queue_s"]["mean"]["mean"] > 400 > 5 > ours["figures"]["all"]["queue_s"]["mean"]["mean"]
     )
-    whole = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
+    whole = "".join(line(n, "gres/gpu=1") for n in range(20))
     ours, alone = simulated(write(jobs=whole), "--policy", "migbatch", "--policy", "slurm")["policies"]
     assert jct(ours) == pytest.approx(jct(alone), rel=0.02)
     note = "2 jobs have several GPUs or slices: migbatch and slurm start them on one node"
     pair = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
     assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
+
+
+def test_slurm_alone_creates_no_instances_for_whole_gpus(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/gpu=1", 10) for n in range(6))
+    for mig in ("true", "false"):
+        base = BASE.replace("gpus = 2", f"gpus = 2\nmig = {mig}")
+        (alone,) = simulated(write(jobs=jobs, base=base), "--policy", "slurm")["policies"]
+        assert alone["figures"]["reconfigurations"]["mean"] == 0
+        assert alone["figures"]["busy_of_held"]["mean"] == pytest.approx(1.0, abs=1e-3), "no job waits for an instance"
+
+
+def test_slurm_alone_backfills_beside_a_job_that_waits_for_all_gpus(write: Callable[..., Path]) -> None:
+    short = line(2, "gres/gpu=1", 10).replace("01:00:00", "00:15:00")  # ends before job 1 could start
+    jobs = line(0, "gres/gpu=1") + line(1, "gres/gpu=4") + short + line(3, "gres/gpu=1")
+    (alone,) = simulated(write(jobs=jobs), "--policy", "slurm")["policies"]
+    waits = 0 + 19 + 0 + 37  # minutes: job 3 may not delay job 1, as its limit is an hour
+    assert alone["figures"]["all"]["queue_s"]["mean"]["mean"] == pytest.approx(waits * 60 / 4, abs=5)
 
 
 def with_drawn_models(folder: Path) -> str:
@@ -287,6 +304,18 @@ def test_page_is_written_if_no_job_has_run(write: Callable[..., Path], tmp_path:
         assert "1 jobs had not ended" in html.read_text()
 
 
+def test_refused_jobs_are_told_of_once_and_wait_for_nothing(write: Callable[..., Path]) -> None:
+    jobs = line(0, "gres/gpu=1", 10) + line(1, "gres/gpu=9") + line(2, "gres/gpu=8") + line(3, "gres/gpu=4", 20)
+    output = run(write(jobs=jobs)).output
+    assert "2 jobs had not ended at the end: 2 of them were refused or did not fit, as told before\n" in output
+    assert "capacity" not in output
+    (ours,) = simulated(write(jobs=jobs))["policies"]
+    waits = ours["figures"]["all"]["queue_s"]["mean"]["mean"] * 2
+    assert ours["figures"]["waiting"]["mean"] * ours["figures"]["makespan_s"]["mean"] == pytest.approx(waits, abs=1)
+    late = run(write("[run]\nuntil_s = 900\n", jobs=jobs)).output
+    assert "3 jobs had not ended at the end: 2 of them were refused or did not fit, as told before; the others" in late
+
+
 def test_late_inference_is_shown_without_training_in_the_trace(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, "gres/gpu=1", 60, "infer") for n in range(5))
     path = write(jobs=jobs, base=BASE.replace("[speeds]", "slo_s = 3700\n[speeds]"))
@@ -363,6 +392,7 @@ def test_slices_that_the_gpu_does_not_have_are_reported_before_any_policy(write:
         ("confg = 3\n", "unknown key 'confg', did you mean 'config'? in [policy]"),
         ('config = "none.toml"\n', "none.toml: cannot be read"),
         ("elastic = true\n", r"policy.elastic needs [lending] with enabled = true and partitions"),
+        ('config = "off.toml"\n', "off.toml: [supply] enabled = false keeps the slices of slurm.conf, and simulated"),
         ('auto = "some"\n', "policy.auto must be one of 'no', 'infer', 'all'"),
         ('config = "bad.toml"\n', "bad.toml:2: unknown key 'partition', did you mean 'partitions'?"),
     ],
@@ -371,6 +401,7 @@ def test_invalid_policy_settings_raise_an_error_with_the_reason(
     write: Callable[..., Path], tmp_path: Path, policy: str, message: str
 ) -> None:
     (tmp_path / "bad.toml").write_text("[lending]\npartition = 3\n")
+    (tmp_path / "off.toml").write_text("[supply]\nenabled = false\n")
     done = run(write(policy))
     assert done.exit_code == 1
     assert isinstance(done.exception, ConfigError)

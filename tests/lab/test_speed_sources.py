@@ -132,6 +132,13 @@ def test_job_that_requests_a_profile_runs_at_full_speed_on_it() -> None:
     assert Curves(Table(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
 
 
+def test_job_without_a_model_is_as_fast_with_a_table_as_without_one() -> None:
+    linear, curves = Linear(SimulatedCluster.of(A100, 2)), Curves(Table(rows(), A100), A100)
+    for asked in (job(app=""), replace(job(app=""), profile=ONE), replace(job(n=2, app=""), profile=HALF)):
+        for places in ([at(FULL)], [at(HALF)], [at(ONE)], [at(FULL), at(FULL, 1)]):
+            assert curves.speed(asked, places) == pytest.approx(linear.speed(asked, places)), (asked, places)
+
+
 def test_drawn_sensitivities_have_the_given_mean_and_maximum() -> None:
     draws = Neighbours(0.019, 0.07).draw(200_000, np.random.default_rng(1))
     assert np.mean(draws) == pytest.approx(0.019, rel=0.01)

@@ -9,10 +9,11 @@ a demand with a long expected wait, one training job that can be restarted elsew
 (`decide.supply.moves`).
 
 A reservation is kept from round to round until its demand starts or disappears, unless another place would be free
-considerably sooner. The number of reservations is limited to an eighth of a pool's GPUs, at least one: as in EASY
-backfilling the first demand in the order is never starved, and little space is idle meanwhile. Time limits are often
-many times the run times, so most reservations last longer than is necessary. While training jobs run that can be moved
-for a reservation, the limit is a quarter of the GPUs, because a move ends a reservation soon.
+considerably sooner. Reservations are limited to an eighth of a pool's GPUs, and there is at least one: as in EASY
+backfilling the first demand in the order is never starved, and little space is idle meanwhile. A reservation counts as
+many GPUs as it has slots on. Time limits are often many times the run times, so most reservations last longer than is
+necessary. While training jobs run that can be moved for a reservation, the limit is a quarter of the GPUs, because a
+move ends a reservation soon.
 
 Reserved space is not used before the reservation's start, although jobs that end earlier would not delay it: Slurm
 decides which job gets an offered slot, and it may be a longer job than the one for which the slot was planned.

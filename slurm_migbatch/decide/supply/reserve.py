@@ -91,7 +91,7 @@ class Reserver:
         for index, slots in by_gpu.items():
             self._block(self._fleet.gpu(index), slots)
         for pool in pools:
-            self._count[pool] = self._count.get(pool, 0) + 1
+            self._count[pool] = self._count.get(pool, 0) + len(by_gpu)
         free_at = None if when[0] else when[1]
         self.made.extend(
             Reservation(

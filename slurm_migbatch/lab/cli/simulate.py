@@ -233,15 +233,22 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
         figures.append(summarise(result))
         first = first or result
     assert first is not None
-    notices = [*first.notices, *_unfinished(figures[0])]
+    notices = [*first.notices, *_unfinished(figures[0], first.without_run)]
     cpu_s = (time.process_time() - began) / max(1, sum(figure["all"]["jobs"] for figure in figures))
     return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices, cpu_s)
 
 
-def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
+def _unfinished(figures: Mapping[str, Any], without_run: int) -> Iterator[str]:
+    """Tell how many jobs have not ended; notices of the policy have told of `without_run` of them."""
     unfinished = figures["all"]["jobs"] - figures["all"]["done"]
-    if unfinished:
-        yield f"{unfinished} jobs had not ended at the end: they exceed the cluster's capacity, or the time was over"
+    if not unfinished:
+        return
+    why = "they exceed the cluster's capacity, or the time was over"
+    if without_run:
+        why = f"{without_run} of them were refused or did not fit, as told before"
+        if unfinished > without_run:
+            why += "; the others exceed the cluster's capacity, or the time was over"
+    yield f"{unfinished} jobs had not ended at the end: {why}"
 
 
 def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str]:

@@ -277,8 +277,11 @@ def _odd(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
 
 
 def _hindsight(bench: InstanceBench) -> dict[str, Any]:
-    """Place with the points that the best plan by measured figures uses."""
-    counts, max_points = [], 0
+    """Place with the points that the best plan by measured figures uses.
+
+    Optimistic predictions of other cells may make it smaller than that plan, so its name says what it does not keep.
+    """
+    counts, max_points, broken, short = [], 0, 0, 0
     for loads in bench.loads.values():
         best = allocate(bench.geometry, bench.services(loads))
         known: dict[str, tuple[int, ...]] = {}
@@ -286,8 +289,11 @@ def _hindsight(bench: InstanceBench) -> dict[str, Any]:
             settings = bench.subjects[load.sample.model].settings
             known[load.sample.model] = tuple(settings.index(setting) for setting in sorted(best.of(load.sample.model)))
         max_points = max(max_points, *map(len, known.values()))
-        counts.append(ServicePlanner(bench).place(loads, known).gpus)
-    return _row(f"points with hindsight, at most {max_points} a model", counts)
+        placed = ServicePlanner(bench).place(loads, known)
+        counts.append(placed.gpus)
+        broken, short = broken + placed.broken, short + placed.short
+    name = f"points with hindsight, at most {max_points} a model"
+    return _row(f"{name}: {broken} limits exceeded, {short} rates not met", counts)
 
 
 def _odd_cells(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:

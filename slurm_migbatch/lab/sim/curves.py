@@ -43,7 +43,11 @@ class RateSource(Protocol):
 
 
 class Curves:
-    """Speeds from a source of rates. A job without an application is as fast as its share of the compute slices."""
+    """Speeds from a source of rates.
+
+    A job without an application is, as with `speeds.Linear`, as fast as its share of the requested compute slices, and
+    gains nothing from more.
+    """
 
     def __init__(self, source: RateSource, geometry: Geometry, *, shared: float = 2.0) -> None:
         """Use rates from `source`; `shared` is the slowdown by one other job in the same slice."""
@@ -61,7 +65,8 @@ class Curves:
             total += speed
         # a model that was drawn for a job may not fit on the slice that the job requests
         requested_speed = self.relative(job, job.profile) if job.profile else 1.0
-        return total / job.gpus / (requested_speed or 1.0)
+        speed = total / job.gpus / (requested_speed or 1.0)
+        return speed if job.app else min(1.0, speed)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """See `Speeds`."""

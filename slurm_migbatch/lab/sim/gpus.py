@@ -110,8 +110,12 @@ def geometry(gpu: str) -> Geometry:
 @lru_cache(maxsize=64)
 def whole(gpu: str) -> Geometry:
     """Return the geometry of the same GPU without MIG, with one profile, the whole GPU; raises UnknownGpu."""
-    with_mig = geometry(gpu)
-    return Geometry(f"{with_mig.name} without MIG", [with_mig.full])
+    return without_mig(geometry(gpu))
+
+
+def without_mig(model: Geometry) -> Geometry:
+    """Return the geometry with one profile, the whole GPU; the model itself if it has no other."""
+    return model if len(model.profiles) == 1 else Geometry(f"{model.name} without MIG", [model.full])
 
 
 def models() -> tuple[str, ...]:

@@ -23,6 +23,8 @@ class SimulationResult:
         events: the log; empty if not requested.
         steps: rounds of decisions.
         actions: changes of jobs through Slurm, by kind; empty for the simulator's own policies.
+        without_run: number of jobs that never could run, because they were refused or did not fit on their slices; the
+            notices tell of them.
     """
 
     runs: tuple[SimulatedRun, ...]
@@ -40,3 +42,4 @@ class SimulationResult:
     events: tuple[LoggedEvent, ...] = field(default=(), repr=False)
     actions: Mapping[str, int] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    without_run: int = 0

@@ -94,7 +94,11 @@ class Booking:
             self._stop(job, restart, over=True)
         self._finish()
         elapsed, gpus = self._now - begin, len(self._cluster.gpus)
-        present = sum((self._now if run.ended is None else run.ended) - run.job.arrival for run in runs)
+        # refused jobs are not among those played, and jobs that did not fit have left without an end of their work
+        present = sum(
+            (self._now if played.ended is None else self._moment(played.ended.end)) - played.run.job.arrival
+            for played in self._played.values()
+        )
         return SimulationResult(
             runs=tuple(runs),
             begin=begin,

@@ -350,8 +350,9 @@ class SimulatedNodes:
         took = 0.0
         rows = []
         for claim in claims:
+            has_mig = len(node.geometries[claim.gpu].profiles) > 1  # otherwise the instance stands for the GPU itself
             for slice_row in claim.evict:
-                if node.rows.pop(slice_row.id or 0, None) is not None:
+                if node.rows.pop(slice_row.id or 0, None) is not None and has_mig:
                     took += self.times.destroy_s.get(_compute(slice_row.slot.profile), 0.0)
                     self._tell(name, "destroy", slice_row.place)
             if claim.warm is not None:
@@ -360,7 +361,7 @@ class SimulatedNodes:
             slice_row = self._put(
                 node, slice_row._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None)
             )
-            if claim.warm is None:
+            if claim.warm is None and has_mig:
                 took += self.times.create_s.get(_compute(slice_row.slot.profile), 0.0)
                 self._tell(name, "create", slice_row.place)
             rows.append(slice_row)

@@ -152,7 +152,12 @@ class _Play:
         booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
         runs = sorted(present, key=lambda run: run.job.id)
         result = booking.book(runs, self.events, end, outcome.rounds, self.service.record.actions)
-        return replace(result, notices=tuple(self._notices(outcome.refusals, outcome.misfits)))
+        failed = [job.run.job for job in self.played if job.course.failed]
+        return replace(
+            result,
+            notices=tuple(self._notices(outcome.refusals, failed, outcome.misfits)),
+            without_run=len(outcome.refusals) + len(failed),
+        )
 
     def _round(self, observation: ControllerInput) -> bool:
         again = self.service(observation)
@@ -218,12 +223,13 @@ class _Play:
             "catalog nodes"
         ]
 
-    def _notices(self, refusals: Mapping[int, str], misfits: tuple[int, ...]) -> list[str]:
+    def _notices(
+        self, refusals: Mapping[int, str], failed: Sequence[SimulatedJob], misfits: tuple[int, ...]
+    ) -> list[str]:
         notices = []
         if refusals:
             number, why = min(refusals.items())
             notices.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
-        failed = [job.run.job for job in self.played if job.course.failed]
         if failed:
             notices.append(
                 f"{len(failed)} jobs did not fit on the slices that they got; the first is {_named(failed[0])}"
@@ -246,6 +252,9 @@ def _config(params: MigbatchParams) -> Config:
         raise ConfigError(
             path, [Problem(0, "policy.elastic needs [lending] with enabled = true and partitions in migbatch.toml")]
         )
+    if not config.supply.enabled:
+        text = "[supply] enabled = false keeps the slices of slurm.conf, and simulated nodes have none: set it to true"
+        raise ConfigError(params.config, [Problem(0, text)])
     return config
 
 

@@ -1,8 +1,9 @@
 """Simulate Slurm without migbatch: the same simulated Slurm, with whole GPUs for every job.
 
-A job gets as many GPUs as it has slices or GPUs in the trace. migbatchd's rounds run, but have nothing to change: each
-GPU is offered as its full profile only, and nothing is lent, moved or re-typed. The speed of a job on whole GPUs is, as
-everywhere, relative to the slices that it has in the trace.
+A job gets as many GPUs as it has slices or GPUs in the trace. The GPUs have no MIG, so no instance is created for a
+job, and each node lists all of its GPUs for good, as in slurm.conf: migbatchd's rounds run, but withhold, lend, move
+and re-type nothing. The speed of a job on whole GPUs is, as everywhere, relative to the slices that it has in the
+trace.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.gpus import without_mig
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.migbatch import MigbatchParams, play
 from slurm_migbatch.lab.sim.registry import NamedPolicy, NoParams, Setup
@@ -39,16 +41,16 @@ class _AsInTrace:
 
 def _play(_params: NoParams, setup: Setup) -> SimulationResult:
     shipped = Config()
-    full = setup.geometry.full.profile.name
     config = replace(
         shipped,
-        supply=replace(shipped.supply, preference=(full,)),
+        supply=replace(shipped.supply, enabled=False),
         lending=replace(shipped.lending, enabled=False),
         moves=replace(shipped.moves, enabled=False),
     )
     jobs = tuple(replace(job, profile=None) for job in setup.jobs)
     speeds = _AsInTrace(setup.speeds, {job.id: job for job in setup.jobs})
-    return play(MigbatchParams(), config, replace(setup, jobs=jobs, speeds=speeds))
+    whole = without_mig(setup.geometry)
+    return play(MigbatchParams(), config, replace(setup, geometry=whole, jobs=jobs, speeds=speeds))
 
 
 SLURM: Final = NamedPolicy(
