@@ -72,7 +72,7 @@ class Activation(enum.Enum):
     """Result of a change of the MIG mode."""
 
     DONE = "done"
-    IN_USE = "in use"  # the GPU is in use; the change is pending
+    IN_USE = "in use"  # the GPU is in use; the change is refused, or pending
     RESET_REQUIRED = "reset required"  # the change is pending until the GPU is reset (Ampere)
     REFUSED = "refused"  # the driver could not apply it for another reason
 

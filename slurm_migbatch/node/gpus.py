@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import DriverError, NotMig
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, NotMig
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.config import NodeConfig
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Survey(NamedTuple):
     """GPUs with MIG on, GPUs with MIG off, and the errors of those that do not answer.
 
-    `failing` has errors by UUID, `unidentified` by index those of GPUs that do not even report their UUID.
+    `failing` has errors by UUID, `unidentified` by index those of GPUs that do not even report their UUID and minor.
     """
 
     managed: tuple[NvmlGpu, ...]
@@ -85,7 +85,7 @@ class Gpus:
         return tuple(sorted(selected, key=lambda gpu: gpu.index))
 
     def unidentified(self) -> Mapping[int, str]:
-        """Return by index the errors of GPUs that do not report their UUID, unless Gpus= has other GPUs only.
+        """Return by index the errors of GPUs without UUID or minor, unless Gpus= has other GPUs only.
 
         Raises DriverError.
         """
@@ -93,7 +93,7 @@ class Gpus:
         return self._missing()
 
     def all(self) -> tuple[NvmlGpu, ...]:
-        """Return all GPUs of this machine that report their UUID, in the driver's order. Raises DriverError."""
+        """Return all GPUs of this machine that report UUID and minor, in the driver's order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -101,7 +101,7 @@ class Gpus:
                 driver = NvmlDriver(self._config.nvml_library or None)
                 self._driver = driver
             if not self._all or self._unidentified:
-                self._all, self._unidentified = self._driver.gpus(), self._driver.unidentified()
+                self._all, self._unidentified = _identified(self._driver)
             return self._all
 
     def _missing(self) -> Mapping[int, str]:
@@ -128,6 +128,23 @@ class Gpus:
         if driver is not None:
             with suppress(DriverError):
                 driver.close()
+
+
+def _identified(driver: NvmlDriver) -> tuple[tuple[NvmlGpu, ...], Mapping[int, str]]:
+    """Return the GPUs that report UUID and minor, and by index the errors of the others. Raises DriverMissing.
+
+    Without a minor nobody can tell whether Gpus= has the GPU, or which devices its slices have.
+    """
+    found = driver.gpus()
+    errors = dict(driver.unidentified())
+    for gpu in found:
+        try:
+            _ = gpu.minor  # kept by the GPU
+        except DriverMissing:
+            raise
+        except DriverError as error:
+            errors[gpu.index] = str(error)
+    return tuple([gpu for gpu in found if gpu.index not in errors]), errors
 
 
 def _is_cut(gpu: NvmlGpu) -> bool:

@@ -122,13 +122,17 @@ class Unwritable:
         own_uuids = {g.mig_uuid for entry in own_handoffs for g in entry.slices} - other_uuids
         problem = ""
         try:
-            for gpu in self._gpus.managed() if own_uuids else ():
+            gpus = self._gpus.managed() if own_uuids else ()
+        except DriverError as error:
+            gpus, problem = (), f"; not all devices are revoked: {error}"
+        for gpu in gpus:
+            try:
                 for instance in gpu.instances():
                     if instance.mig_uuid in own_uuids:
                         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
-        except (DriverError, CapsError) as error:
-            problem = f"; not all devices are revoked: {error}"
+            except (DriverError, CapsError) as error:  # the job may have slices on other GPUs
+                problem = f"; not all devices are revoked: {error}"
         for entry in own_handoffs:
             with suppress(OSError):
                 handoff.write(self._paths.job, entry._replace(slices=(), reason=reason, progress=""))

@@ -112,6 +112,13 @@ def test_geometry_is_read_from_older_drivers_without_profile_names(machine, h100
     assert h100.geometry() == geometries["h100-80gb"]
 
 
+def test_geometry_needs_the_memory_of_the_gpu_only_for_missing_names(machine, h100, geometries):
+    """GPUs that share the memory of the host may not report it."""
+    machine.fail("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+    assert h100.geometry() == geometries["h100-80gb"]
+    assert h100.create(ONE) in h100.instances()
+
+
 def refusing(monkeypatch, call, refused, code):
     """Make the driver refuse a call for one of its second arguments."""
     answer = getattr(pynvml, call)

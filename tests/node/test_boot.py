@@ -155,3 +155,11 @@ def test_failed_progress_mount_is_reported_but_is_not_a_problem(new_node, monkey
     node = new_node()
     (step,) = [step for step in prepare(node.config, node.executor) if "MIGBATCH_PROGRESS" in step.what]
     assert step.ok, "jobs may run nevertheless"
+
+
+def test_init_says_what_may_use_a_gpu_whose_mode_cannot_be_changed(new_node):
+    """NVML reports it by its return code or by the status of the activation."""
+    node = new_node(gpus=["h100-80gb"], mig=False)
+    node.machine.fail("nvmlDeviceSetMigMode", 19)
+    result = cli(node, "init")
+    assert result.exit_code == 1 and "in use (persistence daemon, DCGM, a display)" in result.output, result.output

@@ -598,6 +598,30 @@ def test_other_gpu_is_used_while_one_is_lost(new_node):
     assert node.slices("held")[0].gpu != gpu
 
 
+def test_gpu_that_does_not_report_its_minor_does_not_affect_the_others(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    for job in (1, 2):
+        node.prolog(job, "[mig:7g.80gb:1]")
+    first, second = node.executor.gpus.listed()
+    rows = {row.gpu: row for row in node.slices("held")}
+    node.forget_executor()
+    node.machine.fail("nvmlDeviceGetMinorNumber", 999)  # of the first
+    survey = node.executor.gpus.survey()
+    assert [gpu.uuid for gpu in survey.managed] == [second.uuid]
+    assert "its device minor" in survey.unidentified[first.index]
+    assert [gpu.uuid for gpu in node.executor.gpus.listed()] == [first.uuid, second.uuid], "it is queried again"
+    node.forget_executor()
+    node.machine.fail("nvmlDeviceGetMinorNumber", 999)
+    assert node.epilog(rows[second.uuid].job)[0] == exits.OK
+    code, line = node.prolog(3, "[mig:7g.80gb:1]")
+    assert code == exits.OK and "requeued" not in line, line
+    assert {row.gpu: row.job for row in node.slices("held")} == {
+        first.uuid: rows[first.uuid].job,
+        second.uuid: 3,
+    }
+    node.check()
+
+
 def test_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_node):
     """The UUID of a lost GPU cannot be read; the slices that the journal has on it may still exist."""
     node = new_node(gpus=["h100-80gb", "h100-80gb"])

@@ -145,6 +145,18 @@ def test_epilog_keeps_devices_open_for_a_job_that_shares_the_slice(small):
     small.check()
 
 
+def test_epilog_closes_the_devices_on_the_gpus_that_answer(new_node, monkeypatch):
+    monkeypatch.setattr(executor, "PATIENCE", 0.02)
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], HookDeadline=30, EpilogDeadline=30)
+    assert node.prolog(1, "[mig:7g.80gb:2]", uid=ALICE)[0] == exits.OK
+    assert devices(node, ALICE) == 4
+    node.forget_executor()
+    with locked(node):
+        node.machine.fail("nvmlDeviceGetGpuInstances", 999)  # of the first GPU
+        line = node.epilog(1)[1]
+    assert devices(node, ALICE) == 2 and "not all devices are revoked" in line, line
+
+
 def test_journal_lock_that_is_released_in_time_only_delays_the_hook(small, monkeypatch):
     monkeypatch.setattr(executor, "PATIENCE", 0.9)
     small.prolog(9, "[mig:1g.10gb:1]")

@@ -44,10 +44,9 @@ def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query
     """
     if _is_vgpu(ask):
         raise NotMig(pynvml.NVML_ERROR_NOT_SUPPORTED, f"{gpu} is a vGPU guest, which cannot be partitioned")
-    total = int(ask("its memory", pynvml.nvmlDeviceGetMemoryInfo).total)
     infos: dict[Profile, ProfileInfo] = {}
     known: list[query.KnownProfile] = []
-    for raw, profile in listed_profiles(ask, total):
+    for raw, profile in listed_profiles(ask):
         try:
             places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
         except (NotMig, InvalidRequest):
@@ -75,12 +74,13 @@ def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query
     return Geometry(model, infos.values()), tuple(known)
 
 
-def listed_profiles(ask: Ask, total_bytes: int) -> Iterator[tuple[Any, Profile]]:
+def listed_profiles(ask: Ask) -> Iterator[tuple[Any, Profile]]:
     """Yield NVML's description of each profile of a GPU, and the profile.
 
     A driver may refuse values of nvml.h's enum as unsupported or as unknown, and have others after them: NVIDIA's own
-    programs skip both.
+    programs skip both. The GPU's memory, which some drivers do not report, is read only to compute missing names.
     """
+    total_bytes = 0
     for enum in range(_LAST_ENUM):
         try:
             raw = ask("a profile", query.gpu_profile_info, enum)
@@ -91,7 +91,10 @@ def listed_profiles(ask: Ask, total_bytes: int) -> Iterator[tuple[Any, Profile]]
                 continue
             return
         named = reported_profile(query.text(getattr(raw, "name", b"")))
-        yield raw, named or computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total_bytes)
+        if named is None:
+            total_bytes = total_bytes or int(ask("its memory", pynvml.nvmlDeviceGetMemoryInfo).total)
+            named = computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total_bytes)
+        yield raw, named
 
 
 def read_facts(ask: Ask) -> dict[str, str | int | float]:

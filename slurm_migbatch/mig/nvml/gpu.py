@@ -108,10 +108,14 @@ class NvmlGpu:
         return (bool(current), bool(pending))
 
     def set_mig_mode(self, on: bool) -> Activation:
-        """Switch MIG. Raises NotMig, NoPermission or Busy; the result says whether the change is pending."""
+        """Switch MIG; return what came of it. Raises NotMig, NoPermission, or Busy if the driver is not ready."""
         operation = f"switching MIG {'on' if on else 'off'}"
         try:
             status = self._ask(operation, pynvml.nvmlDeviceSetMigMode, int(on))
+        except Busy as error:  # NVML says so by its return code, by the status, or by both
+            if error.code != pynvml.NVML_ERROR_IN_USE:
+                raise
+            status = error.code
         finally:
             self._forget()
             self._minor = None

@@ -152,12 +152,11 @@ class VisibleDevice(LibraryUser):
 
     def _profiles(self, gpu: Any) -> Iterator[tuple[Profile, int]]:
         """Yield the profiles of the GPU, each with its memory in MiB."""
-        total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, gpu).total)
 
         def ask(operation: str, call: Callable[..., Any], *args: object) -> Any:
             return self._ask(operation, call, gpu, *args)
 
-        for raw, profile in listed_profiles(ask, total):
+        for raw, profile in listed_profiles(ask):
             yield profile, int(raw.memorySizeMB)
 
 
