@@ -30,13 +30,10 @@ def migbatchd(path: str) -> None:
 
     Runs in the foreground and logs to stderr. SIGTERM ends it, SIGHUP reads the configuration again.
     """
+    from slurm_migbatch.config import load
+    from slurm_migbatch.daemon import log as logs
     from slurm_migbatch.daemon.garbage import uncollected
-
-    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
-        from slurm_migbatch.config import load
-        from slurm_migbatch.daemon import log as logs
-        from slurm_migbatch.daemon.lock import InstanceLock
-        from slurm_migbatch.daemon.main import serve
+    from slurm_migbatch.daemon.lock import InstanceLock
 
     config = load(path)
     logs.setup(config.daemon.log_level)
@@ -48,6 +45,8 @@ def migbatchd(path: str) -> None:
         lock.acquire()
     except OSError as error:
         raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
+    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
+        from slurm_migbatch.daemon.main import serve
     try:
         asyncio.run(serve(config, path))
     finally:
