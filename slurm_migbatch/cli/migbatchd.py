@@ -32,8 +32,8 @@ def migbatchd(path: str) -> None:
     """
     from slurm_migbatch.config import load
     from slurm_migbatch.daemon import log as logs
+    from slurm_migbatch.daemon.garbage import uncollected
     from slurm_migbatch.daemon.lock import InstanceLock
-    from slurm_migbatch.daemon.main import serve
 
     config = load(path)
     logs.setup(config.daemon.log_level)
@@ -45,6 +45,8 @@ def migbatchd(path: str) -> None:
         lock.acquire()
     except OSError as error:
         raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
+    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
+        from slurm_migbatch.daemon.main import serve
     try:
         asyncio.run(serve(config, path))
     finally:

@@ -180,7 +180,11 @@ class SitePredictions:
 
 
 class SiteFacts(SitePredictions):
-    """The current catalog. `follow` updates it; `changed` is called with a new catalog."""
+    """The current catalog. `follow` updates it; `changed` is called with a new catalog.
+
+    Attributes:
+        unwritten: whether catalog or table may differ from the files, see `write`.
+    """
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         super().__init__(chooser, SiteCatalog())
@@ -188,7 +192,7 @@ class SiteFacts(SitePredictions):
         self._built_from: tuple[object, ...] = ()  # GPUs and partitions of the last catalog
         self._built_at = -CLOSEST_S
         self._rows: dict[str, tuple[NodeRow, float]] = {}  # with the time when each was last in Slurm's list
-        self._unwritten = False
+        self.unwritten = False
         self._compiler = TableCompiler(chooser)
         advice = "slurmctld keeps the old one; check the directory and its permissions"
         self._fault = FaultReporter("cannot write the compiled table for slurmctld", advice, log)
@@ -204,12 +208,12 @@ class SiteFacts(SitePredictions):
             log.warning("%s is not used: %s", path, error)
             return SiteCatalog()
         log.info("starting with the saved catalog", extra={"partitions": catalog.names})
-        self._unwritten = True  # the predictor may have changed, and with it the table
+        self.unwritten = True  # the predictor may have changed, and with it the table
         return catalog
 
     def use(self, chooser: Chooser) -> None:
         """Compile the table with another predictor from now on."""
-        self._chooser, self._unwritten = chooser, True
+        self._chooser, self.unwritten = chooser, True
         self._compiler = TableCompiler(chooser)
         self._changes += 1
 
@@ -233,7 +237,7 @@ class SiteFacts(SitePredictions):
             return
         if catalog != self.catalog:
             self.catalog = catalog
-            self._unwritten = True
+            self.unwritten = True
             self._changes += 1
             log.info(
                 "the site's GPUs or partitions have changed",
@@ -243,9 +247,9 @@ class SiteFacts(SitePredictions):
 
     def write(self) -> None:
         """Write catalog and table if they differ from the files. Run it in a worker thread: compiling takes a while."""
-        if not self._unwritten:
+        if not self.unwritten:
             return
-        self._unwritten = False
+        self.unwritten = False
         catalog, compiler = self.catalog, self._compiler
         try:
             for path in (self._config.submit.catalog, self._config.submit.table):
@@ -258,11 +262,11 @@ class SiteFacts(SitePredictions):
                 write_table(table, text)
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})
         except OSError as error:
-            self._unwritten = True
+            self.unwritten = True
             self._fault.failed(error)
             return
         except BaseException:
-            self._unwritten = True
+            self.unwritten = True
             raise
         self._fault.succeeded()
 

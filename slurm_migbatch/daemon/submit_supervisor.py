@@ -127,7 +127,8 @@ class SubmitSupervisor:
     async def keep_files(self) -> None:
         """Update the catalog file and the compiled table, forever."""
         while True:
-            await asyncio.to_thread(self.facts.write)
+            if self.facts.unwritten:
+                await asyncio.to_thread(self.facts.write)
             await asyncio.sleep(_WRITE_EVERY_S)
 
     def model_changed(self, version: int) -> None:

@@ -32,8 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateColumn
 
-from slurm_migbatch.store.migrations import Migration
-from slurm_migbatch.store.models import TABLE_OPTIONS
+from slurm_migbatch.store.migrations import Migration, table_options
 from slurm_migbatch.store.steps import STEPS
 
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
@@ -85,7 +84,7 @@ def _create(
     connection: Connection, meta: MetaData, name: str, *items: Column[object] | Index | UniqueConstraint
 ) -> Table:
     """Create a table with its indexes, unless it exists."""
-    table = Table(name, meta, *items, **TABLE_OPTIONS)
+    table = Table(name, meta, *items, **table_options(connection))
     table.create(connection, checkfirst=True)
     return table
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Column, Connection, Double, Engine, MetaData, String, Table, func, inspect, select, text
 
 from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
-from slurm_migbatch.store.models import TABLE_OPTIONS
 
 _META = MetaData()
 RECORD = Table(
@@ -18,7 +18,6 @@ RECORD = Table(
     _META,
     Column("name", String(128), primary_key=True),
     Column("applied", Double, nullable=False),
-    **TABLE_OPTIONS,
 )
 
 #: lock number shared by all versions (advisory lock of PostgreSQL)
@@ -33,6 +32,19 @@ class Migration:
 
     name: str
     apply: Callable[[Connection], None]
+
+
+def table_options(connection: Connection) -> dict[str, Any]:
+    """Return the options of new tables: on MariaDB and MySQL all of Unicode, compared by bytes, as the other two do by
+    default.
+
+    On those only, because SQLAlchemy imports the dialect that an option is named after.
+    """
+    dialect = connection.dialect.name
+    if dialect not in ("mysql", "mariadb"):
+        return {}
+    options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}
+    return {f"{dialect}_{option}": value for option, value in options.items()}
 
 
 def applied(connection: Connection) -> list[str]:
@@ -76,6 +88,7 @@ def migrate(engine: Engine, steps: Sequence[Migration], before: Callable[[str], 
     with engine.connect() as connection, _alone(connection):
         with connection.begin():
             _lock_transaction(connection)
+            RECORD.dialect_kwargs.update(table_options(connection))
             RECORD.create(connection, checkfirst=True)
             if before is not None and pending(connection, steps) and (present := applied(connection)):
                 before(present[-1])

@@ -42,13 +42,6 @@ _TEACHING = (
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
-#: Only for MariaDB and MySQL: all of Unicode, compared by bytes, as the other two do by default.
-TABLE_OPTIONS: dict[str, Any] = {
-    f"{dialect}_{option}": value
-    for dialect in ("mariadb", "mysql")
-    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
-}
-
 
 def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield the items, 500 at a time: old versions of SQLite accept at most 999 values in a statement."""
@@ -71,7 +64,6 @@ class Base(DeclarativeBase):
     """The tables of migbatch."""
 
     type_annotation_map = {float: Double(), int: BigInteger()}
-    __table_args__: Any = TABLE_OPTIONS
 
     @classmethod
     def fitting(cls, name: str, value: Any) -> str | None:
@@ -97,7 +89,6 @@ class Run(Base):
         Index("ix_runs_uid", "uid", "span_class", "ended"),
         Index("ix_runs_decision", "decision"),
         Index("ix_runs_lesson", "lesson"),
-        TABLE_OPTIONS,
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -180,7 +171,7 @@ class Lease(Base):
     """One slice held by one run, from `since` to `until`. `outcome`: released, moved (replaced at a restart), lost."""
 
     __tablename__ = "leases"
-    __table_args__ = (Index("ix_leases_run", "run_id"), Index("ix_leases_open", "until", "node"), TABLE_OPTIONS)
+    __table_args__ = (Index("ix_leases_run", "run_id"), Index("ix_leases_open", "until", "node"))
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
@@ -206,7 +197,7 @@ class Decision(Base):
     """The submit filter's result for one request, and why."""
 
     __tablename__ = "decisions"
-    __table_args__ = (Index("ix_decisions_ts", "ts"), TABLE_OPTIONS)
+    __table_args__ = (Index("ix_decisions_ts", "ts"),)
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     ts: Mapped[float]
@@ -284,7 +275,6 @@ class NodeEvent(Base):
     __table_args__ = (
         UniqueConstraint("node", "journal", "seq", name="uq_node_events_identity"),
         Index("ix_node_events_kind", "kind", "ts"),
-        TABLE_OPTIONS,
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -319,7 +309,7 @@ class SupplyChange(Base):
     """The slice counts that Slurm was given for a node, when and why."""
 
     __tablename__ = "supply_changes"
-    __table_args__ = (Index("ix_supply_changes_node", "node", "ts"), TABLE_OPTIONS)
+    __table_args__ = (Index("ix_supply_changes_node", "node", "ts"),)
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     node: Mapped[str] = mapped_column(String(255))
@@ -333,7 +323,7 @@ class Job(Base):
     """The latest state of a job id in Slurm."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_live", "live"), TABLE_OPTIONS)
+    __table_args__ = (Index("ix_jobs_live", "live"),)
 
     job_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
     live: Mapped[bool]
@@ -353,7 +343,6 @@ class Loan(Base):
     __table_args__ = (
         UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
         Index("ix_loans_ended", "ended"),
-        TABLE_OPTIONS,
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -390,7 +379,7 @@ class Action(Base):
     """
 
     __tablename__ = "actions"
-    __table_args__ = (Index("ix_actions_job", "job_id"), Index("ix_actions_ts", "ts"), TABLE_OPTIONS)
+    __table_args__ = (Index("ix_actions_job", "job_id"), Index("ix_actions_ts", "ts"))
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     ts: Mapped[float]
@@ -422,7 +411,6 @@ class MeasuredPoint(Base):
     __table_args__ = (
         UniqueConstraint("point", name="uq_measurements_point"),
         Index("ix_measurements_model", "model", "kind"),
-        TABLE_OPTIONS,
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)

@@ -10,11 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
-from sqlalchemy import MetaData
+import pytest
+from sqlalchemy import text
 
 from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.testbed.database import make_data
+
+#: a site's server may compare text case-insensitively by default; the tables must override that
+_MARIADB: Final = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
 
 
 @contextmanager
@@ -34,10 +39,12 @@ def mariadb(directory: Path) -> Iterator[str]:
         "--skip-innodb-doublewrite",
     ]
     admin = ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e"]
-    with running(command, lambda: subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0):
-        # a site's server may compare text case-insensitively by default; the tables must override that
-        make = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
-        subprocess.run([*admin, make], check=True)
+
+    def answers() -> bool:
+        return subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0
+
+    with _one_tls_context(), running(command, answers):
+        subprocess.run([*admin, _MARIADB], check=True)
         yield f"mariadb://root@localhost/migbatch?unix_socket={socket}"
 
 
@@ -78,12 +85,38 @@ def running(command: list[str], ready: Callable[[], bool], end: int = signal.SIG
         process.wait(180)
 
 
+@contextmanager
+def _one_tls_context() -> Iterator[None]:
+    """Let all connections share one TLS context: PyMySQL reads the certificates of all authorities for each of them,
+    even if none is checked.
+    """
+    from pymysql.connections import Connection  # type: ignore[import-untyped]
+
+    made: list[Any] = []
+    make = Connection._create_ssl_ctx
+
+    def shared(connection: Any, options: dict[str, Any]) -> Any:
+        if options:
+            return make(connection, options)
+        if not made:
+            made.append(make(connection, options))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "_create_ssl_ctx", shared)
+        yield
+
+
 def empty(server: str) -> None:
     """Drop every table of a database on a server."""
     engine = make_engine(server, readonly=False)
-    metadata = MetaData()
-    metadata.reflect(engine)
-    metadata.drop_all(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        else:
+            connection.execute(text("DROP DATABASE migbatch"))
+            connection.execute(text(_MARIADB))
     engine.dispose()
 
 

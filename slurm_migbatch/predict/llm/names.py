@@ -204,17 +204,15 @@ def _index() -> Mapping[str, Model]:
     models: dict[str, Model] = {}
     forms = (lambda w: w, lambda w: [x for x in w if x not in FILLERS], lambda w: [x.replace(".", "") for x in w])
     for form in forms:
-        for model in ALL:
-            for name in (model.name, *model.aliases):
-                models.setdefault("".join(form(_words(name))), model)
+        for model, words in _PUBLIC:
+            models.setdefault("".join(form(words)), model)
     return models
 
 
 def _stems() -> frozenset[str]:
     """Return the squeezed names that only leaving out the word `base` makes of a public one: `bge` of `bge-base`."""
-    whole = [_words(name) for model in ALL for name in (model.name, *model.aliases)]
-    stems = {"".join(word for word in words if word not in FILLERS) for words in whole if "base" in words}
-    return frozenset(stems - {"".join(words) for words in whole})
+    stems = {"".join(word for word in words if word not in FILLERS) for _, words in _PUBLIC if "base" in words}
+    return frozenset(stems - {"".join(words) for _, words in _PUBLIC})
 
 
 def _groups(name: str) -> set[str]:
@@ -234,11 +232,13 @@ def _by_group() -> Mapping[str, Sequence[str]]:
 
 def _families() -> frozenset[str]:
     """Return the letters with which the names of generative models begin, as far as those say so alone."""
-    first = (_words(name)[0] for model in ALL if model.architecture.generates for name in (model.name, *model.aliases))
+    first = (words[0] for model, words in _PUBLIC if model.architecture.generates)
     letters = {match[0] for word in first if (match := _LETTERS.match(word))}
     return frozenset({word for word in letters if len(word) >= SHORTEST} - AMBIGUOUS | UNSIZED)
 
 
+_PUBLIC: Final = [(model, _words(name)) for model in ALL for name in (model.name, *model.aliases)]
+"""The words of every name of the public models."""
 _BY_NAME: Final = _index()
 _STEMS: Final = _stems()
 _FAMILIES: Final = _families()
