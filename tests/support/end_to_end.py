@@ -8,7 +8,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from slurm_migbatch.cli.migacctclick import command as migacct
+from slurm_migbatch.node.journal import NAME, Journal
+from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.models import Lease
 from slurm_migbatch.testbed.cluster import Cluster
@@ -107,14 +109,22 @@ def status(bed: Cluster, node: str) -> dict[str, Any]:
     return report
 
 
+def journalled(bed: Cluster, node: str) -> list[JournalSlice]:
+    """Return the slices in a node's journal.
+
+    It is opened in this process, because tests poll it and a process of `status` would spend its time on imports.
+    """
+    with closing(Journal(str(bed.directory / "nodes" / node / "state" / NAME))) as journal:
+        return list(journal.slices())
+
+
 def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
     """Return node, job and state of every slice that is not idle, by the nodes' own journals."""
     return [
-        (node, entry["job"], entry["state"])
+        (node, row.job, row.state)
         for node in bed.spec.node_names
-        for gpu in status(bed, node)["gpus"]
-        for entry in gpu["slices"]
-        if entry["state"] != "idle"
+        for row in journalled(bed, node)
+        if row.state != "idle"
     ]
 
 
@@ -124,11 +134,10 @@ def holding(bed: Cluster, job: int) -> tuple[str, str]:
 
     def slices_held() -> bool:
         holders[:] = [
-            (node, entry["mig_uuid"])
+            (node, row.mig_uuid or "")
             for node in bed.spec.node_names
-            for gpu in status(bed, node)["gpus"]
-            for entry in gpu["slices"]
-            if entry["job"] == job and entry["state"] == "held"
+            for row in journalled(bed, node)
+            if row.job == job and row.state == "held"
         ]
         return bool(holders)
 
@@ -147,10 +156,9 @@ def differences(bed: Cluster) -> list[str]:
             for i in gpu["instances"]
         }
         in_journal = {
-            (gpu["uuid"], entry["start"], entry["size"], entry["profile"])
-            for gpu in status(bed, node)["gpus"]
-            for entry in gpu["slices"]
-            if entry["state"] in ("idle", "held", "zombie")
+            (row.gpu, row.slot.placement.start, row.slot.placement.size, row.slot.profile.name)
+            for row in journalled(bed, node)
+            if row.state in ("idle", "held", "zombie")
         }
         found += [f"{node}: only the driver has {extra}" for extra in in_driver - in_journal]
         found += [f"{node}: only the journal has {extra}" for extra in in_journal - in_driver]
