@@ -364,6 +364,27 @@ def test_offer_that_slurm_does_not_use_is_made_on_another_node() -> None:
     assert "offered on" in world.loop.why(job)
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_offer_is_soon_made_on_another_node_if_other_jobs_have_the_cpus(elsewhere: bool) -> None:
+    world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=600))
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1", cpus=8)
+    schedule = world.slurm.schedule
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(3)
+    (offered_first,) = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
+    for name, machine in world.slurm.real.items():
+        machine.cpus_used = machine.cpus - 7 if name == offered_first or not elsewhere else 0
+        machine.version += 1
+    world.slurm.schedule = schedule  # type: ignore[method-assign]
+    world.steps(30)
+    row = next(row for row in world.slurm.jobs() if row.job_id == job)
+    if elsewhere:
+        assert row.nodes and row.nodes != (offered_first,)
+    else:
+        assert row.pending and not world.loop.memory.supply.avoided, "it starts where CPUs become free first"
+
+
 def test_offer_that_slurm_does_not_use_is_not_made_for_equal_jobs_one_after_the_other() -> None:
     """A hundred jobs that request too much memory would keep the node from the jobs of others for hours."""
     world = World(nodes=1, gpus=1, settings=SupplySettings(stuck_s=5))

@@ -6,7 +6,7 @@ actions. An offer that a job does not take for a while is made on another node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, le
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import is_marked
 
 _FREE: Final = "free space"
@@ -34,6 +34,10 @@ HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
 UNEXPLAINED_S: Final = 30.0
 """A node where Slurm counts more slices than are known is noted after so long."""
+CPUS_S: Final = 15.0
+"""An offer that is not taken for so long is made elsewhere if its node lacks the CPUs and another one has them."""
+_CPUS_AVOID_S: Final = 60.0
+"""For how long such a node is not considered again."""
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
 this.
@@ -163,7 +167,7 @@ def plan_supply(
         memory.moves.note(plan.reservations, snapshot.now)
         memory.moves.begin(plan.moves, queue)
         moves = memory.moves.due(snapshot.now, settings.moves, queue)
-    _watch_offers(snapshot, plan, memory, settings)
+    _watch_offers(snapshot, plan, wanted, memory, settings)
     due = plan.given(wanted) if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
@@ -259,10 +263,17 @@ def _kind(row: JobRow) -> tuple[object, ...]:
     )
 
 
-def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
+def _watch_offers(
+    snapshot: ClusterSnapshot,
+    plan: ClusterPlan,
+    wanted: Sequence[Demand],
+    memory: SupplyMemory,
+    settings: SupplySettings,
+) -> None:
     """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
 
-    Slurm has a reason then that migbatchd does not know. Time does not count in which there were no snapshots, mostly
+    Slurm has a reason then that migbatchd does not know. If it is known, because other jobs have the node's CPUs, and
+    there is a node with enough, `CPUS_S` is enough. Time does not count in which there were no snapshots, mostly
     because slurmctld was down and could start nothing, or by which the clock was set.
     """
     now = snapshot.now
@@ -277,11 +288,26 @@ def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMe
         previous = previous_standing.get(job)
         if previous is None or previous[:2] != (placed.nodes, row.tasks):
             memory.standing[job] = (placed.nodes, row.tasks, now)
-        elif now - (since := previous[2] + uncounted) < settings.stuck_s:
-            memory.standing[job] = (placed.nodes, row.tasks, since)
-        else:
+            continue
+        since = previous[2] + uncounted
+        if now - since >= settings.stuck_s:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
+        elif now - since >= CPUS_S and (lacking := _without_cpus(row, placed.nodes, snapshot.nodes, wanted)):
+            memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _CPUS_AVOID_S))
+        else:
+            memory.standing[job] = (placed.nodes, row.tasks, since)
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
+
+
+def _without_cpus(
+    row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
+) -> list[str]:
+    """Return the nodes on which other jobs have the CPUs of a job; none unless enough other nodes have them."""
+    pool = next((demand.pool for demand in wanted if demand.job == row.job_id), frozenset[str]())
+    free = {node.name: node.cpus_free for node in nodes if node.name in pool and node.cpus}
+    lacking = [name for name in offered if free.get(name, row.cpus_per_node) < row.cpus_per_node]
+    able = [name for name, cpus in free.items() if cpus >= row.cpus_per_node and name not in offered]
+    return lacking if len(able) >= len(lacking) else []
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
