@@ -35,6 +35,9 @@ def migbatchd(path: str) -> None:
     from slurm_migbatch.daemon.garbage import uncollected
     from slurm_migbatch.daemon.lock import InstanceLock
 
+    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
+        from slurm_migbatch.daemon.main import serve
+
     config = load(path)
     logs.setup(config.daemon.log_level)
     os.umask(0o022)
@@ -45,8 +48,6 @@ def migbatchd(path: str) -> None:
         lock.acquire()
     except OSError as error:
         raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
-    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
-        from slurm_migbatch.daemon.main import serve
     try:
         asyncio.run(serve(config, path))
     finally:

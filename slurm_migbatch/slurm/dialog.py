@@ -6,9 +6,9 @@ sent before, between and after the requests; scontrol answers `invalid keyword: 
 between two such answers belongs to the request between them (tested on 22.05, 24.11 and 26.05).
 
 Debian's scontrol reads its input with readline, for which control characters are editing commands (a tab completes file
-names), and then splits it into words like a shell, without its comments (`#`, tested on 22.05, 23.11, 24.11, 25.11 and
-26.05). Only words of plain characters are sent this way; any other request is passed as the arguments of a separate
-process.
+names), and then splits it at blanks. It keeps quotes as a part of the value, and knows no comments (`#`; tested on
+22.05, 23.11, 24.11, 25.11 and 26.05). Only words of plain characters are sent this way; any other request is passed as
+the arguments of a separate process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Sequence
 Request = tuple[str, ...]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-][A-Za-z0-9_.,:;+/%=@()\[\]*~^#-]*")
-_SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ #-]*)")
 #: the beginning of a record; scontrol may print its prompt and the request before it
 _RECORD = re.compile(r"^(?:scontrol: )*(JobId=)", re.MULTILINE)
 #: scontrol's line limit is 4095 bytes if it was built without readline
@@ -30,16 +29,8 @@ _LONGEST = 4000
 
 def line(request: Request) -> str | None:
     """Return the request as a line for scontrol's standard input; None if that is not safe."""
-    arguments = []
-    for argument in request:
-        if _PLAIN.fullmatch(argument):
-            arguments.append(argument)
-        elif match := _SPACED.fullmatch(argument):
-            arguments.append(f'{match[1]}="{match[2]}"')
-        else:
-            return None
-    text = " ".join(arguments)
-    return text if arguments and len(text) <= _LONGEST else None
+    text = " ".join(request)
+    return text if request and len(text) <= _LONGEST and all(map(_PLAIN.fullmatch, request)) else None
 
 
 class Dialog:

@@ -183,16 +183,6 @@ def test_migbatchd_starts_without_importing_what_it_does_not_use():
     assert not {"scipy", "jinja2", "sqlalchemy.dialects.mysql"} & imported
 
 
-def test_migbatchd_with_an_invalid_configuration_ends_before_it_imports_what_serves(tmp_path):
-    (tmp_path / "migbatch.toml").write_text("[daemon]\nrun_dri = 1\n")
-    program = "import sys\nfrom slurm_migbatch.cli.migbatchd import main\n"
-    program += "try: main()\nfinally: print('sqlalchemy' in sys.modules)"
-    line = [sys.executable, "-c", program, "-c", str(tmp_path / "migbatch.toml")]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (1, "False")
-    assert "unknown key 'run_dri'" in done.stderr
-
-
 def test_submit_process_starts_without_importing_sqlalchemy_or_scipy():
     """After this process has ended, submissions wait for the next one."""
     program = "import sys, slurm_migbatch.daemon.submit_worker; print({*sys.modules} & {'sqlalchemy', 'scipy'})"

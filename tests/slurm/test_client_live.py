@@ -63,6 +63,22 @@ def test_job_is_held_updated_requeued_hastened_and_cancelled(cluster: Cluster, c
     client.cancel(10**8)
 
 
+def test_comments_are_stored_as_they_are_written(cluster: Cluster, client: CliClient) -> None:
+    """Several updates are sent to one process of scontrol, whose input is read in another way than its arguments."""
+    comments = (
+        "[mig:1g.10gb:1#3f2a]",
+        "two words [mig:1g.10gb:1]",
+        "migbatch: model=x # [mig:1g.10gb:1#3f2b]",
+        "plain",
+    )
+    jobs = [cluster.submit("--gres=mig:1g.10gb:1", "-H", wrap="true") for _ in comments]
+    client.update_jobs({str(job): {"Comment": text} for job, text in zip(jobs, comments, strict=True)})
+    stored = {found.job_id: found.comment for found in client.jobs()}
+    assert [stored[job] for job in jobs] == list(comments)
+    for job in jobs:
+        client.cancel(job)
+
+
 def test_job_whose_start_time_was_overlooked_starts_on_request(
     new_cluster: Callable[..., Cluster],
 ) -> None:

@@ -572,7 +572,7 @@ def test_refused_node_does_not_block_updates_of_other_nodes(tools: Path, scontro
 def test_job_updates_use_one_process_and_refused_jobs_are_named(tools: Path, scontrol: CliClient) -> None:
     updates = {str(job): {"Gres": "mig:2g.20gb:1"} for job in range(1, 200)}
     updates["7"] = {"Gres": "mig:bad:1"}
-    updates["150_4"] = {"Comment": "bad luck", "StartTime": "now+2"}
+    updates["150_4"] = {"Comment": "bad-luck", "StartTime": "now+2"}
     with pytest.raises(SlurmRefused, match="rejected 2 of 200 changes") as caught:
         scontrol.update_jobs(updates)
     assert set(caught.value.refused) == {"7", "150_4"}
@@ -603,8 +603,7 @@ def test_marker_with_the_name_of_a_decision_is_sent_in_a_line() -> None:
     """Most updates have one; a process for each would make a round long."""
     marker = "[mig:1g.10gb:1#3f2a]"
     assert line(("update", "JobId=1", f"Comment={marker}")) == f"update JobId=1 Comment={marker}"
-    quoted = f'Comment="migbatch: model=x {marker}"'
-    assert line(("update", "JobId=1", f"Comment=migbatch: model=x {marker}")) == f"update JobId=1 {quoted}"
+    assert line(("update", "JobId=1", f"Comment=migbatch: model=x {marker}")) is None, "scontrol would keep the quotes"
     assert line(("#", "JobId=1")) is None
 
 

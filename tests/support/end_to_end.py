@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from slurm_migbatch.cli.migacctclick import command as migacct
+from slurm_migbatch.node import conf
 from slurm_migbatch.node.journal import NAME, Journal
 from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.store.db import open_store
@@ -114,7 +115,8 @@ def journalled(bed: Cluster, node: str) -> list[JournalSlice]:
 
     It is opened in this process, because tests poll it and a process of `status` would spend its time on imports.
     """
-    with closing(Journal(str(bed.directory / "nodes" / node / "state" / NAME))) as journal:
+    state = conf.read(str(bed.product.etc / conf.NAME), node)["StateDir"]
+    with closing(Journal(f"{state}/{NAME}")) as journal:
         return list(journal.slices())
 
 
