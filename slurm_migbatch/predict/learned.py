@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
@@ -32,7 +32,6 @@ from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.values.computed import Computed
 from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
@@ -79,7 +78,7 @@ class LearnedPredictor:
         self.widening = max(_NORMAL.inv_cdf(confidence), LEAST_WIDTH) / _NORMAL.inv_cdf(CONFIDENCE)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
-        self._grids = Computed(self._known, partial(_grid, self.learned, self._known))
+        self._grids = {name: self._grid(name, known) for name, known in self._known.items()}
         self._grown: dict[tuple[str, str, str, GpuKind], Array] = {}
 
     @property
@@ -240,25 +239,25 @@ class LearnedPredictor:
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
 
+    def _grid(self, model: str, known: Known) -> Grid:
+        """Return the bucket edges from the model's own curve, that of inference if both kinds of work are known."""
+        facts = facts_of(EDGE_GPU)
+        assert facts is not None
+        gpu = GpuSpec(EDGE_GPU, facts, 80)
+        measured = [
+            fitted for fitted in self.learned.fitted.values() if fitted.model == model and "time" in fitted.beliefs
+        ]
+        if measured:
+            belief = min(measured, key=lambda fitted: (fitted.kind, -fitted.points, fitted.gpu)).beliefs["time"]
+        else:
+            belief = self.learned.population("time", "infer").prior(model, known, gpu)
+        anchors = frozenset({known.reference, *(size for fitted in measured for size in fitted.inputs)})
+        return _grid_of(known, tuple(belief.mean.tolist()), anchors)
+
 
 def _share(machine: Machine, kind: GpuKind) -> float:
     """Return a slice's share of the GPU's operations per second."""
     return machine.flops / (kind.tflops * 1e12)
-
-
-def _grid(learned: Learned, models: Mapping[str, Known], model: str) -> Grid:
-    """Return the bucket edges from the model's own curve, that of inference if both kinds of work are known."""
-    known = models[model]
-    facts = facts_of(EDGE_GPU)
-    assert facts is not None
-    gpu = GpuSpec(EDGE_GPU, facts, 80)
-    measured = [fitted for fitted in learned.fitted.values() if fitted.model == model and "time" in fitted.beliefs]
-    if measured:
-        belief = min(measured, key=lambda fitted: (fitted.kind, -fitted.points, fitted.gpu)).beliefs["time"]
-    else:
-        belief = learned.population("time", "infer").prior(model, known, gpu)
-    anchors = frozenset({known.reference, *(size for fitted in measured for size in fitted.inputs)})
-    return _grid_of(known, tuple(belief.mean.tolist()), anchors)
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,6 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
 from slurm_migbatch.predict.rightsize import Terms, rightsize
 from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
-from slurm_migbatch.values.computed import Computed
 from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
@@ -122,9 +121,8 @@ class Chooser:
         self._choices: dict[tuple[str, Bucket, JobLimits, bool, int | None], tuple[Partition, SliceChoice]] = {}
         self._advice: dict[tuple[Bucket, tuple[GpuKind, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[GpuKind, ...]], Mapping[str, TokenFigures]] = {}
-        grids = predictor.grids()
         #: the known models with their bucket edges
-        self.grids = Computed((name for name in grids if not llm_names.generates(name)), grids.__getitem__)
+        self.grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
         #: other names of known models
         self.aliases = predictor.aliases()
 

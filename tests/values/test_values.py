@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 
 from slurm_migbatch.values import Field, Pattern, Value, fields, replace
-from slurm_migbatch.values.computed import Computed
 from slurm_migbatch.values.figures import digits, gib, plural
 
 
@@ -111,14 +110,3 @@ def test_digits_shows_three_digits_and_no_exponent_for_large_numbers() -> None:
 
 def test_counts_have_their_noun_in_the_right_number() -> None:
     assert [plural(count, "run") for count in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
-
-
-def test_computed_values_are_computed_once_and_only_those_that_are_read():
-    read = []
-    lengths = Computed(("a", "bb"), lambda key: read.append(key) or len(key))
-    assert list(lengths) == ["a", "bb"] and len(lengths) == 2
-    assert "bb" in lengths and "c" not in lengths
-    assert lengths.get("c") is None
-    assert read == []
-    assert [lengths["bb"], lengths["bb"]] == [2, 2]
-    assert read == ["bb"]
