@@ -204,8 +204,8 @@ class Cluster(RunningCluster):
         for program in CLIENTS:
             located = self.root.locate(program)
             line = self.root.from_anywhere(self._holder(), located)
-            # only root can enter another root; a task is inside already
-            inside = f'[ "$(id -u)" = 0 ] || exec {located} "$@"\n' if self.root.path else ""
+            # users cannot enter another root, and their tasks are inside already; root and migbatchd's user can
+            inside = f'[ -e /proc/{self._holder()}/root/. ] || exec {located} "$@"\n' if self.root.path else ""
             path = self.bin / program
             path.write_text(f'#!/bin/sh\n{exports}{inside}exec {line} "$@"\n')
             path.chmod(0o755)
