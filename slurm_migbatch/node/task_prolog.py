@@ -308,7 +308,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
 
 
 def scontrol(settings: dict[str, str], environ: dict[bytes, bytes], arguments: list[str]) -> tuple[str, str]:
-    """Run scontrol as the user. Return its output, and why it could not be run or did not end."""
+    """Run scontrol as the user. Return its output, and why it could not be run, failed or did not end: then none."""
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
     child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):
@@ -340,7 +340,9 @@ def scontrol(settings: dict[str, str], environ: dict[bytes, bytes], arguments: l
         pause = min(2 * pause, 0.05)
     output += _available(reader)
     posix.close(reader)
-    return output.decode("utf-8", "replace"), f"{program} {arguments[0]} failed" if ended[1] else ""
+    if ended[1]:
+        return "", f"{program} {arguments[0]} failed"
+    return output.decode("utf-8", "replace"), ""
 
 
 def _available(reader: int) -> bytes:

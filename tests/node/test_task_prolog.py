@@ -352,6 +352,7 @@ def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path, monk
     ("body", "problem"),
     [
         ("exit 1", "show failed"),
+        ("echo TresPerNode=gres:mig:1; exit 1", "show failed"),
         ("echo 'TresPerNode=(null)'", ""),
         ("sleep 60", "did not end within 0.3 s"),
         ("yes", "did not end within 0.3 s"),
