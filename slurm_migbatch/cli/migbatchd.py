@@ -35,7 +35,7 @@ def migbatchd(path: str) -> None:
     from slurm_migbatch.daemon.garbage import uncollected
     from slurm_migbatch.daemon.lock import InstanceLock
 
-    with uncollected():  # modules are no garbage; to go through them again and again would take a seventh of the import
+    with uncollected():  # modules are no garbage, and each of the collections would go through all of them
         from slurm_migbatch.daemon.main import serve
 
     config = load(path)
