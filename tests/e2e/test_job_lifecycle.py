@@ -266,7 +266,8 @@ def test_whole_gpus_kept_for_a_larger_job_are_used_by_jobs_that_end_in_time(stac
     assert {stack.job_state(job) for job in (large, long)} == {"PENDING"}
     opened.touch()
     assert [stack.wait_job(job) for job in (large, long)] == ["COMPLETED"] * 2
-    assert account(stack, large)["started"] <= account(stack, long)["started"]
+    large_since, long_since = (account(stack, job)["slices"][0]["since_unix_s"] for job in (large, long))
+    assert large_since < long_since
     settled(stack)
 
 
