@@ -313,7 +313,7 @@ def scontrol(settings: dict[str, str], environ: dict[bytes, bytes], arguments: l
     child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):
         child_environ[b"SLURM_CONF"] = settings["SlurmConf"].encode()
-    child_environ[b"PATH"] = b"/usr/bin:/bin"
+    child_environ |= {b"PATH": b"/usr/bin:/bin", b"SCONTROL_LOCAL": b"1"}  # without a query for the federation
     reader, writer = posix.pipe()
     try:
         child = posix.posix_spawn(

@@ -328,7 +328,7 @@ def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path):
     asked = tmp_path / "asked"
     asked.touch()
     asked.chmod(0o666)
-    scontrol_that(node, tmp_path, f'echo "$@" >> {asked}; echo "   TresPerNode=gres:mig:1g.10gb:2"')
+    scontrol_that(node, tmp_path, f'echo "$@" $SCONTROL_LOCAL >> {asked}; echo "   TresPerNode=gres:mig:1g.10gb:2"')
     batch = as_user(node, 1)
     environ = {"SLURM_TASK_PID": str(os.getpid()), "SLURM_GTIDS": "0,1"}
 
@@ -341,7 +341,7 @@ def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path):
     assert {(values["SLURM_GPUS_ON_NODE"], values["MIGBATCH_JOB_SLICES"]) for values in tasks} == {("2", "3")}
     other = task(0, "1")["CUDA_VISIBLE_DEVICES"], task(1, "1")["CUDA_VISIBLE_DEVICES"]
     assert third in other, "the free slice, and one more"
-    assert asked.read_text() == "show step 1.0\nshow step 1.1\n", "once for each step; the batch script has all slices"
+    assert asked.read_text() == "show step 1.0 1\nshow step 1.1 1\n", "one query for each step, none of the federation"
     values = {b"SLURM_JOB_ID": b"9", b"SLURMD_NODENAME": b"n1", b"SLURM_GPUS_ON_NODE": b"2"}
     values |= {b"MIGBATCH_DEVICES": first.encode(), b"MIGBATCH_JOB_SLICES": b"3"}
     assert "unset SLURM_GPUS_ON_NODE" in exports(str(node.etc), values, ALICE), "inherited from the step"
