@@ -6,7 +6,7 @@ on a node asks slurmctld, if the job has several slices there. `srun --exact -n1
 
     ProgressDir/<job>.<restart>.steps      the user's, in a directory of root's (`progress.make_steps`)
 
-    <step> <pid> <start> <slice>,<slice>...       (their numbers; `*` for all slices of the job)
+    <step> <pid> <time> <slice>,<slice>...       (their numbers; `*` for all slices of the job)
 
 Each task appends a line, under a lock: the file is append-only. The lines of a step count while one of its tasks lives,
 those before an empty line no more. The file tells only which of the user's slices a program should use: what it may
@@ -98,40 +98,50 @@ def of_step(
     try:
         if not _lock(handle, TABLE + 1 + step, ask_s + LOCK_S) or not _lock(handle, TABLE, LOCK_S):
             return choose(slices, ask(), {})
-        ended, rows = alive(_read(handle), _start_of)
+        ended, rows = alive(_read(handle))
         own = next((row[3] for row in rows if row[0] == str(step)), "")
         if not own:
             _unlock(handle, TABLE)
             request = ask()
             if not _lock(handle, TABLE, LOCK_S):
                 return choose(slices, request, {})
-            ended, rows = alive(_read(handle), _start_of)
+            ended, rows = alive(_read(handle))
             used = {(row[0], number) for row in rows for number in row[3].split(",")}
             numbers = [number for _, number in used]
             chosen = choose(slices, request, {row[0]: numbers.count(str(i)) for i, row in enumerate(slices)})
             own = ALL if chosen == slices else ",".join([str(slices.index(row)) for row in chosen])
-        new = [str(step), pid, _start_of(pid), own]
+        new = [str(step), pid, str(_ticks()), own]
         _append(handle, [[], *rows, new] if ended > MOST_ENDED else [new])
     finally:
         posix.close(handle)
     return [row for i, row in enumerate(slices) if str(i) in own.split(",")] or slices
 
 
-def alive(text: str, start_of: Callable[[str], str]) -> tuple[int, list[list[str]]]:
-    """Return the number of rows of ended steps, and those of steps of which a task lives: `[step, pid, start, slices]`
+def alive(text: str) -> tuple[int, list[list[str]]]:
+    """Return the number of rows of ended steps, and those of steps of which a task lives: `[step, pid, time, slices]`
     each.
     """
     rows = [line.split(" ") for line in text.rpartition("\n\n")[2].splitlines()]
-    rows = [row for row in rows if len(row) == 4 and row[1].isdigit() and row[2]]
+    rows = [row for row in rows if len(row) == 4 and row[1].isdecimal() and row[2].isdecimal()]
     steps: dict[str, list[list[str]]] = {}
     for row in rows:
         steps.setdefault(row[0], []).append(row)
-    living = [ones for ones in steps.values() if any(start_of(row[1]) == row[2] for row in reversed(ones))]
+    living = [ones for ones in steps.values() if any(_lives(row[1], int(row[2])) for row in reversed(ones))]
     return len(rows) - sum(map(len, living)), [row for ones in living for row in ones]
 
 
-def _start_of(pid: str) -> str:
-    """Return the start time of a process, in clock ticks since boot; empty if there is none."""
+def _lives(pid: str, by: int) -> bool:
+    """Return whether the process with this number lives, and had started by then (`_ticks`).
+
+    /proc says when; with its option hidepid= not of a task that has yet to start its program.
+    """
+    own = True
+    try:
+        posix.kill(int(pid), 0)
+    except PermissionError:
+        own = False
+    except (OSError, OverflowError):
+        return False
     try:
         handle = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
         try:
@@ -139,9 +149,14 @@ def _start_of(pid: str) -> str:
         finally:
             posix.close(handle)
     except OSError:
-        return ""
+        return own
     fields = text.rpartition(b")")[2].split()  # the name before may contain anything
-    return fields[19].decode("ascii") if len(fields) > 19 and fields[0] not in (b"Z", b"X") else ""
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) <= by
+
+
+def _ticks() -> int:
+    """Return the time since boot in the units of /proc."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * posix.sysconf("SC_CLK_TCK"))
 
 
 def _open(path: str) -> int:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.node import step_slices
 from slurm_migbatch.node.step_slices import Request, choose, of_step, requested
+from tests.support.directories import open_to_users
+from tests.support.nodes import ALICE
 
 SLICES = [[f"MIG-{i}", profile, "9728", "GPU-0"] for i, profile in enumerate(["1g.10gb", "1g.10gb", "1g.20gb+me"])]
 
@@ -136,6 +138,44 @@ def test_number_of_a_process_that_is_used_again_is_not_the_task(
 ) -> None:
     path.write_text(f"0 {tasks[0].pid} 1 0\n")
     assert names(of_step(str(path), 1, str(tasks[1].pid), SLICES, one)) == ["MIG-0"]
+
+
+HIDDEN = """
+import os, sys
+from slurm_migbatch.node.step_slices import of_step
+
+def task(step):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # as slurmstepd's: another user's now, and no program started yet
+        user = int(sys.argv[2])
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        own = str(os.getpid())
+        if os.fork() == 0:
+            assert not os.path.exists(f"/proc/{own}")
+            chosen = of_step(sys.argv[1], step, own, [["MIG-0", "", "", ""], ["MIG-1", "", "", ""]], lambda: [("", 1)])
+            os.write(writer, chosen[0][0].encode())
+            os._exit(0)
+        os.wait()
+        os.read(0, 1)
+        os._exit(0)
+    os.close(writer)
+    return os.read(reader, 9).decode()
+
+print(*[task(step) for step in range(2)])
+"""
+
+
+def test_task_that_proc_hides_until_it_starts_its_program_lives(path: Path) -> None:
+    """With hidepid= of proc(5), as on many clusters, its own user does not see it before."""
+    os.chown(path, ALICE, ALICE)
+    open_to_users(path.parent)
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    line = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", HIDDEN, str(path), str(ALICE)]
+    ended = subprocess.run(line, stdin=subprocess.PIPE, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("MIG-0 MIG-1\n", "")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\n 1 2\n0 x y 0\n", b"0 1  0\n", b"a" * 3000 + b"\n", b"0 1 2 9\n\n\n"])
