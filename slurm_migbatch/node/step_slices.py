@@ -53,7 +53,7 @@ def requested(shown: str, tasks: int) -> Request:
     request: Request = []
     for key, factor in ((PER_NODE, 1), (PER_TASK, tasks)):
         for entry in ",".join([word.removeprefix(key) for word in words if word.startswith(key)]).split(","):
-            name, _, count = entry.removeprefix("gres:").removeprefix("gres/").partition(":")
+            name, _, count = entry.removeprefix("gres:").removeprefix("gres/").replace("=", ":").partition(":")
             if name != GRES:
                 continue
             gres_type, _, number = count.rpartition(":")

@@ -66,6 +66,8 @@ SHOWN = """StepId=17.0 UserId=1001 StartTime=2026-11-29T02:12:28 TimeLimit=UNLIM
         ("TresPerNode=gres:mig:1g.10gb:1", [("1g.10gb", 1)]),  # 22.05
         ("TresPerNode=gres/mig:2,gres/fpga:3,gres/mig:1g.20gb.me:1", [("1g.20gb.me", 1), ("", 2)]),  # 23.11 and later
         ("TresPerTask=cpu:2,gres/mig:1g.10gb:2", [("1g.10gb", 6)]),
+        ("TresPerTask=cpu=2,gres/mig=1", [("", 3)]),  # the user's own form (24.11 and later)
+        ("TresPerNode=gres/mig:1g.10gb=2", [("1g.10gb", 2)]),
         ("TresPerNode=gres/mig", [("", 1)]),
         ("TresPerNode=gres/mig:1g.10gb", [("1g.10gb", 1)]),
         ("TresPerNode=gres/mig:0", []),
