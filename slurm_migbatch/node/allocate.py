@@ -338,6 +338,9 @@ class Allocator:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
             path = ""  # for example if the disk is full; the job runs but cannot report progress
+        if path and len(given) > 1:
+            with suppress(OSError):
+                progress.make_steps(self._paths.progress, job, restart, env.uid)
         new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=path)
         if cudaform.wanted(env.comment) == cudaform.INDEX:
             minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}

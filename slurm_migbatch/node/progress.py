@@ -1,6 +1,7 @@
 """Handle progress files: one for each run, created by root, written by the job's user, read by root.
 
     ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0711)
+    ProgressDir/<job>.<restart>.steps      the same, in jobs with several slices; root does not read it (`step_slices`)
 
     items=1200 seconds=4.5
     items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=31 task=0 at=1790000000.5 done=1
@@ -46,7 +47,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from slurm_migbatch.node import effects, tmpfs
+from slurm_migbatch.node import effects, step_slices, tmpfs
 
 HEAD = 4096
 TAIL = 16384
@@ -67,7 +68,7 @@ MAX_SUM = 2**53 - 1
 CLOCKS_S = 60.0
 """Largest difference between the job's clock and the node's."""
 
-_NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
+_NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})(?:\.steps)?")
 _NUMBER = re.compile(rb"[0-9]{1,15}(?:\.[0-9]{1,22})?(?:[eE][+-]?[0-9]{1,2})?")
 _LIMITS: dict[str, tuple[float, float]] = {
     "items": (0, 1e15),
@@ -163,37 +164,55 @@ class ProgressReport(NamedTuple):
 
 
 def make(directory: int, job: int, restart: int, uid: int) -> None:
-    """Create an empty file for a run that begins, replacing one of an interrupted start. Raises OSError."""
+    """Create an empty file for a run that begins, replacing those of an interrupted start. Raises OSError."""
     if not tmpfs.is_mounted(directory):
         raise OSError(errno.EOPNOTSUPP, "no separate file system for progress files")
     remove(directory, job, restart)
+    _create(directory, f"{job}.{restart}", uid, RESERVED_BYTES)
+
+
+def make_steps(directory: int, job: int, restart: int, uid: int) -> None:
+    """Create the file in which the steps of a run with several slices share them, after `make`. Raises OSError."""
+    _create(directory, f"{job}.{restart}{step_slices.SUFFIX}", uid, step_slices.MAX_BYTES)
+
+
+def _create(directory: int, name: str, uid: int, size: int) -> None:
+    """Create an empty file with its own space for a user. Raises OSError."""
     _check_share(directory, uid)
-    name = f"{job}.{restart}"
     effects.point("progress make")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(name, flags, 0o600, dir_fd=directory)
     try:
         os.fchmod(handle, 0o600)
-        tmpfs.reserve(directory, handle, RESERVED_BYTES)
+        tmpfs.reserve(directory, handle, size)
         os.fchown(handle, uid, -1)
         with suppress(OSError):  # not supported by every kernel; it only keeps the user from shortening the file
             tmpfs.set_append_only(handle, True)
     except OSError:
         os.close(handle)
-        remove(directory, job, restart)
+        _remove(directory, name)
         raise
     os.close(handle)
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Delete a run's file and free its space; do nothing if there is none.
+    """Delete a run's files and free their space; do nothing if there are none."""
+    for name in (f"{job}.{restart}", f"{job}.{restart}{step_slices.SUFFIX}"):
+        _remove(directory, name)
+
+
+def _remove(directory: int, name: str) -> None:
+    """Delete a file and free its space.
 
     A mount that the user has placed over it is detached. While the user holds a lease on it, it stays, and the next
     cleanup tries again. A process that still has it open keeps an empty file that cannot grow.
     """
-    name = f"{job}.{restart}"
-    with suppress(OSError):
+    try:
         tmpfs.uncover(directory, name)
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass
     try:
         with suppress(ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
             _empty(handle, for_good=True)
@@ -230,7 +249,7 @@ def _owner(directory: int, name: str) -> int | None:
 
 
 def listed(directory: int) -> Iterator[tuple[int, int]]:
-    """Yield job and restart of every file."""
+    """Yield job and restart of every file; twice for a run with two."""
     for name in os.listdir(directory):
         match = _NAME.fullmatch(name)
         if match is not None:

@@ -4,14 +4,14 @@ Slurm counts the slices of a job's steps, but does not tell a task which its ste
 on a node asks slurmctld, if the job has several slices there. `srun --exact -n1 --gres=mig:1 a & srun --exact -n1
 --gres=mig:1 b & wait` in a job with two slices runs each program on its own.
 
-    /tmp/migbatch-steps-<uid>/steps      the user's, in a private directory of the user's
+    ProgressDir/<job>.<restart>.steps      the user's, in a directory of root's (`progress.make_steps`)
 
-    <job>.<restart> <step> <pid> <start> <MIG UUID>,<MIG UUID>...       (`*` for all slices of the job)
+    <step> <pid> <time> <slice>,<slice>...       (their numbers; `*` for all slices of the job)
 
-Each task adds a line, under a lock. The lines of a step count while one of its tasks lives. The file is a user's own,
-and tells only which of the user's slices a program should use: what it may open is decided by root. Without the file
-(a full disk, another user's directory) a step gets the first slices that it requested. Imports only built-in modules,
-because TaskProlog runs once for each task.
+Each task appends a line, under a lock: the file is append-only. The lines of a step count while one of its tasks lives,
+those before an empty line no more. The file tells only which of the user's slices a program should use: what it may
+open is decided by root. It is not in /tmp, where another user could take its name, or all space. Without it a step gets
+the first slices that it requested. Imports only built-in modules, because TaskProlog runs once for each task.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ import posix
 import time
 from collections.abc import Callable
 
-DIRECTORY = "/tmp/migbatch-steps-"  # noqa: S108  (private: `task_prolog.is_private`)
-FILE = "steps"
-MAX_BYTES = 1 << 20
+SUFFIX = ".steps"
+MAX_BYTES = 256 << 10
+"""Size of the file, which root has reserved for it."""
+
+MOST_ENDED = 64
+"""Lines of ended steps after which a task begins anew with those of the others."""
+
 LOCK_S = 5.0
-"""Maximum time to wait for the other tasks of the user. The first of a step holds the lock during its query."""
+"""Maximum time to wait for the other tasks of the job, beside the time that the query of a step may take."""
+
+TABLE = 0
+"""Byte of the file that is locked while lines are read and written; that of each step, behind it, during its query."""
 
 ALL = "*"
 MAX_COUNT = 1024
@@ -46,7 +53,7 @@ def requested(shown: str, tasks: int) -> Request:
     request: Request = []
     for key, factor in ((PER_NODE, 1), (PER_TASK, tasks)):
         for entry in ",".join([word.removeprefix(key) for word in words if word.startswith(key)]).split(","):
-            name, _, count = entry.removeprefix("gres:").removeprefix("gres/").partition(":")
+            name, _, count = entry.removeprefix("gres:").removeprefix("gres/").replace("=", ":").partition(":")
             if name != GRES:
                 continue
             gres_type, _, number = count.rpartition(":")
@@ -73,50 +80,68 @@ def choose(slices: list[list[str]], request: Request, uses: dict[str, int]) -> l
 
 
 def of_step(
-    directory: str, run: str, step: str, pid: str, slices: list[list[str]], ask: Callable[[], Request]
+    path: str, step: int, pid: str, slices: list[list[str]], ask: Callable[[], Request], ask_s: float = 0.0
 ) -> list[list[str]]:
     """Return the slices of a step, and record them for its other tasks and for the job's other steps.
 
     Args:
-        directory: a private directory of the user's; empty if there is none.
-        run: job and restart, the name of the hand-off.
+        path: the file; empty if there is none.
         step: the id of the step.
         pid: the process that becomes the task.
         slices: those of the job on this node.
-        ask: tells what the step requested (`requested`), by a query to slurmctld.
+        ask: tells what the step requested (`requested`), by a query to slurmctld, of steps that start together at once.
+        ask_s: the time that it takes at most.
     """
-    handle = _locked(f"{directory}/{FILE}") if directory else -1
+    handle = _open(path) if path else -1
     if handle < 0:
         return choose(slices, ask(), {})
     try:
-        rows = alive(_read(handle), _start_of)
-        own = next((row[4] for row in rows if row[:2] == [run, step]), "")
+        if not _lock(handle, TABLE + 1 + step, ask_s + LOCK_S) or not _lock(handle, TABLE, LOCK_S):
+            return choose(slices, ask(), {})
+        ended, rows = alive(_read(handle))
+        own = next((row[3] for row in rows if row[0] == str(step)), "")
         if not own:
-            used = {(row[1], uuid) for row in rows if row[0] == run for uuid in row[4].split(",")}
-            uses: dict[str, int] = {}
-            for _, uuid in used:
-                uses[uuid] = uses.get(uuid, 0) + 1
-            chosen = choose(slices, ask(), uses)
-            own = ALL if chosen == slices else ",".join([row[0] for row in chosen])
-        _write(handle, [*rows, [run, step, pid, _start_of(pid), own]])
+            _unlock(handle, TABLE)
+            request = ask()
+            if not _lock(handle, TABLE, LOCK_S):
+                return choose(slices, request, {})
+            ended, rows = alive(_read(handle))
+            used = {(row[0], number) for row in rows for number in row[3].split(",")}
+            numbers = [number for _, number in used]
+            chosen = choose(slices, request, {row[0]: numbers.count(str(i)) for i, row in enumerate(slices)})
+            own = ALL if chosen == slices else ",".join([str(slices.index(row)) for row in chosen])
+        new = [str(step), pid, str(_ticks()), own]
+        _append(handle, [[], *rows, new] if ended > MOST_ENDED else [new])
     finally:
         posix.close(handle)
-    return [row for row in slices if row[0] in own.split(",")] or slices
+    return [row for i, row in enumerate(slices) if str(i) in own.split(",")] or slices
 
 
-def alive(text: str, start_of: Callable[[str], str]) -> list[list[str]]:
-    """Return the rows of the steps of which a task lives: `[run, step, pid, start, UUIDs]` each."""
-    steps: dict[tuple[str, str], list[list[str]]] = {}
-    for line in text.splitlines():
-        row = line.split(" ")
-        if len(row) == 5 and row[2].isdigit() and row[3]:
-            steps.setdefault((row[0], row[1]), []).append(row)
-    living = [rows for rows in steps.values() if any(start_of(row[2]) == row[3] for row in reversed(rows))]
-    return [row for rows in living for row in rows]
+def alive(text: str) -> tuple[int, list[list[str]]]:
+    """Return the number of rows of ended steps, and those of steps of which a task lives: `[step, pid, time, slices]`
+    each.
+    """
+    rows = [line.split(" ") for line in text.rpartition("\n\n")[2].splitlines()]
+    rows = [row for row in rows if len(row) == 4 and row[1].isdecimal() and row[2].isdecimal()]
+    steps: dict[str, list[list[str]]] = {}
+    for row in rows:
+        steps.setdefault(row[0], []).append(row)
+    living = [ones for ones in steps.values() if any(_lives(row[1], int(row[2])) for row in reversed(ones))]
+    return len(rows) - sum(map(len, living)), [row for ones in living for row in ones]
 
 
-def _start_of(pid: str) -> str:
-    """Return the start time of a process, in clock ticks since boot; empty if there is none."""
+def _lives(pid: str, by: int) -> bool:
+    """Return whether the process with this number lives, and had started by then (`_ticks`).
+
+    /proc says when; with its option hidepid= not of a task that has yet to start its program.
+    """
+    own = True
+    try:
+        posix.kill(int(pid), 0)
+    except PermissionError:
+        own = False
+    except (OSError, OverflowError):
+        return False
     try:
         handle = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
         try:
@@ -124,44 +149,55 @@ def _start_of(pid: str) -> str:
         finally:
             posix.close(handle)
     except OSError:
-        return ""
+        return own
     fields = text.rpartition(b")")[2].split()  # the name before may contain anything
-    return fields[19].decode("ascii") if len(fields) > 19 and fields[0] not in (b"Z", b"X") else ""
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) <= by
 
 
-def _locked(path: str) -> int:
-    """Open and lock the file; -1 if that cannot be done, or takes too long."""
-    flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
+def _ticks() -> int:
+    """Return the time since boot in the units of /proc."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * posix.sysconf("SC_CLK_TCK"))
+
+
+def _open(path: str) -> int:
+    """Open the file; -1 if that cannot be done."""
     try:
-        handle = posix.open(path, flags, 0o600)
+        return posix.open(path, posix.O_RDWR | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC)
     except OSError:
         return -1
-    end, pause = time.monotonic() + LOCK_S, 0.001
+
+
+def _lock(handle: int, byte: int, limit: float) -> bool:
+    """Lock one byte of the file; return False if that cannot be done, or takes longer than the limit, in seconds."""
+    end, pause = time.monotonic() + limit, 0.001
     while True:
         try:
-            posix.lockf(handle, posix.F_TLOCK, 0)
+            posix.lseek(handle, byte, 0)
+            posix.lockf(handle, posix.F_TLOCK, 1)
         except (BlockingIOError, PermissionError):
-            if time.monotonic() < end:
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
-                continue
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
         except OSError:
-            pass
+            return False
         else:
-            return handle
-        posix.close(handle)
-        return -1
+            return True
+
+
+def _unlock(handle: int, byte: int) -> None:
+    posix.lseek(handle, byte, 0)
+    posix.lockf(handle, posix.F_ULOCK, 1)
 
 
 def _read(handle: int) -> str:
-    return posix.read(handle, MAX_BYTES).decode("ascii", "replace")
+    return posix.pread(handle, MAX_BYTES, 0).decode("ascii", "replace")
 
 
-def _write(handle: int, rows: list[list[str]]) -> None:
-    """Replace the content; a full disk loses it, which costs later steps their own slices and no task."""
-    text = "".join(" ".join(row) + "\n" for row in rows).encode("ascii", "replace")
+def _append(handle: int, rows: list[list[str]]) -> None:
+    """Add lines, while there is space: later steps do not know of this one if there is none."""
+    text = "".join([" ".join(row) + "\n" for row in rows]).encode("ascii", "replace")
     try:
-        posix.ftruncate(handle, 0)
-        posix.pwrite(handle, text[:MAX_BYTES], 0)
+        posix.write(handle, text)
     except OSError:
         return

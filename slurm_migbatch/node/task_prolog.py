@@ -111,7 +111,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
         return without()
-    step_slices, notice = of_step(settings, environ, name, uid, slices)
+    step_slices, notice = of_step(settings, environ, fields.get("progress", ""), slices)
     task_slices = share(step_slices, environ)
     devices = ",".join(mig_slice[0] for mig_slice in task_slices)
     profiles = ",".join(mig_slice[1] for mig_slice in task_slices)
@@ -313,7 +313,7 @@ def scontrol(settings: dict[str, str], environ: dict[bytes, bytes], arguments: l
     child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):
         child_environ[b"SLURM_CONF"] = settings["SlurmConf"].encode()
-    child_environ[b"PATH"] = b"/usr/bin:/bin"
+    child_environ |= {b"PATH": b"/usr/bin:/bin", b"SCONTROL_LOCAL": b"1"}  # without a query for the federation
     reader, writer = posix.pipe()
     try:
         child = posix.posix_spawn(
@@ -422,7 +422,7 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
 
 
 def of_step(
-    settings: dict[str, str], environ: dict[bytes, bytes], run: str, uid: int, slices: list[list[str]]
+    settings: dict[str, str], environ: dict[bytes, bytes], progress: str, slices: list[list[str]]
 ) -> tuple[list[list[str]], str]:
     """Return the slices of the task's step among those of its job on this node, and a line for the user.
 
@@ -432,11 +432,9 @@ def of_step(
         return slices, ""
     from slurm_migbatch.node import step_slices
 
-    job, step, pid = (
-        environ.get(key, b"").decode("ascii", "replace")
-        for key in (b"SLURM_JOB_ID", b"SLURM_STEP_ID", b"SLURM_TASK_PID")
-    )
-    directory = f"{step_slices.DIRECTORY}{uid}"
+    job, pid = (environ.get(key, b"").decode("ascii", "replace") for key in (b"SLURM_JOB_ID", b"SLURM_TASK_PID"))
+    step = _number(environ, b"SLURM_STEP_ID", 0)
+    path = progress + step_slices.SUFFIX if progress and pid.isdigit() else ""
     problem = ""
 
     def request() -> list[tuple[str, int]]:
@@ -444,9 +442,8 @@ def of_step(
         text, problem = scontrol(settings, environ, ["show", "step", f"{job}.{step}"])
         return step_slices.requested(text, _tasks(environ))
 
-    chosen = step_slices.of_step(
-        directory if pid.isdigit() and is_private(directory, uid) else "", run, step, pid, slices, request
-    )
+    limit = seconds(settings.get("ScontrolTimeout", ""))
+    chosen = step_slices.of_step(path, step, pid, slices, request, limit)
     if not problem:
         return chosen, ""
     return chosen, f"print migbatch: this step sees all slices of its job, what it requested is not known: {problem}\n"

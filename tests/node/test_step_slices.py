@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.node import step_slices
 from slurm_migbatch.node.step_slices import Request, choose, of_step, requested
+from tests.support.directories import open_to_users
+from tests.support.nodes import ALICE
 
 SLICES = [[f"MIG-{i}", profile, "9728", "GPU-0"] for i, profile in enumerate(["1g.10gb", "1g.10gb", "1g.20gb+me"])]
 
@@ -64,6 +66,8 @@ SHOWN = """StepId=17.0 UserId=1001 StartTime=2026-11-29T02:12:28 TimeLimit=UNLIM
         ("TresPerNode=gres:mig:1g.10gb:1", [("1g.10gb", 1)]),  # 22.05
         ("TresPerNode=gres/mig:2,gres/fpga:3,gres/mig:1g.20gb.me:1", [("1g.20gb.me", 1), ("", 2)]),  # 23.11 and later
         ("TresPerTask=cpu:2,gres/mig:1g.10gb:2", [("1g.10gb", 6)]),
+        ("TresPerTask=cpu=2,gres/mig=1", [("", 3)]),  # the user's own form (24.11 and later)
+        ("TresPerNode=gres/mig:1g.10gb=2", [("1g.10gb", 2)]),
         ("TresPerNode=gres/mig", [("", 1)]),
         ("TresPerNode=gres/mig:1g.10gb", [("1g.10gb", 1)]),
         ("TresPerNode=gres/mig:0", []),
@@ -103,75 +107,156 @@ def test_profile_with_an_attribute_is_found_under_its_gres_type() -> None:
     assert names(choose(SLICES, [("1g.20gb.me", 1)], {})) == ["MIG-2"]
 
 
-def test_running_steps_of_a_job_have_different_slices(tmp_path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
-    def slices_of(step: str, task: int, run: str = "17.0", number: int = 1) -> list[str]:
-        return names(of_step(str(tmp_path), run, step, str(tasks[task].pid), SLICES, lambda: [("1g.10gb", number)]))
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file, as root creates it."""
+    file = tmp_path / "17.0.steps"
+    file.touch(0o600)
+    return file
 
-    assert slices_of("0", 0) == ["MIG-0"]
-    assert slices_of("1", 1) == ["MIG-1"]
-    first = of_step(str(tmp_path), "17.0", "0", str(tasks[0].pid), SLICES, unknown)
+
+def test_running_steps_of_a_job_have_different_slices(path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+    def slices_of(step: int, task: int, number: int = 1) -> list[str]:
+        return names(of_step(str(path), step, str(tasks[task].pid), SLICES, lambda: [("1g.10gb", number)]))
+
+    assert slices_of(0, 0) == ["MIG-0"]
+    assert slices_of(1, 1) == ["MIG-1"]
+    first = of_step(str(path), 0, str(tasks[0].pid), SLICES, unknown)
     assert names(first) == ["MIG-0"], "another task of the first step, without a query"
-    assert slices_of("2", 1, run="18.0") == ["MIG-0"], "another job"
-    assert len(slices_of("3", 1)) == 1, "an overlapping step shares"
+    assert len(slices_of(3, 1)) == 1, "an overlapping step shares"
     end(tasks[0])
-    assert slices_of("4", 1) == ["MIG-0"], "of the step that has ended"
-    assert "17.0 0 " not in (tmp_path / "steps").read_text()
+    assert slices_of(4, 1) == ["MIG-0"], "of the step that has ended"
 
 
-def test_step_lives_while_one_of_its_tasks_does(tmp_path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+def test_step_lives_while_one_of_its_tasks_does(path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
     for task in tasks:
-        of_step(str(tmp_path), "17.0", "0", str(task.pid), SLICES, one)
+        of_step(str(path), 0, str(task.pid), SLICES, one)
     end(tasks[1])
-    assert names(of_step(str(tmp_path), "17.0", "1", str(tasks[0].pid), SLICES, one)) == ["MIG-1"]
+    assert names(of_step(str(path), 1, str(tasks[0].pid), SLICES, one)) == ["MIG-1"]
 
 
 def test_number_of_a_process_that_is_used_again_is_not_the_task(
-    tmp_path: Path, tasks: list[subprocess.Popen[bytes]]
+    path: Path, tasks: list[subprocess.Popen[bytes]]
 ) -> None:
-    (tmp_path / "steps").write_text(f"17.0 0 {tasks[0].pid} 1 MIG-0\n")
-    assert names(of_step(str(tmp_path), "17.0", "1", str(tasks[1].pid), SLICES, one)) == ["MIG-0"]
+    path.write_text(f"0 {tasks[0].pid} 1 0\n")
+    assert names(of_step(str(path), 1, str(tasks[1].pid), SLICES, one)) == ["MIG-0"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\n 1 2\n17.0 0 x y MIG-0\n", b"17.0 0 1  MIG-0\n", b"a" * 3000])
-def test_damaged_file_is_replaced(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "steps").write_bytes(content)
+HIDDEN = """
+import os, sys
+from slurm_migbatch.node.step_slices import of_step
+
+def task(step):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # as slurmstepd's: another user's now, and no program started yet
+        user = int(sys.argv[2])
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        own = str(os.getpid())
+        if os.fork() == 0:
+            assert not os.path.exists(f"/proc/{own}")
+            chosen = of_step(sys.argv[1], step, own, [["MIG-0", "", "", ""], ["MIG-1", "", "", ""]], lambda: [("", 1)])
+            os.write(writer, chosen[0][0].encode())
+            os._exit(0)
+        os.wait()
+        os.read(0, 1)
+        os._exit(0)
+    os.close(writer)
+    return os.read(reader, 9).decode()
+
+print(*[task(step) for step in range(2)])
+"""
+
+
+def test_task_that_proc_hides_until_it_starts_its_program_lives(path: Path) -> None:
+    """With hidepid= of proc(5), as on many clusters, its own user does not see it before."""
+    os.chown(path, ALICE, ALICE)
+    open_to_users(path.parent)
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    line = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", HIDDEN, str(path), str(ALICE)]
+    ended = subprocess.run(line, stdin=subprocess.PIPE, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("MIG-0 MIG-1\n", "")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\n 1 2\n0 x y 0\n", b"0 1  0\n", b"a" * 3000 + b"\n", b"0 1 2 9\n\n\n"])
+def test_damaged_lines_are_ignored(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
     own = str(os.getpid())
-    assert names(of_step(str(tmp_path), "17.0", "1", own, SLICES, one)) == ["MIG-0"]
-    assert (tmp_path / "steps").read_text().startswith(f"17.0 1 {own} ")
+    assert names(of_step(str(path), 1, own, SLICES, one)) == ["MIG-0"]
+    assert path.read_text(errors="replace").splitlines()[-1].startswith(f"1 {own} ")
 
 
-@pytest.mark.parametrize("kind", ["none", "link", "directory"])
+def test_job_of_very_many_steps_uses_little_of_the_file(path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+    """Nobody can shorten it: `progress.py` says why."""
+    of_step(str(path), 0, str(tasks[0].pid), SLICES, one)
+    path.write_text(path.read_text() + "".join(f"{step} {tasks[1].pid} 1 1\n" for step in range(1, 1000)))
+    for step in range(1000, 1002):
+        assert names(of_step(str(path), step, str(tasks[1].pid), SLICES, one)) != ["MIG-0"]
+    assert len(path.read_text().rpartition("\n\n")[2].splitlines()) == 3, "of the steps that run"
+
+
+@pytest.mark.parametrize("kind", ["none", "missing", "link", "directory"])
 def test_step_without_the_file_gets_the_first_slices(tmp_path: Path, kind: str) -> None:
-    directory = str(tmp_path)
-    if kind == "none":
-        directory = ""
-    elif kind == "link":
+    path = "" if kind == "none" else str(tmp_path / "steps")
+    if kind == "link":
         (tmp_path / "target").touch()
         (tmp_path / "steps").symlink_to("target")
-    else:
+    elif kind == "directory":
         (tmp_path / "steps").mkdir()
-    assert names(of_step(directory, "17.0", "1", str(os.getpid()), SLICES, lambda: [("", 2)])) == ["MIG-0", "MIG-1"]
+    assert names(of_step(path, 1, str(os.getpid()), SLICES, lambda: [("", 2)])) == ["MIG-0", "MIG-1"]
     if kind == "link":
         assert not (tmp_path / "target").read_text()
 
 
-def test_step_does_not_wait_for_a_lock_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_does_not_wait_for_a_lock_that_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_slices, "LOCK_S", 0.01)
     code = "import os, sys; f = open(sys.argv[1], 'w'); os.lockf(f.fileno(), os.F_LOCK, 0); print(flush=True); input()"
-    line = [sys.executable, "-c", code, str(tmp_path / "steps")]
+    line = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        assert names(of_step(str(tmp_path), "17.0", "1", str(os.getpid()), SLICES, one)) == ["MIG-0"]
+        assert names(of_step(str(path), 1, str(os.getpid()), SLICES, one)) == ["MIG-0"]
         holder.communicate(b"\n")
+
+
+ASKING = """
+import sys
+from slurm_migbatch.node.step_slices import of_step
+
+def ask():
+    print("asks", flush=True)
+    input()
+    return [("", 1)]
+
+path, step, pid = sys.argv[1:]
+print(*[row[0] for row in of_step(path, int(step), pid, [["MIG-0", "", "", ""], ["MIG-1", "", "", ""]], ask, 60.0)])
+"""
+
+
+def test_steps_that_start_together_ask_at_the_same_time(path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
+    """Otherwise they would wait for each other at a slow slurmctld, and then give up."""
+
+    def start(step: str, task: int) -> subprocess.Popen[str]:
+        line = [sys.executable, "-c", ASKING, str(path), step, str(tasks[task].pid)]
+        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with start("0", 0) as first, start("1", 1) as second:
+        for step in (first, second):
+            assert step.stdout is not None
+            assert step.stdout.readline() == "asks\n"
+        with start("0", 1) as other:
+            assert [step.communicate("\n")[0] for step in (second, first)] == ["MIG-0\n", "MIG-1\n"]
+            assert other.communicate()[0] == "MIG-1\n", "another task of the first step, which asked nothing"
 
 
 @pytest.mark.parametrize("request_of", [[("", 3)], [("", 9)], []])
 def test_step_with_all_slices_leaves_the_others_their_own(
-    tmp_path: Path, tasks: list[subprocess.Popen[bytes]], request_of: Request
+    path: Path, tasks: list[subprocess.Popen[bytes]], request_of: Request
 ) -> None:
     """A step that requested none has all of its job."""
     pid = str(tasks[0].pid)
-    assert of_step(str(tmp_path), "17.0", "0", pid, SLICES, lambda: request_of) == SLICES
-    assert of_step(str(tmp_path), "17.0", "0", pid, SLICES, unknown) == SLICES
-    assert names(of_step(str(tmp_path), "17.0", "1", pid, SLICES, one)) == ["MIG-0"]
+    assert of_step(str(path), 0, pid, SLICES, lambda: request_of) == SLICES
+    assert of_step(str(path), 0, pid, SLICES, unknown) == SLICES
+    assert names(of_step(str(path), 1, pid, SLICES, one)) == ["MIG-0"]

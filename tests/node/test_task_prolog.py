@@ -4,12 +4,13 @@ import ast
 import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.node import conf, cudaform, handoff, step_slices, task_prolog
+from slurm_migbatch.node import conf, cudaform, handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
@@ -321,14 +322,13 @@ def scontrol_that(node, tmp_path, body):
     node.configure(ScontrolPath=program, ScontrolTimeout=5)
 
 
-def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_slices, "DIRECTORY", f"{tmp_path}/steps-")
+def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path):
     tmp_path.chmod(0o1777)
     node.prolog(1, "[mig:1g.10gb:3]")
     asked = tmp_path / "asked"
     asked.touch()
     asked.chmod(0o666)
-    scontrol_that(node, tmp_path, f'echo "$@" >> {asked}; echo "   TresPerNode=gres:mig:1g.10gb:2"')
+    scontrol_that(node, tmp_path, f'echo "$@" $SCONTROL_LOCAL >> {asked}; echo "   TresPerNode=gres:mig:1g.10gb:2"')
     batch = as_user(node, 1)
     environ = {"SLURM_TASK_PID": str(os.getpid()), "SLURM_GTIDS": "0,1"}
 
@@ -341,11 +341,26 @@ def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path, monk
     assert {(values["SLURM_GPUS_ON_NODE"], values["MIGBATCH_JOB_SLICES"]) for values in tasks} == {("2", "3")}
     other = task(0, "1")["CUDA_VISIBLE_DEVICES"], task(1, "1")["CUDA_VISIBLE_DEVICES"]
     assert third in other, "the free slice, and one more"
-    assert asked.read_text() == "show step 1.0\nshow step 1.1\n", "once for each step; the batch script has all slices"
-    assert (tmp_path / f"steps-{ALICE}").stat().st_mode & 0o777 == 0o700
+    assert asked.read_text() == "show step 1.0 1\nshow step 1.1 1\n", "one query for each step, none of the federation"
     values = {b"SLURM_JOB_ID": b"9", b"SLURMD_NODENAME": b"n1", b"SLURM_GPUS_ON_NODE": b"2"}
     values |= {b"MIGBATCH_DEVICES": first.encode(), b"MIGBATCH_JOB_SLICES": b"3"}
     assert "unset SLURM_GPUS_ON_NODE" in exports(str(node.etc), values, ALICE), "inherited from the step"
+
+
+def test_steps_need_no_directory_that_others_can_write(node, tmp_path):
+    """Others could take their file's name there, or all space, and the steps would all get the first slice."""
+    tmp_path.chmod(0o1777)
+    node.prolog(1, "[mig:1g.10gb:2]")
+    scontrol_that(node, tmp_path, 'echo "   TresPerNode=gres:mig:1"')
+    environ = {"SLURM_TASK_PID": str(os.getpid()), "SLURM_GTIDS": "0", "SLURM_LOCALID": "0"}
+    slices = {as_user(node, 1, SLURM_STEP_ID=step, **environ)["CUDA_VISIBLE_DEVICES"] for step in "01"}
+    assert slices == set(exported(node, 1)["CUDA_VISIBLE_DEVICES"].split(","))
+    directory = Path(exported(node, 1)["MIGBATCH_PROGRESS"]).parent
+    assert (directory.stat().st_uid, directory.stat().st_mode & 0o777) == (0, 0o711)
+    files = {file.name: (file.stat().st_uid, file.stat().st_mode & 0o777) for file in directory.iterdir()}
+    assert files == {"1.0": (ALICE, 0o600), "1.0.steps": (ALICE, 0o600)}
+    node.epilog(1)
+    assert not list(directory.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -358,8 +373,7 @@ def test_tasks_of_a_step_share_the_slices_that_it_requested(node, tmp_path, monk
         ("yes", "did not end within 0.3 s"),
     ],
 )
-def test_step_whose_request_is_not_known_gets_all_slices(node, tmp_path, monkeypatch, body, problem):
-    monkeypatch.setattr(step_slices, "DIRECTORY", f"{tmp_path}/steps-")
+def test_step_whose_request_is_not_known_gets_all_slices(node, tmp_path, body, problem):
     node.prolog(1, "[mig:1g.10gb:2]")
     scontrol_that(node, tmp_path, body)
     node.configure(ScontrolPath=tmp_path / "scontrol", ScontrolTimeout=0.3)
