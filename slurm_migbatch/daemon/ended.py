@@ -19,7 +19,7 @@ from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.runquery import Association
 
-#: jobs named to squeue; of more it lists all that have ended
+#: jobs named to squeue; of more it lists all
 _MOST_NAMED = 1000
 _PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
