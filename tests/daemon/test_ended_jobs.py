@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -63,6 +64,29 @@ def test_times_of_ended_jobs_are_read_in_slurms_own_form_too() -> None:
     at = datetime(2026, 9, 21, 14, 13, 20)
     (row,) = Squeue(StartTime=str(int(at.timestamp())), EndTime=at.isoformat()).ended({7, 21})
     assert (row["start"], row["end"]) == (at.timestamp(), at.timestamp())
+
+
+class Forgetful(HistoryClient):
+    """The client of a slurmctld that knows no jobs but 7, and keeps ended ones for `age`."""
+
+    def __init__(self, age: str) -> None:
+        super().__init__()
+        self.age = age
+
+    def _run(self, program: str, *arguments: str) -> str:
+        if program == "scontrol":
+            return f"MinJobAge               = {self.age}\n"
+        mark = arguments[-1].rpartition(":0")[2]
+        return f"7{mark}COMPLETED{mark}\n"
+
+
+@pytest.mark.parametrize(
+    ("age", "lost"), [("300 sec", [9]), ("0 sec", [8, 9]), ("2 sec", []), ("", [])], ids=["usual", "ever", "short", "?"]
+)
+def test_job_that_slurmctld_should_still_know_was_lost(age: str, lost: list[int]) -> None:
+    now = time.monotonic()
+    assert sorted(Forgetful(age).lost({7: now, 8: now - 500, 9: now - 10})) == lost
+    assert Forgetful(age).lost({}) == []
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "EXPEDITING", "STATE_OF_2030"])
