@@ -131,12 +131,13 @@ def test_job_that_slurmctld_lost_is_recorded_as_cancelled_as_in_sacct(bed):
     job = bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 600", user=USER)
     bed.wait_job(job, "RUNNING")
     run_of(bed, job, "RUNNING", over=False)
+    slurmctld = [bed.root.locate("slurmctld"), "-D"]
     bed.stop("slurmctld")
-    bed.spawn("slurmctld-clean", [bed.root.locate("slurmctld"), "-D", "-c"], in_root=True)
+    bed.spawn("slurmctld", [*slurmctld, "-c"], in_root=True)
     run = run_of(bed, job, "CANCELLED").run
     assert run["state_from"] == "slurm" and run["exit_code"] in (0, None)
-    bed.stop("slurmctld-clean")
-    bed.restart("slurmctld")
+    bed.stop("slurmctld")
+    bed.spawn("slurmctld", slurmctld, in_root=True)
     wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
