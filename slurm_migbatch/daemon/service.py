@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -104,8 +104,8 @@ class Service:
         self._ended: set[int] = set()
         self._asking = False
         self._previous: SlurmView | None = None
-        #: the last view that listed each of the jobs whose ends are queried
-        self._last_views: dict[int, SlurmView] = {}
+        #: of jobs whose ends are queried and that ran when they were last listed: when this was, and their rows
+        self._last_running: dict[int, tuple[float, JobRow]] = {}
         self._background_tasks: set[asyncio.Task[None]] = set()
         self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
@@ -308,8 +308,12 @@ class Service:
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
         self._ended |= departed
-        if self._previous is not None:
-            self._last_views.update(dict.fromkeys(departed, self._previous))
+        if departed and self._previous is not None:
+            self._last_running |= {
+                row.job_id: (self._previous.at, row)
+                for row in self._previous.jobs
+                if row.job_id in departed and row.active and row.state != "COMPLETING"
+            }
         self._previous = snapshot
         if self._ended and not self._asking:
             self._asking = True
@@ -330,14 +334,15 @@ class Service:
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
-            running = self._last_running(jobs.difference(row["job_id"] for row in rows))
+            unknown = jobs.difference(row["job_id"] for row in rows)
+            running = {job: self._last_running[job] for job in unknown if job in self._last_running}
             lost = await asyncio.to_thread(self._client.lost, {job: at for job, (at, _) in running.items()})
         except Exception as error:  # retried after the next query
             log.debug("cannot determine yet how jobs ended: %s", error)
         else:
             self._ended -= jobs
             for job in jobs:
-                self._last_views.pop(job, None)
+                self._last_running.pop(job, None)
             if lost:
                 log.warning(
                     "slurmctld has lost jobs that ran, they are recorded as cancelled: %s",
@@ -349,16 +354,6 @@ class Service:
                 self.writer.post(lambda store: store.upsert_jobs(rows), "jobs")
         finally:
             self._asking = False
-
-    def _last_running(self, jobs: Collection[int]) -> dict[int, tuple[float, JobRow]]:
-        """Return those of the jobs that ran when they were last listed: when this was, and their rows."""
-        views = {id(view): view for job in jobs if (view := self._last_views.get(job)) is not None}
-        return {
-            row.job_id: (view.at, row)
-            for view in sorted(views.values(), key=lambda view: view.at)
-            for row in view.jobs
-            if row.job_id in jobs and row.active and row.state != "COMPLETING"
-        }
 
     async def _cancel(self, excess: Excess, name: str) -> None:
         log.error("%s; cancelling it", excess)
