@@ -5,23 +5,26 @@ How jobs ended that have left the queue (state, exit code and times) is in slurm
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
-from slurm_migbatch.slurm.listing import ended_command, new_mark, only_jobs, parse_ended
+from slurm_migbatch.slurm.listing import ended_command, field_command, new_mark, only_jobs, parse_ended, parse_field
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.runquery import Association
 
-#: jobs named to squeue; of more it lists all that have ended
+#: jobs named to squeue; of more it lists all
 _MOST_NAMED = 1000
 _PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
+_SECONDS = re.compile(r"(\d+)")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
 
 
@@ -128,6 +131,27 @@ class HistoryClient(CliClient):
         mark = new_mark()
         ended = parse_ended(self._run(*ended_command(mark, *only)), mark)
         return [{**asdict(row), "exit_code": code} for row, code in ended if row.job_id in wanted and not row.unread]
+
+    def lost(self, listed: Mapping[int, float]) -> list[int]:
+        """Return those of the jobs that slurmctld has lost with its state (`slurmctld -c`); no call for no jobs.
+
+        It keeps jobs that have ended for MinJobAge, so it has lost one that it does not know earlier.
+
+        Args:
+            listed: job ids, each with the time at which it was last listed and not ended, monotonic seconds.
+
+        Raises:
+            SlurmError: squeue or scontrol failed.
+        """
+        if not listed:
+            return []
+        only = [only_jobs(sorted(listed))] if len(listed) <= _MOST_NAMED else []
+        mark = new_mark()
+        known = parse_field(self._run(*field_command(mark, "State", "--states=all", *only)), mark)
+        age = _SECONDS.match(self.settings().get("minjobage", ""))
+        kept_s = 0.0 if age is None else float(age[1]) or math.inf  # 0: forever
+        now = time.monotonic()
+        return [job for job, at in listed.items() if job not in known and now - at < kept_s]
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
         """Requeue an ended batch job or array task after its first run, with an update; it is held until then.

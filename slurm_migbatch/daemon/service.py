@@ -103,6 +103,9 @@ class Service:
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
+        self._previous: SlurmView | None = None
+        #: of jobs whose ends are queried and that ran when they were last listed: when this was, and their rows
+        self._last_running: dict[int, tuple[float, JobRow]] = {}
         self._background_tasks: set[asyncio.Task[None]] = set()
         self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
@@ -305,6 +308,13 @@ class Service:
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
         self._ended |= departed
+        if departed and self._previous is not None:
+            self._last_running |= {
+                row.job_id: (self._previous.at, row)
+                for row in self._previous.jobs
+                if row.job_id in departed and row.active and row.state != "COMPLETING"
+            }
+        self._previous = snapshot
         if self._ended and not self._asking:
             self._asking = True
             self._in_background(self._ask_ends(frozenset(self._ended)))
@@ -324,10 +334,22 @@ class Service:
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
+            unknown = jobs.difference(row["job_id"] for row in rows)
+            running = {job: self._last_running[job] for job in unknown if job in self._last_running}
+            lost = await asyncio.to_thread(self._client.lost, {job: at for job, (at, _) in running.items()})
         except Exception as error:  # retried after the next query
             log.debug("cannot determine yet how jobs ended: %s", error)
         else:
             self._ended -= jobs
+            for job in jobs:
+                self._last_running.pop(job, None)
+            if lost:
+                log.warning(
+                    "slurmctld has lost jobs that ran, they are recorded as cancelled: %s",
+                    ", ".join(map(str, sorted(lost)[:20])),
+                )
+            # as slurmdbd has them; the exit code is that of the node
+            rows += [{"job_id": job, "restarts": running[job][1].restarts, "state": "CANCELLED"} for job in lost]
             if rows:
                 self.writer.post(lambda store: store.upsert_jobs(rows), "jobs")
         finally:

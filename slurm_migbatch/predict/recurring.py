@@ -256,24 +256,32 @@ def pick(
     job: RecurringJob, need: ShownNeed, allowed: Sequence[ProfileOffer], policy: RunsPolicy
 ) -> tuple[ProfileOffer, str, str]:
     """Return the slice, the reason (a key of SENTENCES) and the sentence; `allowed` from the cheapest, not empty."""
+    offer, reason, smallest = choose(need, allowed, policy)
+    details: tuple[object, ...] = (gib(need.need_mib), gib(offer.memory_mib), need.runs, job.name, gib(need.peak_mib))
+    if reason == "runs_short":
+        details = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
+    elif reason == "runs_unknown":
+        details = (gib(offer.memory_mib), job.name)
+    elif reason == "runs_full":
+        details = (gib(offer.memory_mib), job.name, gib(need.full_mib))
+    elif reason == "runs_kept":
+        details = (need.runs, job.name, need.engine)
+    slower = "" if offer == smallest else f"; on {smallest.profile.gres_type} they would take longer"
+    return offer, reason, SENTENCES[reason] % details + slower
+
+
+def choose(
+    need: ShownNeed, allowed: Sequence[ProfileOffer], policy: RunsPolicy
+) -> tuple[ProfileOffer, str, ProfileOffer]:
+    """Return the slice, the reason, and the smallest slice that has the memory, if runs would take longer on it."""
     holding = [offer for offer in allowed if offer.memory_mib >= need.need_mib]
-    if not holding:
+    if need.unknown or not holding:
         offer = max(allowed, key=lambda profile: profile.memory_mib)
-        shortage = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
-        return offer, "runs_short", SENTENCES["runs_short"] % shortage
-    if need.unknown:
-        offer = max(allowed, key=lambda profile: profile.memory_mib)
-        return offer, "runs_unknown", SENTENCES["runs_unknown"] % (gib(offer.memory_mib), job.name)
-    fast = (profile for profile in holding if need.slowdown(profile) <= policy.slowdown)
-    offer = next(fast, min(holding, key=need.slowdown))
-    slower = "" if offer == holding[0] else f"; on {holding[0].profile.gres_type} they would take longer"
-    if need.full_mib:
-        text = SENTENCES["runs_full"] % (gib(offer.memory_mib), job.name, gib(need.full_mib))
-        return offer, "runs_full", text + slower
-    if need.engine:
-        return offer, "runs_kept", SENTENCES["runs_kept"] % (need.runs, job.name, need.engine) + slower
-    details = (gib(need.need_mib), gib(offer.memory_mib), need.runs, job.name, gib(need.peak_mib))
-    return offer, "runs", SENTENCES["runs"] % details + slower
+        return offer, "runs_unknown" if holding else "runs_short", offer
+    offer = next((fast for fast in holding if need.slowdown(fast) <= policy.slowdown), None) or min(
+        holding, key=need.slowdown
+    )
+    return offer, "runs_full" if need.full_mib else "runs_kept" if need.engine else "runs", holding[0]
 
 
 def advise(job: RecurringJob, whole: ProfileOffer, offers: Mapping[str, ProfileOffer], policy: RunsPolicy) -> str:

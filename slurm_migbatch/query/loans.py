@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
@@ -20,6 +21,7 @@ from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import is_named
+from slurm_migbatch.report.columns import job_id
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.lines import separated_lines, table_lines
 from slurm_migbatch.report.selection import parse_jobs
@@ -35,7 +37,9 @@ _NO_JOB: Final = 0
 
 @dataclass(frozen=True)
 class LoanView:
-    """One line. `since` in unix seconds; `gpu` is the GPU's index if the node has reported it, else its UUID."""
+    """One line. `since` in unix seconds; `gpu` is the GPU's index if the node has reported it, else its UUID; `jobid`
+    is the job as Slurm prints it, 12_3, `job` its number.
+    """
 
     job: int
     user: str
@@ -47,6 +51,7 @@ class LoanView:
     state: str
     restarts: int
     why: str
+    jobid: str = ""
 
 
 def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -58,6 +63,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
         wanted = _ids(store, named, job_views) if named else ()
         rows = store.loans(wanted, active=not question.over)
         dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
+        names = _recorded_names(store, {row["job_id"] for row in rows}.difference(job_views))
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
         }
@@ -67,6 +73,10 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     views = redacted(
         rights, view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted), job_views, visible
     )
+    names |= {
+        job: job_id(SimpleNamespace(**asdict(job_view.row), het_offset=None)) for job, job_view in job_views.items()
+    }
+    views = [replace(row, jobid=names.get(row.job, str(row.job))) for row in views]
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
     cells = [_cells(row, question.time_style) for row in views]
@@ -83,6 +93,16 @@ def _ids(store: Store, named: Sequence[JobId], job_views: Mapping[int, JobView])
     queued = {job for job, job_view in job_views.items() if any(is_named(job_view.row, id) for id in named)}
     plain = {id.job for id in named if id.task is None and id.offset is None}
     return {*recorded, *queued, *plain} or {_NO_JOB}
+
+
+def _recorded_names(store: Store, jobs: Collection[int]) -> dict[int, str]:
+    """Return these jobs as Slurm prints them."""
+    if not jobs:
+        return {}
+    fields = ("job_id", "array_job", "array_task", "het_job", "het_offset")
+    with store.reading() as connection:
+        runs = select_runs(connection, RunFilter(jobs=tuple(map(JobId, jobs))), fields)
+        return {run.job_id: job_id(run) for run, _ in runs}
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
@@ -199,5 +219,5 @@ def _named(text: str | None) -> tuple[JobId, ...]:
 
 def _cells(row: LoanView, time_style: str) -> tuple[str, ...]:
     format_time = time_formatter(time_style)
-    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, format_time(row.since), row.state)
+    texts = (row.jobid, row.user, row.account, row.profile, row.node, row.gpu, format_time(row.since), row.state)
     return (*(shown(text) if text else "-" for text in texts), str(row.restarts), shown(row.why or "-"))

@@ -7,12 +7,13 @@ seen at all.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -34,7 +35,6 @@ from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, wai
 from slurm_migbatch.report.wastelines import JudgedRun, WasteSum
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import RunFilter, any_run, geometries
-from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
 from slurm_migbatch.values import replace
 
@@ -55,8 +55,8 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
         check_users(question.users, rights, partial(any_run, connection))
         total = WasteSum()
         judged = _added(_judged(connection, wanted, policy, now), total)
-        runs = list(judged) if question.job else _worst(judged, question.limit or WORST)
-        shown = list(_with_waits(connection, others, runs))
+        runs = judged if question.job else _worst(judged, question.limit or WORST)
+        shown = list(_with_waits(connection, others, map(_shown, runs)))
     if question.job and not shown:
         raise Unanswerable(
             f"the record has no run of job {name_of(wanted.jobs[0])} with slices, or it is not yours; "
@@ -76,26 +76,32 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
     return wanted if rights.everything else replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))
 
 
-def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[JudgedRun]:
+class _Judged(NamedTuple):
+    """A run with its result, of which only the worst are shown."""
+
+    row: Any
+    use: SliceUse
+    verdict: Verdict
+    geometry: Geometry | None
+
+
+def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[_Judged]:
     geometry_of = geometries(connection)
     runs = used_runs(connection, wanted)
     for run, past in _with_past_of(connection, list(runs)) if wanted.jobs else _with_past(runs):
-        this_run = past_run(run.seen)
-        use = _use(run, this_run, now)
-        geometry = geometry_of.get(run.gpu)
-        verdict = judge(use, past or (this_run,), geometry, policy)
-        yield _shown(run, use, verdict, geometry)
+        use, geometry = _use(run, now), geometry_of.get(run.gpu)
+        yield _Judged(run.shown, use, judge(use, past or (run.own,), geometry, policy), geometry)
 
 
 def _with_past_of(connection: Connection, runs: Sequence[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[PastRun]]]:
     """Yield the runs of one job, each with the newest runs of its recurring job in the whole record, newest last."""
     before = max((run.shown.ended for run in runs if run.shown.ended is not None), default=0.0)
     past_runs: dict[str, list[PastRun]] = {}
-    for run in runs_alike(connection, {run.seen.recurring for run in runs if run.seen.recurring}, before, WINDOW):
-        if _counts(run):
+    for run in runs_alike(connection, {run.recurring for run in runs if run.recurring}, before, WINDOW):
+        if run.recurring and run.ended and run.profile is not None:
             past_runs.setdefault(run.recurring, []).append(past_run(run))
     for used in runs:
-        yield used, tuple(past_runs.get(used.seen.recurring, ()))
+        yield used, tuple(past_runs.get(used.recurring, ()))
 
 
 def _with_past(runs: Iterable[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[PastRun]]]:
@@ -104,7 +110,7 @@ def _with_past(runs: Iterable[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[Past
     The runs of a recurring job follow each other, newest first. A record has millions of runs, so they are passed on
     as soon as these newest ones are known.
     """
-    for key, alike in groupby(runs, key=lambda run: run.seen.recurring):
+    for key, alike in groupby(runs, key=attrgetter("recurring")):
         if not key:
             yield from ((run, ()) for run in alike)
             continue
@@ -112,37 +118,38 @@ def _with_past(runs: Iterable[UsedRun]) -> Iterator[tuple[UsedRun, Sequence[Past
         newest: list[PastRun] = []
         for run in alike:
             held_back.append(run)
-            if _counts(run.seen):
-                newest.append(past_run(run.seen))
+            if run.own.ended and run.own.profile:
+                newest.append(run.own)
             if len(newest) == WINDOW:
                 break
         past = tuple(reversed(newest))
         yield from ((run, past) for run in chain(held_back, alike))
 
 
-def _counts(run: RecurringRun) -> bool:
-    return bool(run.recurring and run.ended) and run.profile is not None
-
-
-def _added(runs: Iterable[JudgedRun], total: WasteSum) -> Iterator[JudgedRun]:
+def _added(runs: Iterable[_Judged], total: WasteSum) -> Iterator[_Judged]:
     for run in runs:
         total.add(run.verdict)
         yield run
 
 
-def _worst(runs: Iterable[JudgedRun], limit: int) -> list[JudgedRun]:
+def _worst(runs: Iterable[_Judged], limit: int) -> list[_Judged]:
     found = (run for run in runs if run.verdict.findings)
-    return heapq.nsmallest(
-        limit, found, key=lambda run: (-run.verdict.wasted_gpu_hours, run.shown.job_id, run.shown.id)
+    return heapq.nsmallest(limit, found, key=lambda run: (-run.verdict.wasted_gpu_hours, run.row.job_id, run.row.id))
+
+
+def _use(run: UsedRun, now: float) -> SliceUse:
+    row = run.shown
+    until = row.ended
+    hours = max(0.0, (now if until is None else until) - row.started) / 3600
+    return SliceUse(
+        _parts(row.profile or ""), (row.nodes or "").count(",") + 1, hours, run.own, run.shared, until is None
     )
 
 
-def _use(run: UsedRun, this_run: PastRun, now: float) -> SliceUse:
-    row = run.shown
-    until = now if row.ended is None else row.ended
-    parts = tuple(map(_part, filter(None, (row.profile or "").replace("+", ".").split(","))))
-    nodes = len((row.nodes or "").split(","))
-    return SliceUse(parts, nodes, max(0.0, until - row.started) / 3600, this_run, run.shared, row.ended is None)
+@lru_cache(maxsize=4096)
+def _parts(profile: str) -> tuple[tuple[str, int], ...]:
+    """Return the GRES types in `Run.profile` and their counts; a month's runs have few different ones."""
+    return tuple(map(_part, filter(None, profile.replace("+", ".").split(","))))
 
 
 def _part(text: str) -> tuple[str, int]:
@@ -150,8 +157,8 @@ def _part(text: str) -> tuple[str, int]:
     return name, int(count) if count.isdigit() else 1
 
 
-def _shown(run: UsedRun, use: SliceUse, verdict: Verdict, geometry: Geometry | None) -> JudgedRun:
-    row = run.shown
+def _shown(run: _Judged) -> JudgedRun:
+    row, use, verdict, geometry = run
     memory = None if geometry is None else slice_mib(geometry, use.profile)
     wait = None if row.submitted is None else max(0.0, row.started - row.submitted)
     return JudgedRun(row, use, verdict, memory, wait)
@@ -166,7 +173,7 @@ def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[Judged
         # the record has NVML's spelling; a recommended profile has no suffix, so it is also the GRES type
         allocation = profile if count == 1 else f"{profile}:{count}"
         window = (row.submitted - AROUND_S, row.submitted + AROUND_S)
-        yield dataclasses.replace(run, would=waited(waits(connection, others, row.partition or "", allocation, window)))
+        yield run._replace(would=waited(waits(connection, others, row.partition or "", allocation, window)))
 
 
 def _lines(

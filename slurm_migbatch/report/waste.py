@@ -8,10 +8,10 @@ and a half times its peak must fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.recurring import (
@@ -20,11 +20,10 @@ from slurm_migbatch.predict.recurring import (
     OUT_OF_MEMORY,
     UNNAMED,
     PastRun,
-    RecurringJob,
     RunsPolicy,
     ShownNeed,
+    choose,
     need_of,
-    pick,
 )
 from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.values.figures import digits, gib
@@ -37,8 +36,7 @@ LEAST_WAITS: Final = 5
 """Minimum number of runs to estimate a wait."""
 
 
-@dataclass(frozen=True)
-class SliceUse:
+class SliceUse(NamedTuple):
     """What one run held and used.
 
     Attributes:
@@ -68,8 +66,7 @@ class SliceUse:
         return sum(count for _, count in self.parts)
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One way in which a run held more than it used.
 
     Attributes:
@@ -83,11 +80,10 @@ class Finding:
     kind: str
     sentence: str
     wasted_gpu_hours: float
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result for a run.
 
     Attributes:
@@ -110,7 +106,7 @@ class Verdict:
     @property
     def wasted_gpu_hours(self) -> float:
         """The maximum of its findings."""
-        return max((finding.wasted_gpu_hours for finding in self.findings), default=0.0)
+        return max([finding.wasted_gpu_hours for finding in self.findings]) if self.findings else 0.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     """
     kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent
-    gpu_hours = use.hours * sum(count * share(name) for name, count in use.parts)
+    gpu_hours = use.hours * sum([count * share(name) for name, count in use.parts])
     if use.own.ended == OUT_OF_MEMORY and not use.live:
         return _ran_out(use, kind, gpu_hours)
     if unknown := _unknown(use):
@@ -143,18 +139,19 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     findings = []
     if use.own.sm is not None and use.own.sm < IDLE:
         findings.append(_idle(use, gpu_hours))
-    if kind is None or use.profile not in kind.offers:
+    profile = use.profile
+    if kind is None or profile not in kind.offers:
         return Verdict(
             gpu_hours, tuple(findings), note="its GPU is no longer known, so other slices cannot be compared"
         )
     need, note = _need(use, past, kind)
-    smaller = _smaller(need, kind, use.profile, past, policy) if need is not None else None
+    smaller = _smaller(need, kind, profile, policy) if need is not None else None
     if need is None or smaller is None:
         return Verdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
     saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
     findings += _oversized(use, kind, smaller, need, saved)
-    profile = smaller.profile.gres_type
-    return Verdict(gpu_hours, tuple(findings), profile, _sbatch(profile, use))
+    enough = smaller.profile.gres_type
+    return Verdict(gpu_hours, tuple(findings), enough, _sbatch(enough, use))
 
 
 class _Kind:
@@ -237,11 +234,10 @@ def _as_done(past: Sequence[PastRun]) -> list[PastRun]:
     return [run._replace(ended=DONE) if run.ended == CUT else run for run in past]
 
 
-def _smaller(
-    need: ShownNeed, kind: _Kind, held: str, past: Sequence[PastRun], policy: RunsPolicy
-) -> ProfileOffer | None:
+@lru_cache(maxsize=1024)
+def _smaller(need: ShownNeed, kind: _Kind, held: str, policy: RunsPolicy) -> ProfileOffer | None:
     """Return the slice that the submit filter would give, if it is a smaller share of the GPU."""
-    offer, reason, _ = pick(RecurringJob("", tuple(past)), need, kind.plain, policy)
+    offer, reason, _ = choose(need, kind.plain, policy)
     smaller = reason == "runs" and kind.share(offer.profile.gres_type) < kind.share(held)
     return offer if smaller else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
@@ -26,8 +26,7 @@ _CSV = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class JudgedRun:
+class JudgedRun(NamedTuple):
     """A run with its result.
 
     Attributes:
@@ -202,7 +201,7 @@ def _object(run: JudgedRun) -> dict[str, Any]:
         "dram_active": use.own.dram,
         "gpu_hours": verdict.gpu_hours,
         "wasted_gpu_hours": verdict.wasted_gpu_hours if verdict.judged else None,
-        "findings": [asdict(finding) for finding in verdict.findings],
+        "findings": [finding._asdict() for finding in verdict.findings],
         "note": verdict.note,
         "next_time": verdict.sbatch,
         "waited_s": run.waited_s,

@@ -63,6 +63,7 @@ SQUEUE_FIELDS = (
     "Dependency",
 )
 
+_STATE = SQUEUE_FIELDS.index("State")
 #: widths of columns; others are not truncated
 _WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
@@ -95,9 +96,12 @@ def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple
 
 
 def ended_command(mark: str, *options: str) -> tuple[str, ...]:
-    """Return the squeue command whose output `parse_ended` reads: the jobs that have ended."""
+    """Return the squeue command whose output `parse_ended` reads, of jobs in all states.
+
+    squeue refuses a list of states if its release lacks one of them.
+    """
     columns = _columns((*SQUEUE_FIELDS, "exit_code"), mark)
-    return ("squeue", "--noheader", "--all", f"--states={','.join(ENDED)}", *options, columns)
+    return ("squeue", "--noheader", "--all", "--states=all", *options, columns)
 
 
 def only_jobs(jobs: Sequence[object]) -> str:
@@ -118,9 +122,12 @@ def parse_jobs(output: str, mark: str) -> list[JobRow]:
 
 
 def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
-    """Return the rows of the output of `ended_command`, each with its exit code; raises SlurmError."""
+    """Return the rows of jobs that have ended from the output of `ended_command`, each with its exit code.
+
+    Raises SlurmError.
+    """
     records = _records(output, mark, len(SQUEUE_FIELDS) + 1)
-    return [(_job_or_unread(values[:-1]), values[-1]) for values in records]
+    return [(_job_or_unread(values[:-1]), values[-1]) for values in records if values[_STATE] in ENDED]
 
 
 class JobReader:

@@ -274,7 +274,7 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
         finish_if_free(session, id, ts, None)
     for job, restart, facts, slices in sorted(reported, key=lambda row: _host_run(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
-        run = run_of(session, job, restart, since, starts=True)
+        run = _holder(session, machine, job, restart) or run_of(session, job, restart, since, starts=True)
         _who(session, run, facts)
         start_run(session, run, machine.node, journal.journal, since, slices, None, _host_run(facts))
     machine.told = event["seq"]
@@ -304,7 +304,7 @@ def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
 
 def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
-    run = run_of(session, job, restart, ts, starts=False)
+    run = _holder(session, machine, job, restart) or run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
     if not _elsewhere(session, machine, job, restart):
         if event.get("shared") is True:
@@ -334,6 +334,12 @@ def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, e
     elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
     if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:
         run.state, run.ended = "REQUEUED", ts
+
+
+def _holder(session: Session, machine: Node, job: int, restart: int) -> Run | None:
+    """Return the run that holds slices on the node; Slurm may have given its job's id to another job since."""
+    lease = (Lease.node == machine.node, Lease.until.is_(None), Lease.job_id == job, Lease.restart == restart)
+    return session.scalars(select(Run).join(Lease, Lease.run_id == Run.id).where(*lease).order_by(Lease.id)).first()
 
 
 def _elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:

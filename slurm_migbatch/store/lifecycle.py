@@ -54,7 +54,8 @@ def run_of(
 
     Slurm may restart its job ids (lost state, wrapped counter). A run that had started and ended before `moment` cannot
     start again under the same restart count: with `starts` this is a new job with the same id. Nor can one that ended
-    without a start have been submitted at `moment`, if this is Slurm's time of submission.
+    without a start have been submitted at `moment`, if this is Slurm's time of submission. A job that was never
+    requeued keeps that time: if it is later than that of the newest run, the ids were restarted while nobody watched.
 
     Args:
         known: the newest run of that job id, and those with that restart count, if the caller has them; a new one is
@@ -74,15 +75,23 @@ def run_of(
         and _is_over(same_restart, moment, started=reported_by_node)
         and _is_past(newest, moment)
     )
-    if same_restart is not None and (not is_new_job or same_restart.reuse >= _MOST_REUSES):
+    # Slurm counts a restart before it sets the new time, so a restarted job may change it
+    is_resubmitted = (
+        not reported_by_node
+        and starts
+        and restart == 0
+        and newest is not None
+        and newest.submitted is not None
+        and moment > newest.submitted
+    )
+    if same_restart is not None and (not (is_new_job or is_resubmitted) or same_restart.reuse >= _MOST_REUSES):
         return same_restart
     if reported_by_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
         raise ValueError(f"job {job} has {_MOST_RUNS} runs already")
-    reuse = (
-        0
-        if newest is None
-        else newest.reuse + (1 if same_restart is not None and same_restart.reuse == newest.reuse else 0)
-    )
+    is_taken = same_restart is not None and newest is not None and same_restart.reuse == newest.reuse
+    reuse = 0 if newest is None else newest.reuse + (1 if is_taken or is_resubmitted else 0)
+    if is_resubmitted and newest is not None:
+        end_forgotten(session, newest, moment)
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
         _follow(run, newest, known, moment)
@@ -333,6 +342,18 @@ def finish_if_free(
         return
     run.ended = moment
     run.state, run.state_from = state or _end_state(run, moment), "node"
+
+
+def end_forgotten(session: Session, run: Run, moment: float) -> None:
+    """End a run that Slurm no longer has, unless a node holds a slice for it, which will report its end."""
+    if run.ended is not None:
+        return
+    if run.started is None:
+        run.state, run.state_from, run.ended = "CANCELLED", "poll", moment
+    elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:
+        run.state = "RUNNING"
+        finish_if_free(session, run.id, moment, None)
+        run.state_from = "poll"
 
 
 def _end_state(run: Run, moment: float) -> str:

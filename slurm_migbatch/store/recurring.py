@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, func, select
@@ -98,7 +99,6 @@ def run_of(row: Any) -> RecurringRun:
     hints: Mapping[str, Any] = row.hints if isinstance(row.hints, dict) else {}
     facts: Mapping[str, Any] = row.facts if isinstance(row.facts, dict) else {}
     alone = measured.get("shared") is not True
-    profile = (row.profile or "").partition(":")[0]
     return RecurringRun(
         number=row.lesson or 0,
         run=row.id,
@@ -106,11 +106,11 @@ def run_of(row: Any) -> RecurringRun:
         restart=row.restart,
         het=row.het_job is not None,
         recurring=row.recurring or "",
-        profile=profile if profile and "," not in (row.profile or "") else None,
-        ended=_ended(row, measured),
+        profile=only_profile(row.profile),
+        ended=ended(row.state, row.exit_code, row.signal, measured),
         peak_mib=row.measured_memory_mib if alone else None,
-        sm=_share(measured.get("sm")) if alone else None,
-        dram=_share(measured.get("dram")) if alone else None,
+        sm=share(measured.get("sm")) if alone else None,
+        dram=share(measured.get("dram")) if alone else None,
         engine=clean.text(facts.get("engine"), 16) or "",
         retry=hints.get("retry") == "oom" and not (row.decision or "").startswith(LOAN),
         partition=row.partition or "",
@@ -122,20 +122,30 @@ def run_of(row: Any) -> RecurringRun:
     )
 
 
-def _ended(row: Any, measured: Mapping[str, Any]) -> str:
-    failed = bool(row.exit_code or row.signal)
-    if row.state in _DONE:
+@lru_cache(maxsize=4096)
+def only_profile(profile: str | None) -> str | None:
+    """Return the profile of a run's slices, as `Run.profile` lists them; None if they differ."""
+    name = (profile or "").partition(":")[0]
+    return name if name and "," not in (profile or "") else None
+
+
+def ended(state: str, exit_code: int | None, signal: int | None, measured: Mapping[str, Any]) -> str:
+    """Return how a run ended, see `RecurringRun`."""
+    if state in _DONE:
         return "done"
-    if row.state in _CUT:
+    if state in _CUT:
         return "cut"
-    if row.state in ("FAILED", "REQUEUED") and failed:
+    if state in ("FAILED", "REQUEUED") and (exit_code or signal):
         if measured.get("oom") is True:
             return "oom"
-        stopped = row.state == "REQUEUED" and row.signal in STOP_SIGNALS  # preempted, for example
+        stopped = state == "REQUEUED" and signal in STOP_SIGNALS  # preempted, for example
         return "cut" if stopped else "failed"
     return ""
 
 
-def _share(value: Any) -> float | None:
+def share(value: Any) -> float | None:
+    """Return a share from 0 to 1, or None."""
+    if value.__class__ is float:  # of a million runs mostly
+        return value if 0 <= value <= 1 else None
     number = clean.real(value)
     return number if number is not None and 0 <= number <= 1 else None

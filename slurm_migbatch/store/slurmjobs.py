@@ -12,7 +12,15 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import WAITING
 from slurm_migbatch.store import clean, measured
-from slurm_migbatch.store.lifecycle import FINAL_STATES, complete_earlier, finish_if_free, link, lose_leases, run_of
+from slurm_migbatch.store.lifecycle import (
+    FINAL_STATES,
+    complete_earlier,
+    end_forgotten,
+    finish_if_free,
+    link,
+    lose_leases,
+    run_of,
+)
 from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
 from slurm_migbatch.workload.loans import user_text
 
@@ -172,12 +180,7 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
         loans = update(Loan).where(Loan.job_id.in_(portion), Loan.ended.is_(None))
         session.execute(loans.values(state="ended", ended=now, cause="left", why_ended="the job is no longer in Slurm"))
         for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.ended.is_(None))).all():
-            if run.started is None:
-                run.state, run.state_from, run.ended = "CANCELLED", "poll", now
-            elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:
-                run.state = "RUNNING"
-                finish_if_free(session, run.id, now, None)
-                run.state_from = "poll"
+            end_forgotten(session, run, now)
     _end_on_gone_nodes(session, now)
 
 

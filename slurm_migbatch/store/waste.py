@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, TextClause, select
 
-from slurm_migbatch.store import recurring
+from slurm_migbatch.predict.recurring import PastRun
+from slurm_migbatch.store import clean, recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
 from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
@@ -18,23 +18,31 @@ _AT_ONCE: Final = 1000
 """Number of rows that are in memory at a time."""
 _MOST_WAITS: Final = 10_000
 """Number of newest runs whose wait is considered."""
+#: fields of the figures, in the order of `used_runs`; a single text of the decision, because JSON is slow to read
+_FIGURES = (
+    Run.id, Run.profile, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
+    Decision.recurring, Decision.facts["engine"].as_string().label("engine"),
+)  # fmt: skip
 #: displayed fields of a run
 _SHOWN = (
-    Run.array_task, Run.het_offset, Run.uid, Run.user, Run.account, Run.nodes, Run.submitted, Run.started, Run.ended,
+    Run.job_id, Run.restart, Run.array_job, Run.array_task, Run.het_job, Run.het_offset, Run.uid, Run.user, Run.account,
+    Run.partition, Run.nodes, Run.submitted, Run.started, Run.ended,
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class UsedRun:
+class UsedRun(NamedTuple):
     """One run that has held slices.
 
     Attributes:
+        recurring: key of its recurring job; empty if unknown.
+        own: its figures as a run of it; the profile is empty if those of its slices differ.
         shown: a row with the displayed fields (job_id, array_job, user, started ...).
         shared: it shared its slice with another for a while, so figures are not its own.
         gpu: UUID of the GPU of one of its slices.
     """
 
-    seen: RecurringRun
+    recurring: str
+    own: PastRun
     shown: Any
     shared: bool
     gpu: str
@@ -55,12 +63,20 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
     held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
-    runs = select(*recurring.COLUMNS, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
+    runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
     newest_first = (Decision.recurring, Run.job_id.desc(), Run.id.desc())
     runs = runs.where(*conditions).order_by(*((Run.job_id, Run.id) if wanted.jobs else newest_first))
     for row in connection.execute(runs, execution_options={"yield_per": _AT_ONCE}):
-        facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
-        yield UsedRun(recurring.run_of(row), row, facts.get("shared") is True, row.gpu or "")
+        id, profile, state, exit_code, signal, peak_mib, facts, key, engine = row[: len(_FIGURES)]
+        facts = facts if isinstance(facts, dict) else {}
+        name = (recurring.only_profile(profile) or "").replace("+", ".")
+        ended = recurring.ended(state, exit_code, signal, facts)
+        if facts.get("shared") is True:
+            own, shared = PastRun(id, name, ended, engine=clean.text(engine, 16) or ""), True
+        else:
+            sm, dram = recurring.share(facts.get("sm")), recurring.share(facts.get("dram"))
+            own, shared = PastRun(id, name, ended, peak_mib, sm, dram, clean.text(engine, 16) or ""), False
+        yield UsedRun(key or "", own, row, shared, row[-1] or "")
 
 
 def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:

@@ -104,10 +104,12 @@ def test_loans_of_an_array_are_those_of_its_tasks(call: Call, tmp_path: Path) ->
         ended = {**asdict(elastic(22, "1g.10gb")), "array_job": 20, "array_task": "2", "state": "COMPLETED"}
         store.upsert_jobs([ended])
     found = json.loads(call([*QUEUE, task], [*ROWS, *rows], "--json", "--all", "-j", "20").output)["loans"]
-    assert [(entry["job"], entry["state"], entry["gpu"], entry["why"]) for entry in found] == [
-        (22, "ended", "", "the job is no longer in Slurm"),
-        (21, "signalled", "GPU-a", "job 9 needs it"),
+    assert [(entry["job"], entry["jobid"], entry["state"], entry["gpu"], entry["why"]) for entry in found] == [
+        (22, "20_2", "ended", "", "the job is no longer in Slurm"),
+        (21, "20_1", "signalled", "GPU-a", "job 9 needs it"),
     ]
+    lines = call([*QUEUE, task], [*ROWS, *rows], "-P", "-n", "--all").output.splitlines()
+    assert [line.split("|")[0] for line in lines] == ["5", "20_2", "1", "2", "3", "20_1"]
 
 
 def test_array_task_is_not_its_whole_array(call: Call, tmp_path: Path) -> None:
@@ -122,11 +124,11 @@ def test_array_task_is_not_its_whole_array(call: Call, tmp_path: Path) -> None:
         store.upsert_jobs([{**asdict(task), "start": 102.0} for task in tasks])
     rows = [loan(21, started=102.0, node="n1", gpu="GPU-a"), loan(22, started=102.0, node="n1", gpu="GPU-b")]
     for named, found in (
-        ("20_1", "21"),
-        ("20_[1-2]", "21 22"),
-        ("20_4", "20"),
+        ("20_1", "20_1"),
+        ("20_[1-2]", "20_1 20_2"),
+        ("20_4", "20_[3-9]"),
         ("20_99", ""),
-        ("20_[1,4],3", "21 3 20"),
+        ("20_[1,4],3", "20_1 3 20_[3-9]"),
     ):
         lines = call([*QUEUE, *tasks], [*ROWS, *rows], "-j", named, "-P", "-n").output.splitlines()
         assert sorted(line.split("|")[0] for line in lines) == sorted(found.split()), named

@@ -115,6 +115,36 @@ def test_slice_of_a_pending_job_is_offered_and_its_run_is_recorded(make, slurm, 
             agent.close()
 
 
+@pytest.mark.parametrize(("is_lost", "end"), [(True, "CANCELLED"), (False, "COMPLETED")], ids=["lost", "forgotten"])
+def test_job_that_slurmctld_lost_with_its_state_has_not_completed(make, slurm, url, is_lost, end):
+    """slurmd kills it without an exit code; one that slurmctld has only forgotten since its end has the node's."""
+    slurm.node_rows["n1"] = node_row()
+    slurm.queue[1] = running_job(1, "gres/mig:1g.10gb:1", submit=5.0, start=11.0)
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            event = start(1, "GPU-0", "1g.10gb", 0, 1, 2)
+            agent.node.events(state(gpu(0)), event)
+            eventually(lambda: recorded(url, 1) == ("RUNNING", None))
+            slurm.has_lost_its_state = is_lost
+            del slurm.queue[1]
+            agent.node.events({**event, "seq": 3, "kind": "stop", "exit_code": 0})
+            eventually(lambda: recorded(url, 1) == (end, 0))
+            # nothing that comes later changes it
+            slurm.queue[2] = pending(2, "gres/mig:1g.10gb:1", submit=15.0)
+            eventually(lambda: recorded(url, 2))
+            assert recorded(url, 1) == (end, 0)
+        finally:
+            agent.close()
+
+
+def recorded(url, job):
+    """The state and the exit code of a job's run in the record."""
+    with open_store(url, readonly=True) as store:
+        runs = store.runs(RunFilter(jobs=(JobId(job),)))
+    return (runs[0].run["state"], runs[0].run["exit_code"]) if runs else None
+
+
 def test_offer_is_sent_again_after_slurm_has_lost_it(make, slurm):
     slurm.node_rows["n1"] = node_row()
     slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2")

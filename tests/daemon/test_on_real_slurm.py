@@ -23,14 +23,14 @@ def bed(slurm_root):
         yield bed
 
 
-def run_of(bed, job, state="COMPLETED"):
+def run_of(bed, job, state="COMPLETED", over=True):
     """The record's run of a job, once it is in this state and Slurm, nodes and filter have reported all."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         with open_store(bed.product.record, readonly=True) as store:
             for row in store.runs(RunFilter(jobs=(JobId(int(job)),))):
-                over = row.slices and all(held["until"] is not None for held in row.slices)
-                if row.run["state"] == state and over:
+                released = all(held["until"] is not None for held in row.slices)
+                if row.run["state"] == state and row.slices and released == over:
                     return row
         time.sleep(0.1)
     raise AssertionError(f"job {job} is not {state} in the record")
@@ -124,6 +124,20 @@ def test_offer_returns_after_a_slurmctld_restart_and_no_node_is_drained(bed):
     wait("the offer", lambda: offered(bed, "3g.40gb") >= 1)
     assert bed.job_state(job) == "RUNNING"
     bed.run(["scancel", str(job)])
+    wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+
+
+def test_job_that_slurmctld_lost_is_recorded_as_cancelled_as_in_sacct(bed):
+    job = bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 600", user=USER)
+    bed.wait_job(job, "RUNNING")
+    run_of(bed, job, "RUNNING", over=False)
+    slurmctld = [bed.root.locate("slurmctld"), "-D"]
+    bed.stop("slurmctld")
+    bed.spawn("slurmctld", [*slurmctld, "-c"], in_root=True)
+    run = run_of(bed, job, "CANCELLED").run
+    assert run["state_from"] == "slurm" and run["exit_code"] in (0, None)
+    bed.stop("slurmctld")
+    bed.spawn("slurmctld", slurmctld, in_root=True)
     wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 

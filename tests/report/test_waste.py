@@ -20,7 +20,6 @@ from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, W
 from slurm_migbatch.query.waste import _with_past
 from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun
 from tests.support.gpu_kinds import H100
 from tests.support.store_events import Node, slice_entry
@@ -290,12 +289,11 @@ def test_memory_does_not_grow_with_the_record(
 
 def test_newest_runs_of_each_recurring_job_are_its_past() -> None:
     def used_run(number: int, key: str, ended: str = "done") -> UsedRun:
-        seen = RecurringRun(number, number, number, 0, False, key, "1g.10gb", ended, None, None, None, "", False)
-        return UsedRun(seen, None, False, "")
+        return UsedRun(key, PastRun(number, "1g.10gb", ended), None, False, "")
 
     alike = [used_run(number, "b", "" if number == 35 else "done") for number in range(40, 10, -1)]
     found = [
-        (run.seen.run, [earlier.run for earlier in past])
+        (run.own.run, [earlier.run for earlier in past])
         for run, past in _with_past([used_run(50, ""), used_run(9, "a"), *alike, used_run(8, "c")])
     ]
     newest = [number for number in range(20, 41) if number != 35]

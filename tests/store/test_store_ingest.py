@@ -508,6 +508,56 @@ def test_id_of_an_array_that_never_started_reused_by_slurm_is_another_job(store:
     ]
 
 
+def test_id_reused_while_nobody_watched_is_another_job(store: Store) -> None:
+    """migbatchd was down while Slurm's job ids restarted: the earlier jobs had run, or waited, when it stopped."""
+    node = Node(store)
+    ran = {"job_id": 7, "user": "alice", "submit": 90.0, "start": 100.0, "state": "RUNNING", "restarts": 0}
+    waited = {**ran, "job_id": 8, "start": None, "state": "PENDING"}
+    unheld = {**ran, "job_id": 9}
+    store.upsert_jobs([ran, waited, unheld], live=[7, 8, 9], now=100.5)
+    node.send(node.start(100, 7))
+    later = {"user": "bob", "submit": 200.0, "start": 201.0}
+    store.upsert_jobs(
+        [{**row, **later, "state": "RUNNING"} for row in (ran, waited, unheld)], live=[7, 8, 9], now=202.0
+    )
+    node.send(node.stop(150, 7, exit_code=3), node.start(201, 7, slice_entry(1)), node.stop(260, 7, slice_entry(1)))
+    assert [
+        (row.run["job_id"], row.run["reuse"], row.run["user"], row.run["state"], row.run["submitted"], row.run["ended"])
+        for row in store.runs()
+    ] == [
+        (7, 0, "alice", "FAILED", 90.0, 150.0),
+        (7, 1, "bob", "COMPLETED", 200.0, 260.0),
+        (8, 0, "alice", "CANCELLED", 90.0, 200.0),
+        (8, 1, "bob", "RUNNING", 200.0, None),
+        (9, 0, "alice", "UNKNOWN", 90.0, 200.0),
+        (9, 1, "bob", "RUNNING", 200.0, None),
+    ]  # fmt: skip
+    assert [[entry["slot_start"] for entry in row.slices] for row in store.runs()][:2] == [[0], [1]]
+
+
+def test_id_of_a_requeued_job_reused_while_nobody_watched_is_another_job(store: Store) -> None:
+    row = {"job_id": 7, "user": "alice", "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
+    store.upsert_jobs([row], live=[7], now=100.5)
+    store.upsert_jobs([{**row, "submit": 110.0, "start": 120.0, "restarts": 1}], live=[7], now=120.5)
+    store.upsert_jobs([{**row, "user": "bob", "submit": 200.0, "start": 210.0}], live=[7], now=210.5)
+    assert [(row.run["reuse"], row.run["restart"], row.run["user"], row.run["state"]) for row in store.runs()] == [
+        (0, 0, "alice", "REQUEUED"),
+        (0, 1, "alice", "UNKNOWN"),
+        (1, 0, "bob", "RUNNING"),
+    ]
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_new_submission_time_of_a_requeued_job_is_of_the_same_job(store: Store, restarts: int) -> None:
+    """Slurm counts the restart when it requeues the job, and sets the time only after the Epilog."""
+    row = {"job_id": 7, "user": "alice", "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
+    store.upsert_jobs([row], live=[7], now=100.5)
+    store.upsert_jobs([{**row, "restarts": restarts, "state": "COMPLETING"}], live=[7], now=110.0)
+    waiting = {**row, "restarts": restarts, "submit": 111.0, "start": None, "state": "PENDING"}
+    store.upsert_jobs([waiting], live=[7], now=112.0)
+    assert {(row.run["reuse"], row.run["restart"]) for row in store.runs()} == {(0, 0), (0, restarts)}
+
+
 def test_newer_inventory_replaces_the_older_one(store: Store) -> None:
     node = Node(store)
     gpu = {

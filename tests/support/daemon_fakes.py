@@ -144,6 +144,7 @@ class FakeSlurm:
         self.node_rows = {}
         self.away = False
         self.cancelled = []
+        self.has_lost_its_state = False
         self.ends = {}
         self.updates = []
         self.private = ""
@@ -210,6 +211,10 @@ class FakeSlurm:
     def ended(self, job_ids):
         self._check()
         return [self.ends[id] for id in job_ids if id in self.ends]
+
+    def lost(self, listed):
+        self._check()
+        return [job for job in listed if self.has_lost_its_state and job not in self.queue]
 
     def version(self):
         self._check()
