@@ -228,6 +228,11 @@ def test_log_rows_that_have_run_are_jobs_whatever_their_end(write: Write, state:
         assert not joblog.read(log).jobs
 
 
+def test_log_may_begin_with_a_job_without_a_time(write: Write) -> None:
+    log = write("job_id,gpu_num,state,submit_time,duration\n1,1,PENDING,,\n2,1,COMPLETED,10,60\n3,0,COMPLETED,,5\n")
+    assert [job.name for job in joblog.read(log).jobs] == ["2"]
+
+
 def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Write) -> None:
     log = write("job_id,gpu_num,submit_time,duration\n1,1,1585699201,3600\n2,1,1585699261000,60\n")
     with pytest.raises(TraceError, match=r":3: submit_time must be in seconds, not 1585699261000: .*divide it by 1000"):
