@@ -865,6 +865,23 @@ def test_sacct_json_may_have_bytes_that_are_not_utf_8(write: Write) -> None:
     whole = sacct.read(path)
     path.write_bytes(path.read_bytes().replace(b"caf#", b"caf\xe9"))
     assert sacct.read(path) == whole
+    (job,) = sacct.read(write(json.dumps({"jobs": [json_job(user="\ud800")]}))).jobs
+    assert job.user == "\ud800"
+
+
+def test_cells_of_sacct_lines_are_not_kept(write: Write) -> None:
+    rows = (
+        f"{n}|{'u' * 2000}|2026-01-05T10:00:{n % 60:02d}|2026-01-05T11:00:00|1:00|FAILED|gres/gpu=1\n"
+        for n in range(500)
+    )
+    path = write("JobID|User|Submit|Start|Elapsed|State|AllocTRES\n" + "".join(rows))
+    sacct.read(path)  # what is imported and cached once does not count
+    tracemalloc.start()
+    try:
+        assert len(sacct.read(path).jobs) == 500
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
