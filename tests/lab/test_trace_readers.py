@@ -441,6 +441,23 @@ def test_pollux_workloads_take_their_durations_from_profiles(
             "timestamp_ms,input_tokens,output_tokens\n3000,9,1\n3000,8,1\n4500,7,2\n",
             [0, 0, 1.5],
         ),
+        *(
+            (
+                "Mooncake",
+                name,
+                '{"timestamp": 3000, "input_length": 9, "output_length": 1, "hash_ids": [0, 1]}\n\n'
+                '{"timestamp": 4500.0, "input_length": 7, "output_length": 2, "hash_ids": []}\n{"timestamp": 3000}\n',
+                [0, 0, 1.5],
+            )
+            for name in ("mooncake_trace.jsonl", "conversation_trace.jsonl", "toolagent_trace.jsonl")
+        ),
+        (
+            "Azure",
+            "AzureLMMInferenceTrace_multimodal.csv",
+            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.5Z,1,9,1\n2024-10-15T12:00:00Z,0,9,1\n"
+            "2024-10-15T12:00:02.25Z,1,9,1\n",
+            [0, 0.5, 2.25],
+        ),
         (
             "BurstGPT",
             "BurstGPT_1.csv",
@@ -463,6 +480,9 @@ def test_request_trace_errors_name_the_line(write: Write) -> None:
         requests.read(write("TIMESTAMP,ContextTokens\n12,5\n"))
     with pytest.raises(TraceError, match=":1: lacks the columns TIMESTAMP or Timestamp or timestamp_ms"):
         requests.read(write("at,tokens\n12,5\n"))
+    for text in ("{", "7", '{"at": 1}', '{"timestamp": -1}', '{"timestamp": NaN}', '{"timestamp": "x"}'):
+        with pytest.raises(TraceError, match=':2: must be a JSON object with a "timestamp" in milliseconds'):
+            requests.read(write(f'{{"timestamp": 1}}\n{text}\n', "mooncake_trace.jsonl"))
 
 
 def test_request_traces_without_a_duration_are_not_used(tmp_path: Path) -> None:
