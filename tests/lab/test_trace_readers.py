@@ -1023,6 +1023,12 @@ def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: st
         jobtable.read(write(JOBTABLE.replace(old, new)))
 
 
+def test_runs_of_overlapping_dumps_of_a_job_table_count_once(write: Write) -> None:
+    once, twice = jobtable.read(write(JOBTABLE)), jobtable.read(write(JOBTABLE + JOBTABLE))
+    assert twice.jobs == once.jobs
+    assert any(notice.endswith("jobs that repeat an earlier line are skipped") for notice in twice.notices)
+
+
 def test_job_table_and_log_may_be_separated_by_tabs(write: Write) -> None:
     """`mysql -B` quotes nothing, so a quotation mark in a job's name means nothing either."""
     tabs = write("\n".join("\t".join(cells) for cells in csv.reader(JOBTABLE.splitlines())) + '"\n', "table.tsv")
