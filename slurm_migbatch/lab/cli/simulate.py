@@ -287,7 +287,7 @@ def _apart(outcomes: Sequence[_PolicyFigures]) -> Iterator[str]:
         others = ", ".join(f"{outcome.policy} {count - same}" for outcome, count in zip(outcomes, done, strict=True))
         yield (
             f"completion times, waits, start delays and fairness are those of the {same} jobs that ended under every "
-            f"policy; the others that ended: {others}"
+            f"policy; the others that ended: {others}; makespan and use of the GPUs include them"
         )
 
 
