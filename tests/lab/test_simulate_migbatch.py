@@ -141,6 +141,29 @@ def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., 
     assert ours["figures"]["all"]["paused_s"]["mean"] > 0
 
 
+def test_policies_are_compared_on_the_jobs_that_ended_under_all_of_them(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The job of all four GPUs fits on no half, and delays the others if the first come are the first served."""
+    jobs = line(0, "gres/gpu=4", 300) + "".join(line(n, "gres/gpu=1", 10 + n) for n in range(1, 5))
+    path, html = write(jobs=jobs), tmp_path / "r.html"
+    names = ("--policy", "fifo", "--policy", "halves")
+    fifo, halves = simulated(path, *names)["policies"]
+    for policy, ended in ((fifo, 5), (halves, 4)):
+        assert policy["figures"]["all"]["done"]["mean"] == ended
+        runs = play(scenario.load(path).under(policy["policy"]), ScenarioData(scenario.load(path)), 0).runs
+        times = [job_run.ended - job_run.job.arrival for job_run in runs if job_run.job.gpus == 1 and job_run.ended]
+        compared = policy["figures"]["compared"]["all"]
+        assert compared["jobs"]["mean"] == len(times) == 4
+        assert compared["jct_s"]["mean"]["mean"] == pytest.approx(sum(times) / 4)
+    done = run(path, *names, "--html", html)
+    shown = next(row for row in done.output.splitlines() if row.startswith("mean wait")).split()
+    assert shown[2:4] == ["5.0", "h"], done.output
+    note = "those of the 4 jobs that ended under every policy; the others that ended: fifo 1, halves 0"
+    assert note in done.output and note in html.read_text()
+    assert "ended under every" not in run(write(), *names).output, "all jobs did"
+
+
 def test_comparison_tells_that_jobs_of_several_gpus_are_placed_by_other_rules(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
     both = run(write(jobs=jobs), "--policy", "migbatch", "--policy", "easy")

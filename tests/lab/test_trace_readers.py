@@ -228,6 +228,11 @@ def test_log_rows_that_have_run_are_jobs_whatever_their_end(write: Write, state:
         assert not joblog.read(log).jobs
 
 
+def test_log_may_begin_with_a_job_without_a_time(write: Write) -> None:
+    log = write("job_id,gpu_num,state,submit_time,duration\n1,1,PENDING,,\n2,1,COMPLETED,10,60\n3,0,COMPLETED,,5\n")
+    assert [job.name for job in joblog.read(log).jobs] == ["2"]
+
+
 def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Write) -> None:
     log = write("job_id,gpu_num,submit_time,duration\n1,1,1585699201,3600\n2,1,1585699261000,60\n")
     with pytest.raises(TraceError, match=r":3: submit_time must be in seconds, not 1585699261000: .*divide it by 1000"):
@@ -436,6 +441,23 @@ def test_pollux_workloads_take_their_durations_from_profiles(
             "timestamp_ms,input_tokens,output_tokens\n3000,9,1\n3000,8,1\n4500,7,2\n",
             [0, 0, 1.5],
         ),
+        *(
+            (
+                "Mooncake",
+                name,
+                '{"timestamp": 3000, "input_length": 9, "output_length": 1, "hash_ids": [0, 1]}\n\n'
+                '{"timestamp": 4500.0, "input_length": 7, "output_length": 2, "hash_ids": []}\n{"timestamp": 3000}\n',
+                [0, 0, 1.5],
+            )
+            for name in ("mooncake_trace.jsonl", "conversation_trace.jsonl", "toolagent_trace.jsonl")
+        ),
+        (
+            "Azure",
+            "AzureLMMInferenceTrace_multimodal.csv",
+            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.5Z,1,9,1\n2024-10-15T12:00:00Z,0,9,1\n"
+            "2024-10-15T12:00:02.25Z,1,9,1\n",
+            [0, 0.5, 2.25],
+        ),
         (
             "BurstGPT",
             "BurstGPT_1.csv",
@@ -458,6 +480,9 @@ def test_request_trace_errors_name_the_line(write: Write) -> None:
         requests.read(write("TIMESTAMP,ContextTokens\n12,5\n"))
     with pytest.raises(TraceError, match=":1: lacks the columns TIMESTAMP or Timestamp or timestamp_ms"):
         requests.read(write("at,tokens\n12,5\n"))
+    for text in ("{", "7", '{"at": 1}', '{"timestamp": -1}', '{"timestamp": NaN}', '{"timestamp": "x"}'):
+        with pytest.raises(TraceError, match=':2: must be a JSON object with a "timestamp" in milliseconds'):
+            requests.read(write(f'{{"timestamp": 1}}\n{text}\n', "mooncake_trace.jsonl"))
 
 
 def test_request_traces_without_a_duration_are_not_used(tmp_path: Path) -> None:
@@ -860,6 +885,23 @@ def test_sacct_json_may_have_bytes_that_are_not_utf_8(write: Write) -> None:
     whole = sacct.read(path)
     path.write_bytes(path.read_bytes().replace(b"caf#", b"caf\xe9"))
     assert sacct.read(path) == whole
+    (job,) = sacct.read(write(json.dumps({"jobs": [json_job(user="\ud800")]}))).jobs
+    assert job.user == "\ud800"
+
+
+def test_cells_of_sacct_lines_are_not_kept(write: Write) -> None:
+    rows = (
+        f"{n}|{'u' * 2000}|2026-01-05T10:00:{n % 60:02d}|2026-01-05T11:00:00|1:00|FAILED|gres/gpu=1\n"
+        for n in range(500)
+    )
+    path = write("JobID|User|Submit|Start|Elapsed|State|AllocTRES\n" + "".join(rows))
+    sacct.read(path)  # what is imported and cached once does not count
+    tracemalloc.start()
+    try:
+        assert len(sacct.read(path).jobs) == 500
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -979,6 +1021,12 @@ def test_runs_that_ended_in_a_requeue_or_a_change_of_size_are_jobs(write: Write)
 def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=re.escape(message)):
         jobtable.read(write(JOBTABLE.replace(old, new)))
+
+
+def test_runs_of_overlapping_dumps_of_a_job_table_count_once(write: Write) -> None:
+    once, twice = jobtable.read(write(JOBTABLE)), jobtable.read(write(JOBTABLE + JOBTABLE))
+    assert twice.jobs == once.jobs
+    assert any(notice.endswith("jobs that repeat an earlier line are skipped") for notice in twice.notices)
 
 
 def test_job_table_and_log_may_be_separated_by_tabs(write: Write) -> None:

@@ -42,8 +42,8 @@ class World(Protocol):
     def het(self, *wants: str) -> int:
         """Submit it as a heterogeneous job with a component for each of `wants`."""
 
-    def timed(self, want: str, minutes: int) -> int:
-        """Submit it with a time limit."""
+    def timed(self, want: str, minutes: int, nodes: int = 1) -> int:
+        """Submit it with a time limit, for `want` on each of some nodes."""
 
     def dependent(self, want: str, *after: int, comment: str = "") -> int:
         """Submit it to start after other jobs have completed (afterok)."""
@@ -459,6 +459,23 @@ class Order:
                 break
         long = world.timed("mig:2g.20gb:1", 180)
         short = world.timed("mig:2g.20gb:1", 20)
+        until(world, short, "RUNNING")
+        assert {job: (r := row(world, job)) is not None and r.state for job in (running, before, long)} == {
+            running: "RUNNING",
+            before: "PENDING",
+            long: "PENDING",
+        }
+
+    def test_job_of_several_nodes_keeps_its_idle_node_free_for_its_start(self, world: World) -> None:
+        running = world.timed("mig:1g.10gb:14", 60)
+        until(world, running, "RUNNING")
+        before = world.timed("mig:1g.10gb:14", 60, nodes=2)
+        for _ in world.passes():
+            found = row(world, before)
+            if found is not None and found.reason == "Resources":
+                break
+        long = world.timed("mig:1g.10gb:1", 180)
+        short = world.timed("mig:1g.10gb:1", 20)
         until(world, short, "RUNNING")
         assert {job: (r := row(world, job)) is not None and r.state for job in (running, before, long)} == {
             running: "RUNNING",

@@ -38,8 +38,8 @@ class RealWorld:
         options = [option for want in wants for option in (":", "--gres=" + want)]
         return self.sbatch(*options[1:])
 
-    def timed(self, want: str, minutes: int) -> int:
-        return self.sbatch("--gres=" + want, f"--time={minutes}")
+    def timed(self, want: str, minutes: int, nodes: int = 1) -> int:
+        return self.sbatch("--gres=" + want, f"--time={minutes}", f"--nodes={nodes}")
 
     def dependent(self, want: str, *after: int, comment: str = "") -> int:
         jobs = ":".join(map(str, after))

@@ -38,8 +38,8 @@ class SimulatedWorld:
     def het(self, *wants: str) -> int:
         return self.client.submit_het(*wants, user="mbalice")[0]
 
-    def timed(self, want: str, minutes: int) -> int:
-        return self.submit(want, limit=60 * minutes)
+    def timed(self, want: str, minutes: int, nodes: int = 1) -> int:
+        return self.submit(want, limit=60 * minutes, num_nodes=nodes)
 
     def dependent(self, want: str, *after: int, comment: str = "") -> int:
         return self.submit(want, after=after, comment=comment)

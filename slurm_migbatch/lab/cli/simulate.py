@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("slices lent to training", ("actions", "release"), "count"),
     ("fairness over users (Jain)", ("all", "jain"), "number"),
 )
+_COMPARED = frozenset({"jct_s", "queue_s", "delay_s", "jain"})
+"""Figures that depend on which jobs have ended: several policies are compared on the jobs that ended under all."""
 
 
 @click.command()
@@ -86,7 +88,7 @@ def simulate(
     SCENARIO is a TOML file: GPUs, trace, speeds of jobs on slices, policy. By default
     migbatch decides: the jobs go to a simulated Slurm, and migbatchd's decision runs with a site's migbatch.toml.
     Traces may be a site's own history (`sacct -P`) or public ones. With several seeds the figures are means with their
-    95 % intervals.
+    95 % intervals. Times and fairness of several policies are those of the jobs that ended under all of them.
     """
     from slurm_migbatch.lab.sim import scenario as scenarios
 
@@ -136,7 +138,7 @@ class _PolicyFigures:
 
     Attributes:
         settings: the decision function and its configuration, if it is to be shown.
-        first: the first seed's result.
+        first: the first seed's result; `compared`: the ids of its jobs that ended under every policy.
         merged: figures over all seeds; `by_seed`: of each seed.
         notices: notes for the user.
         cpu_s: processor seconds for each job, in all seeds together.
@@ -145,6 +147,7 @@ class _PolicyFigures:
     policy: str
     settings: Mapping[str, str]
     first: SimulationResult
+    compared: Collection[int]
     merged: Mapping[str, Any]
     by_seed: Sequence[Mapping[str, Any]]
     notices: Sequence[str]
@@ -162,11 +165,11 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
 
     scenario = chosen[0]
     workload = ScenarioData(scenario)
-    outcomes = [_play(variant, workload, wanted=html is not None or log is not None) for variant in chosen]
+    outcomes = _outcomes(chosen, workload, wanted=html is not None or log is not None)
     if log is not None:
         with log.open("w", encoding="utf-8") as file:
             write(outcomes[0].first.events, file)
-    trace_notices = [*workload.trace.notices, *_unlike(chosen, workload)]
+    trace_notices = [*workload.trace.notices, *_unlike(chosen, workload), *_apart(outcomes)]
     if html is not None:
         html.write_text(_page(scenario, trace_notices, outcomes), encoding="utf-8")
     if as_json:
@@ -218,24 +221,74 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
         yield show
 
 
-def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _PolicyFigures:
-    from slurm_migbatch.lab.sim import registry
-    from slurm_migbatch.lab.sim.metrics import over_seeds, summarise
-    from slurm_migbatch.lab.sim.play import play
+class _Playing:
+    """Plays a policy, seed after seed."""
 
-    settings = registry.find(scenario.policy).settings(scenario.params)
-    figures: list[dict[str, Any]] = []
-    first: SimulationResult | None = None
-    began = time.process_time()
-    for seed in scenario.seeds():
-        with progress_bar(f"{scenario.policy}, seed {seed}") as progress:
-            result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
-        figures.append(summarise(result))
-        first = first or result
-    assert first is not None
-    notices = [*first.notices, *_unfinished(figures[0], first.without_run)]
-    cpu_s = (time.process_time() - began) / max(1, sum(figure["all"]["jobs"] for figure in figures))
-    return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices, cpu_s)
+    def __init__(self, scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> None:
+        """`wanted`: the events of the first seed are."""
+        from slurm_migbatch.lab.sim import registry
+
+        self._scenario, self._workload, self._wanted = scenario, workload, wanted
+        self._settings = registry.find(scenario.policy).settings(scenario.params)
+        self._first: SimulationResult | None = None
+        self._compared: Collection[int] = ()
+        self._figures: list[dict[str, Any]] = []
+        self._cpu_s = 0.0
+
+    def play(self, seed: int) -> SimulationResult:
+        """Return the result for a seed."""
+        from slurm_migbatch.lab.sim.play import play
+
+        began = time.process_time()
+        log = self._wanted and self._first is None
+        with progress_bar(f"{self._scenario.policy}, seed {seed}") as progress:
+            result = play(self._scenario, self._workload, seed, log=log, progress=progress)
+        self._cpu_s += time.process_time() - began
+        return result
+
+    def add(self, result: SimulationResult, compared: Collection[int], *, several: bool) -> None:
+        """Add the figures of a seed, and of the jobs to compare if there are several policies."""
+        from slurm_migbatch.lab.sim.metrics import summarise
+
+        self._figures.append(summarise(result, compared if several else None))
+        if self._first is None:
+            self._first, self._compared = result, compared
+
+    def figures(self) -> _PolicyFigures:
+        """Return the figures over all seeds."""
+        from slurm_migbatch.lab.sim.metrics import over_seeds
+
+        figures, first = self._figures, self._first
+        assert first is not None
+        notices = [*first.notices, *_unfinished(figures[0], first.without_run)]
+        cpu_s = self._cpu_s / max(1, sum(figure["all"]["jobs"] for figure in figures))
+        merged = over_seeds(figures)
+        return _PolicyFigures(
+            self._scenario.policy, self._settings, first, self._compared, merged, figures, notices, cpu_s
+        )
+
+
+def _outcomes(chosen: Sequence[Scenario], workload: ScenarioData, *, wanted: bool) -> list[_PolicyFigures]:
+    playing = [_Playing(variant, workload, wanted=wanted) for variant in chosen]
+    for seed in chosen[0].seeds():
+        results = [policy.play(seed) for policy in playing]
+        ended = [{run.job.id for run in result.runs if run.ended is not None} for result in results]
+        compared = frozenset.intersection(*map(frozenset, ended))
+        for policy, result in zip(playing, results, strict=True):
+            policy.add(result, compared, several=len(playing) > 1)
+    return [policy.figures() for policy in playing]
+
+
+def _apart(outcomes: Sequence[_PolicyFigures]) -> Iterator[str]:
+    """Tell on how many jobs policies are compared if some ended under one of them only."""
+    done = [outcome.by_seed[0]["all"]["done"] for outcome in outcomes]
+    same = len(outcomes[0].compared)
+    if max(done) > same:
+        others = ", ".join(f"{outcome.policy} {count - same}" for outcome, count in zip(outcomes, done, strict=True))
+        yield (
+            f"completion times, waits, start delays and fairness are those of the {same} jobs that ended under every "
+            f"policy; the others that ended: {others}; makespan and use of the GPUs include them"
+        )
 
 
 def _unfinished(figures: Mapping[str, Any], without_run: int) -> Iterator[str]:
@@ -271,7 +324,7 @@ def _rows(outcomes: Sequence[_PolicyFigures]) -> Iterator[tuple[str, ...]]:
 
 
 def _cell(merged: Mapping[str, Any], path: Sequence[str], unit: str) -> str:
-    value: Any = merged
+    value: Any = merged if _COMPARED.isdisjoint(path) else merged.get("compared", merged)
     for word in path:
         value = value.get(word) if isinstance(value, Mapping) else None
     if value is None:
@@ -304,7 +357,7 @@ def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_PolicyFi
     times: dict[str, list[float]] = {}
     for outcome in outcomes:
         which = "" if len(outcomes) == 1 else f" ({outcome.policy})"
-        runs = outcome.first.runs
+        runs = [run for run in outcome.first.runs if len(outcomes) == 1 or run.job.id in outcome.compared]
         times[f"completion{which}"] = [run.ended - run.job.arrival for run in runs if run.ended is not None]
         times[f"wait{which}"] = [run.started - run.job.arrival for run in runs if run.started is not None]
     part = scenario.cluster

@@ -209,7 +209,7 @@ def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]
     """Return the name of a measured request stream and its moments, seconds. Raises NotMeasurable, TraceError."""
     trace = requests_trace.first_below(data)
     if trace is None:
-        raise NotMeasurable(f"{data} has no request trace (Azure's, Mooncake's as CSV, or BurstGPT) below it")
+        raise NotMeasurable(f"{data} has no request trace (Azure's, Mooncake's, or BurstGPT) below it")
     return trace[0], np.array(trace[1])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +15,11 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 QUANTILES: Final = (50, 95, 99)
 
 
-def summarise(result: SimulationResult) -> dict[str, Any]:
+def summarise(result: SimulationResult, compared: Collection[int] | None = None) -> dict[str, Any]:
     """Return all figures of one simulation, as plain values.
 
-    `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any. Of the cluster:
+    `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any; `compared` has the same of the jobs
+    with the ids `compared`, if these are given. Of the cluster:
 
     - `makespan_s`: from the first arrival to the last event, or to the end of the simulated time if jobs are left then;
     - `held`: compute-slice seconds that were held, as a share of the cluster's in the makespan; `busy_of_held`: the
@@ -41,12 +42,16 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
         "created": result.created,
         "destroyed": result.destroyed,
         "reconfigurations": result.created + result.destroyed,
-        "all": of_jobs(result.runs, result.end),
     }
+    of_kind = {"all": list(result.runs)}
     for kind in ("train", "infer"):
-        of_kind = [run for run in result.runs if run.job.kind == kind]
-        if of_kind:
-            figures[kind] = of_jobs(of_kind, result.end)
+        if found := [run for run in result.runs if run.job.kind == kind]:
+            of_kind[kind] = found
+    figures |= {kind: of_jobs(runs, result.end) for kind, runs in of_kind.items()}
+    if compared is not None:
+        figures["compared"] = {
+            kind: of_jobs([run for run in runs if run.job.id in compared], result.end) for kind, runs in of_kind.items()
+        }
     if result.actions:
         figures["actions"] = dict(result.actions)
     return figures

@@ -222,7 +222,7 @@ class SlurmSimulation:
             last = self.clock.now
             self._soon = self._soon or bool(again)
             idle = min(pace.idle_s, idle * pace.growth)
-            if self._wait(pace, last, idle):
+            if self._wait(pace, last, idle, self.begin + until):
                 idle = pace.every_s
             self._check(rounds)
         return WorkloadOutcome(
@@ -234,10 +234,10 @@ class SlurmSimulation:
             rounds,
         )
 
-    def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:
-        """Let time pass until the next round is due; return whether there were events."""
+    def _wait(self, pace: RoundTiming, last: float, idle: float, end: float) -> bool:
+        """Let time pass until the next round is due, at most to `end`; return whether there were events."""
         while True:
-            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
+            due = min(end, last + (pace.soon_s if self._soon else pace.every_s if self._news else idle))
             following = self.clock.following
             resting = pace.rests and not (self._soon or self._news or self.slurm.waiting)
             if following is None or (following > due and not resting):

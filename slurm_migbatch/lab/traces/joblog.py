@@ -60,7 +60,6 @@ class _Columns(NamedTuple):
     """The columns of one file."""
 
     submitted: str
-    in_seconds: bool
     gpus: str
     instances: str | None
     user: str | None
@@ -74,7 +73,6 @@ class _Columns(NamedTuple):
         assert gpus is not None
         return cls(
             submitted,
-            _SECONDS.fullmatch(line.text(submitted)) is not None,
             gpus,
             line.first_of(INSTANCES),
             line.first_of(USER),
@@ -92,6 +90,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
         infer: job types, virtual clusters or organizations whose jobs are inference.
     """
     columns: _Columns | None = None
+    in_seconds: bool | None = None
     left_out: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
     for line in lines(path, ("|".join(SUBMITTED), "duration", "|".join(GPUS))):
@@ -108,9 +107,11 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
             raise line.wrong(f"{columns.gpus} must be a share of one GPU or a whole number, not {gpus:g}")
         instances = line.count_of(columns.instances, 1, MOST_GPUS) if columns.instances else 1
         served = any(line.text(column) in infer for column in columns.groups)
+        if in_seconds is None:  # jobs that have not run may lack a time
+            in_seconds = _SECONDS.fullmatch(line.text(columns.submitted)) is not None
         jobs.append(
             LoggedJob(
-                line.seconds_of(columns.submitted) if columns.in_seconds else line.moment(columns.submitted),
+                line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
                 line.number,
                 line.text(columns.name) if columns.name else f"job-{line.number}",
                 duration,

@@ -5,9 +5,9 @@
 
 The first line must name the columns; others are ignored. The table has TRES by number: 1 to 8 are Slurm's own, those
 of a site begin with 1001. Their names are shown by `sacctmgr show tres`; without names, each TRES of the site is taken
-for GPUs. Jobs that got none, and jobs that have not run or not ended, are skipped, with a notice. A requeued job has
-one line for each run: each is a separate job here, as is each component of a heterogeneous job (with `het_job_id`, if
-that is dumped), with a notice.
+for GPUs. Jobs that got none, jobs that have not run or not ended, and lines that repeat an earlier one (of two dumps
+that overlap) are skipped, with a notice. A requeued job has one line for each run: each is a separate job here, as is
+each component of a heterogeneous job (with `het_job_id`, if that is dumped), with a notice.
 
 Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
 allocated resources. Names of jobs are free text and no model's name.
@@ -63,6 +63,7 @@ def read(
     left_out: Counter[str] = Counter()
     remarks: Counter[str] = Counter()
     unnamed: set[int] = set()
+    seen: set[tuple[str, float, float, float, int]] = set()
     jobs: list[LoggedJob] = []
     for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
         started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
@@ -72,6 +73,11 @@ def read(
         if not ended_run or not started or work <= 0:
             left_out["that have not run or not ended"] += 1
             continue
+        run = line.text("id_job"), line.seconds_of("time_submit"), started, ended, state
+        if run in seen:
+            left_out["that repeat an earlier line"] += 1
+            continue
+        seen.add(run)
         counts = _counts(line)
         held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
         if not held.gpus:
@@ -83,9 +89,9 @@ def read(
             remarks[COMPONENTS] += 1
         jobs.append(
             LoggedJob(
-                line.seconds_of("time_submit"),
+                run[1],
                 line.number,
-                line.text("id_job"),
+                run[0],
                 work,
                 held.gpus,
                 line.text("id_user"),

@@ -32,6 +32,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,7 @@ from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
+_RUN: Final = tuple(tuple(names.split("|")) for names in COLUMNS)
 COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 UNTRACKED: Final = "Slurm records GPUs in AllocTRES only while slurm.conf has gres/gpu in AccountingStorageTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
@@ -69,17 +71,20 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
     remarks: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
     ran_in: set[str] = set()
-    seen: set[tuple[str, ...]] = set()
+    users: dict[str, str] = {}
+    seen: set[bytes] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
     for line in sacctlines.read(path, columns, COMMAND, left_out):
-        run = tuple(line.text(column) for name in COLUMNS if (column := line.first_of(name.split("|"))))
+        run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
         if "." in run[0]:
             left_out["steps of jobs"] += 1
             continue
-        if run in seen:
+        # the cells themselves would be half of the memory that a file of a million lines takes
+        digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if digest in seen:
             left_out["repeated lines"] += 1
             continue
-        seen.add(run)
+        seen.add(digest)
         state = line.text("State").split(" ")[0].rstrip("+")
         ended = not line.has("End") or line.text("End") not in _UNKNOWN
         if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
@@ -103,7 +108,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
                 run[0],
                 work,
                 held.gpus,
-                line.text("User"),
+                users.setdefault(user := line.text("User"), user),
                 "infer" if partition in infer else "train",
                 held.profile,
                 _seconds(line, "Timelimit", 60),

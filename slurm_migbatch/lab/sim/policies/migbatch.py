@@ -31,7 +31,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.booking import Booking, Played
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
-from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation
+from slurm_migbatch.lab.slurm.run import ControllerInput, RoundTiming, SimulatedSite, SiteNode, SlurmSimulation
 from slurm_migbatch.lab.slurm.tracejobs import (
     Auto,
     Hindrances,
@@ -84,16 +84,19 @@ class MigbatchParams:
     )
 
 
-def play(params: MigbatchParams, config: Config, setup: Setup) -> SimulationResult:
-    """Run the jobs of a setup on a simulated Slurm with this configuration of migbatchd. Raises PlaceError, Stuck."""
-    return _Play(params, config, setup).run()
+def play(params: MigbatchParams, config: Config, setup: Setup, *, decides: bool = True) -> SimulationResult:
+    """Run the jobs of a setup on a simulated Slurm with this configuration of migbatchd. Raises PlaceError, Stuck.
+
+    `decides`: whether migbatchd runs; otherwise only its submit filter does.
+    """
+    return _Play(params, config, setup, decides=decides).run()
 
 
 class _Play:
     """One simulation of a setup."""
 
-    def __init__(self, params: MigbatchParams, config: Config, setup: Setup) -> None:
-        self.params, self.config, self.setup = params, config, setup
+    def __init__(self, params: MigbatchParams, config: Config, setup: Setup, *, decides: bool = True) -> None:
+        self.params, self.config, self.setup, self.decides = params, config, setup, decides
         serving, lending = partitions_of(config)
         self.manner = Manner(
             setup.nodes,
@@ -135,7 +138,9 @@ class _Play:
     def run(self) -> SimulationResult:
         """Run the simulation and return its result."""
         pace = pace_of(self.config)
-        if self.params.idle_s > pace.every_s:
+        if not self.decides:
+            pace = RoundTiming(every_s=_QUIET_S, soon_s=_QUIET_S, idle_s=_QUIET_S)
+        elif self.params.idle_s > pace.every_s:
             lent = self.config.lending.enabled
             idle_s = self.params.idle_s if lent else max(self.params.idle_s, _QUIET_S)
             pace = replace(pace, idle_s=idle_s, growth=_GROWTH, rests=not lent)
@@ -160,9 +165,9 @@ class _Play:
         )
 
     def _round(self, observation: ControllerInput) -> bool:
-        again = self.service(observation)
+        again = self.decides and self.service(observation)
         self.rounds += 1
-        if self.setup.progress is not None and self.rounds % 64 == 0:
+        if self.setup.progress is not None and (not self.decides or self.rounds % 64 == 0):
             self.setup.progress(len(self.simulation.slurm.ended_jobs), len(self.jobs))
         return again
 

@@ -1,8 +1,8 @@
 """Simulate Slurm without migbatch: the same simulated Slurm, with whole GPUs for every job.
 
 A job gets as many GPUs as it has slices or GPUs in the trace. The GPUs have no MIG, so no instance is created for a
-job, and each node lists all of its GPUs for good, as in slurm.conf: migbatchd's rounds run, but withhold, lend, move
-and re-type nothing. The speed of a job on whole GPUs is, as everywhere, relative to the slices that it has in the
+job, and each node lists all of its GPUs for good, as in slurm.conf: of migbatchd only the submit filter runs, which
+spells the requests. The speed of a job on whole GPUs is, as everywhere, relative to the slices that it has in the
 trace.
 """
 
@@ -40,17 +40,10 @@ class _AsInTrace:
 
 
 def _play(_params: NoParams, setup: Setup) -> SimulationResult:
-    shipped = Config()
-    config = replace(
-        shipped,
-        supply=replace(shipped.supply, enabled=False),
-        lending=replace(shipped.lending, enabled=False),
-        moves=replace(shipped.moves, enabled=False),
-    )
     jobs = tuple(replace(job, profile=None) for job in setup.jobs)
     speeds = _AsInTrace(setup.speeds, {job.id: job for job in setup.jobs})
     whole = without_mig(setup.geometry)
-    return play(MigbatchParams(), config, replace(setup, geometry=whole, jobs=jobs, speeds=speeds))
+    return play(MigbatchParams(), Config(), replace(setup, geometry=whole, jobs=jobs, speeds=speeds), decides=False)
 
 
 SLURM: Final = NamedPolicy(
