@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -670,6 +671,88 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
     parsed = parse("migbatch: " + found.hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+ATTENDING = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        # ERNIE 4.5 21B A3B, Hunyuan A13B, Ling mini 2.0, LFM2 8B A1B, Apertus 8B, Command R7B, SmolLM3
+        ({"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+          "moe_k": 6, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2, "head_dim": 128,
+          "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 103424},
+         21.83, 3.3),
+        ({"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "moe_topk": [8] * 32,
+          "moe_intermediate_size": [3072] * 32, "num_experts": 64, "num_shared_expert": [1] * 32,
+          "num_hidden_layers": 32, "vocab_size": 128167, "tie_word_embeddings": True}, 80.4, 12.7),
+        ({"model_type": "bailing_moe", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+          "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
+          "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 20, "vocab_size": 157184},
+         16.26, 1.1),
+        ({"model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+          "num_experts": 32, "num_experts_per_tok": 4, "num_dense_layers": 2, "num_hidden_layers": 24,
+          "vocab_size": 65536}, 8.3, 1.45),
+        ({"model_type": "apertus", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 32,
+          "vocab_size": 131072, "tie_word_embeddings": False}, 8.05, 7.5),
+        ({"model_type": "cohere2", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "vocab_size": 256000}, 8.03, 8.03),
+        ({"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+          "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 128256}, 3.08, 3.08),
+    ],
+)  # fmt: skip
+def test_config_of_a_new_family_gives_its_published_parameters(
+    config: dict[str, object], billions: float, active: float
+) -> None:
+    architecture = of_config(ATTENDING | config, "new").architecture
+    assert architecture.parameters == pytest.approx(1e9 * billions, rel=0.015)
+    assert architecture.active == pytest.approx(1e9 * active, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "parts", [("language_config",), ("llm_config",), ("decoder_config",), ("thinker_config", "text_config")]
+)
+def test_language_model_is_found_among_the_parts_of_a_larger_one(parts: tuple[str, ...]) -> None:
+    config: dict[str, object] = LLAMA
+    for part in reversed(parts):
+        config = {"model_type": "larger", part: config, "vision_config": {"depth": 32, "hidden_size": 1280}}
+    found = of_config(config, "larger")
+    assert found.dtype == "bf16"
+    assert found.architecture.cache_values(448) == BY_NAME["llama-3.1-8b"].architecture.cache_values(448)
+    tower = 32 * (4 + 8) * 1280**2
+    assert found.architecture.parameters == pytest.approx(8.03e9 + tower, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"type": "linear", "factor": 8}, 8 * 40960),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40960),
+        ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 4096}, 40960),
+        ({"rope_type": "yarn", "factor": "4"}, 40960),
+        ({"rope_type": "yarn", "factor": math.nan}, 40960),
+        ({"rope_type": "yarn", "factor": 1e300}, 40960),
+        (None, 40960),
+    ],
+)
+def test_context_is_the_one_to_which_positions_are_stretched(scaling: object, context: int) -> None:
+    """By `rope_scaling`, which Qwen's model cards tell to add: vLLM keeps room for a sequence of this length."""
+    config = {**LLAMA, "max_position_embeddings": 40960, "rope_scaling": scaling}
+    assert of_config(config, "stretched").architecture.context == context
+
+
+def test_context_of_ten_million_tokens_is_described() -> None:
+    found = of_config({"text_config": {**LLAMA, "max_position_embeddings": 10_485_760}}, "llama-4-scout")
+    assert found.architecture.context == 10_485_760
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+def test_heads_of_keys_are_read_from_the_form_of_the_authors() -> None:
+    params = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
+    assert of_config({**params, "vocab_size": 32768}, "mistral-7b").architecture.kv_heads == 8
 
 
 ENCODER = {
