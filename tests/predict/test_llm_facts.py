@@ -68,7 +68,7 @@ NAMED = {
     "llama3:8b": ("llama-3-8b", "bf16"),
     "Qwen/Qwen2.5-Coder-32B-Instruct-GPTQ-Int4": ("qwen2.5-32b", "gptq-int4"),
     "Qwen/Qwen2.5-VL-7B-Instruct": ("qwen2.5-vl-7b", "bf16"),
-    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": ("qwen3-235b-a22b", "fp8"),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": ("qwen3-235b-a22b-2507", "fp8"),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": ("llama-4-maverick", "fp8"),
     "deepseek-ai/DeepSeek-R1": ("deepseek-r1", "fp8"),
     "deepseek-r1:14b": ("deepseek-r1-distill-qwen-14b", "bf16"),
@@ -493,7 +493,7 @@ def test_video_generator_needs_working_memory_and_no_kv_cache(name: str) -> None
 
 
 def test_other_version_of_a_model_is_resolved_by_size_only() -> None:
-    for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.1V-9B-Thinking", "llava:34b", "acme-8b-v7"):
+    for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.3V-9B-Thinking", "llava:34b", "acme-8b-v7"):
         found = names.resolve(name)
         assert found is not None and found.how == "size", name
 
@@ -1131,6 +1131,28 @@ def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str
         ("internlm/internlm-20b", 20.1, 60 * 2 * 40 * 128, 0),
         ("facebook/xglm-7.5B", 7.5, 32 * 2 * 32 * 128, 0),
         ("aisingapore/Gemma-SEA-LION-v3-9B-IT", 9.24, 21 * 2 * 8 * 256, 21 * 4096 * 2 * 8 * 256),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.2, 64 * 2 * 8 * 128, 0),
+        ("swiss-ai/Apertus-8B-Instruct-2509", 8.05, 32 * 2 * 8 * 128, 0),
+        ("swiss-ai/Apertus-70B-Instruct-2509", 70.6, 80 * 2 * 8 * 128, 0),
+        ("LGAI-EXAONE/EXAONE-4.0-32B", 32.0, 16 * 2 * 8 * 128, 48 * 4096 * 2 * 8 * 128),
+        ("LGAI-EXAONE/EXAONE-4.0-1.2B", 1.28, 30 * 2 * 8 * 64, 0),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 21.8, 28 * 2 * 4 * 128, 0),
+        ("baidu/ERNIE-4.5-0.3B-PT", 0.36, 18 * 2 * 2 * 128, 0),
+        ("inclusionAI/Ling-mini-2.0", 16.26, 20 * 2 * 4 * 128, 0),
+        ("arcee-ai/Trinity-Mini", 26.1, 8 * 2 * 4 * 128, 24 * 2048 * 2 * 4 * 128),
+        ("openbmb/MiniCPM4.1-8B", 8.2, 32 * 2 * 2 * 128, 0),
+        ("CohereLabs/command-a-reasoning-08-2025", 111, 16 * 2 * 8 * 128, 48 * 4096 * 2 * 8 * 128),
+        ("LiquidAI/LFM2-1.2B", 1.17, 6 * 2 * 8 * 64, 10 * 3 * 2048),
+        ("LiquidAI/LFM2-2.6B", 2.57, 8 * 2 * 8 * 64, 22 * 3 * 2048),
+        ("LiquidAI/LFM2-8B-A1B", 8.34, 6 * 2 * 8 * 64, 18 * 3 * 2048),
+        ("deepseek-ai/DeepSeek-OCR", 3.36, 12 * 2 * 10 * 128, 0),
+        ("rednote-hilab/dots.ocr", 3.04, 28 * 2 * 2 * 128, 0),
+        ("mistralai/Devstral-2-123B-Instruct-2512", 125, 88 * 2 * 8 * 128, 0),
+        ("openbmb/MiniCPM-V-4_5", 8.7, 36 * 2 * 8 * 128, 0),
+        ("allenai/olmOCR-2-7B-1025", 8.29, 28 * 2 * 4 * 128, 0),
+        ("microsoft/Fara-7B", 8.29, 28 * 2 * 4 * 128, 0),
+        ("ByteDance-Seed/UI-TARS-1.5-7B", 8.29, 28 * 2 * 4 * 128, 0),
+        ("zai-org/GLM-4.1V-9B-Thinking", 10.29, 40 * 2 * 2 * 128, 0),
     ],
 )
 def test_models_cache_what_their_layers_with_attention_do(name: str, billions: float, cached: int, kept: int) -> None:
@@ -1142,6 +1164,33 @@ def test_models_cache_what_their_layers_with_attention_do(name: str, billions: f
     grown = architecture.cache_values(40_000) - architecture.cache_values(30_000)
     assert grown == 10_000 * cached
     assert kept <= architecture.cache_values(40_000) - 40_000 * cached <= 1.11 * kept
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("Qwen/Qwen3-4B-Instruct-2507", 262144),
+        ("unsloth/Qwen3-4B-Thinking-2507-bnb-4bit", 262144),
+        ("Qwen/Qwen3-4B", 40960),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", 262144),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 131072),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", 163840),
+        ("deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct", 163840),
+        ("mistralai/Devstral-Small-2-24B-Instruct-2512", 393216),
+        ("mistralai/Devstral-Small-2507", 131072),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 10485760),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", 1048576),
+        ("zai-org/GLM-4.6-FP8", 202752),
+        ("CohereLabs/aya-expanse-8b", 8192),
+        ("CohereForAI/aya-23-35B", 8192),
+        ("CohereForAI/c4ai-command-r-08-2024", 131072),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 524288),
+    ],
+)
+def test_vllm_keeps_room_for_the_longest_sequence_of_the_release(name: str, context: int) -> None:
+    """`max_position_embeddings` of its config.json: vLLM fails at startup without room for one such sequence."""
+    serving = workload(f"model={name} engine=vllm").serving
+    assert serving is not None and serving.reserve == context
 
 
 def test_second_experts_for_images_of_cogvlm2_are_counted() -> None:
