@@ -157,11 +157,11 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
     kind = "infer" if run.role in (None, "", SERVE) else run.role
     model = knowledge.canonical(run.model)
     facts = knowledge.facts.get(model)
-    public = resolve(run.model.lower())
-    if public is not None and public.how != "size" and generates(public.name):
-        return (
-            None  # an engine fills its share of any slice: its memory is not a need, and its requests are not batches
-        )
+    described = resolve(run.model.lower())
+    if described is not None and (facts is None or (described.how != "size" and generates(described.name))):
+        # an engine fills its share of any slice: its memory is not a need, and its requests are not batches. What is
+        # computed for any batch is better than a curve through a few batches without the model's specifications
+        return None
     if kind not in KINDS or (facts is not None and run.unit and run.unit != facts.unit):
         return None
     try:
