@@ -32,10 +32,11 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import Partition
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
-from tests.support.gpu_kinds import H100
+from tests.support.gpu_kinds import H100, P
 
 NAME = "NVIDIA H100 80GB HBM3"
 KNOWLEDGE = ModelKnowledge()
@@ -318,6 +319,23 @@ def test_runs_of_a_model_whose_need_is_computed_do_not_lower_that_of_larger_batc
 
     for hints in ("batch=8", "batch=8 role=train"):
         assert answer(learn(rows, KNOWLEDGE), hints) == answer(Learned(), hints)
+
+
+@pytest.mark.parametrize(("role", "least"), [("train", 5_000.0), ("infer", 1_500.0)])
+def test_one_user_whose_programs_left_the_gpu_idle_does_not_lower_the_need_of_others(role: str, least: float) -> None:
+    """Twenty jobs that name a model and used 300 MiB, as a program on the CPU does; then a second user's, too."""
+
+    def need(*runs: Run) -> float:
+        rows = rows_of(select_learnable(observed(*runs), KNOWLEDGE).used)
+        cell = Bucket("resnet50", role, 96, 224, "px")
+        return LearnedPredictor(learn(rows, KNOWLEDGE)).figures(cell, H100)[P("7g.80gb")].need_mib
+
+    idle = [
+        Run(n, "eve", model="resnet50", role=role, batch=96, input=224, unit="px", latency_s=None, memory_mib=300.0)
+        for n in range(1, 21)
+    ]
+    assert need(*idle) == need() > least
+    assert need(*idle, *(replace(run, number=run.number + 30, user="bob") for run in idle)) < least / 3
 
 
 def test_one_user_cannot_displace_the_runs_of_others_beyond_a_share() -> None:
