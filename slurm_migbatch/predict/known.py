@@ -1,8 +1,8 @@
 """Describe a model before any measurement: its work, the data it moves, its launches.
 
 Uses built-in or site specifications; else what a measured table says (operations per item, parameters); else the
-architecture of a public language model. The rest is filled by the mean of the built-in models of the same family, or of
-all, marked by `doubt`.
+architecture of a public language model, or the memory of another public model. The rest is filled by the mean of the
+built-in models of the same family, or of all, marked by `doubt`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
+from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.modelfile import spellings, without_ending
@@ -145,6 +146,26 @@ def _of_language_model(name: str) -> Known | None:
     return replace(from_facts(facts), doubt=0 if family == "encoder" else 1)
 
 
+def _with_plain(name: str, estimate: Known, params: float | None) -> Known:
+    """Return the estimate with the memory of the model's table of architectures, if its parameters are all that one
+    describes of it (a generator of images): `params` are those that a measured table states.
+    """
+    found = names.resolve(name)
+    if found is None or found.architecture.kind != "plain" or not found.architecture.item_mib:
+        return estimate
+    architecture = found.architecture
+    parameters = params or float(architecture.parameters)
+    scale = (estimate.reference / architecture.item_px) ** 2 if architecture.item_px and estimate.unit == "px" else 1.0
+    return replace(
+        estimate,
+        params=parameters,
+        weight_mib=parameters * found.precision.bits / 8 / 2**20,
+        alive_mib=architecture.item_mib * scale,
+        kept_mib=(architecture.kept_mib or TRAINING_ITEMS * architecture.item_mib) * scale,
+        doubt=1,
+    )
+
+
 class ModelKnowledge:
     """Look up the specifications of a model under any of its names."""
 
@@ -189,7 +210,8 @@ class ModelKnowledge:
             row = next((row for row in described if row.input_size == middle), described[0])
             estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)
             return replace(estimate, quadratic=_quadratic(described, estimate))
-        return guessed(family, params, None, middle)
+        estimate = guessed(family, params, None, middle)
+        return _with_plain(name, estimate, params) if self.facts else estimate
 
 
 def _quadratic(rows: Sequence[Measurement], known: Known) -> float:

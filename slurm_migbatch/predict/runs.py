@@ -10,7 +10,9 @@ Jobs can report false figures, or count other things than the rest of the site d
 - figures more than ABSURD times away from physics are dropped, whoever reports them;
 - one user's reports about a model count once: by the median of the user's runs, first for each cell;
 - a user whose figures of a model are more than APART times away from those of the others (the median over users; of
-  two, the one nearer to physics) is ignored for this model.
+  two, the one nearer to physics) is ignored for this model;
+- memory of one user alone that is more than APART times below physics is ignored for a model whose specifications are
+  known: the program may have left the GPU idle.
 
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
@@ -157,11 +159,11 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
     kind = "infer" if run.role in (None, "", SERVE) else run.role
     model = knowledge.canonical(run.model)
     facts = knowledge.facts.get(model)
-    public = resolve(run.model.lower())
-    if public is not None and public.how != "size" and generates(public.name):
-        return (
-            None  # an engine fills its share of any slice: its memory is not a need, and its requests are not batches
-        )
+    described = resolve(run.model.lower())
+    if described is not None and (facts is None or (described.how != "size" and generates(described.name))):
+        # an engine fills its share of any slice: its memory is not a need, and its requests are not batches. What is
+        # computed for any batch is better than a curve through a few batches without the model's specifications
+        return None
     if kind not in KINDS or (facts is not None and run.unit and run.unit != facts.unit):
         return None
     try:
@@ -258,7 +260,8 @@ def select_learnable(
                 {id(one): value - mean for one, value, mean in zip(measured, values, means, strict=True)}
                 for means in (physics(figure, key, rows, known, gpu), expect(figure, key, rows, known, gpu))
             )
-            bad = _implausible(figure, key, measured, physical, present, left_out)
+            alone = figure == "memory" and known.doubt == 0
+            bad = _implausible(figure, key, measured, physical, present, left_out, doubts_one=alone)
             group = [
                 observation if id(observation) not in bad else _without(figure, observation) for observation in group
             ]
@@ -277,10 +280,13 @@ def _implausible(
     physical: Mapping[int, float],
     present: Mapping[int, float],
     left_out: list[LeftOut],
+    *,
+    doubts_one: bool,
 ) -> set[int]:
     """Return the ids of observations whose figure is implausible, and add them to `left_out` by user.
 
-    `physical` and `present`: distances of logarithms by id, from physics and from the current predictor.
+    `physical` and `present`: distances of logarithms by id, from physics and from the current predictor. `doubts_one`:
+    a single user's figures far below physics do not count.
     """
     bad: set[int] = set()
 
@@ -298,6 +304,9 @@ def _implausible(
         nearer = min(users, key=lambda user: abs(median(physical[id(observation)] for observation in users[user])))
         agreed = medians[nearer]
     for user, own in users.items():
+        below = -median(physical[id(observation)] for observation in own)
+        if doubts_one and len(users) == 1 and below > math.log(APART):
+            drop(user, own, below)
         if abs(medians[user] - agreed) > math.log(APART):
             drop(user, own, medians[user] - agreed)
     return bad

@@ -11,6 +11,10 @@ from slurm_migbatch.profiling.measurement import COLUMNS, SERVE, TEXT_LENGTHS, M
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
+_IN_USE: Final = ("{}", "peak_{}", "{}_used", "{}_usage", "peak_{}_used", "peak_{}_usage", "max_{}_used")
+"""What may stand around the word for memory. What a framework has allocated is not all that a slice needs, and a
+maximum may be the GPU's memory.
+"""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -36,14 +40,11 @@ _NAMES: Final = (
     ("ttft_p99_s", 1e-3, "ttft_p99_ms p99_ttft_ms"),
     ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
     ("tpot_p99_s", 1e-3, "tpot_p99_ms p99_tpot_ms"),
-    (
-        "memory_mib",
-        1.0,
-        "memory_mb mem_mb peak_memory_mb peak_memory_mib memory_used_mib memory_used_mb vram_mb vram_mib",
+    *(
+        ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
+        for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0))
+        for memory in ("memory", "mem", "vram", "gpu_memory", "gpu_mem")
     ),
-    ("memory_mib", 1.0, "gpu_memory_mb gpu_memory_mib gpu_mem_mb"),
-    ("memory_mib", 1024.0, "memory_gb memory_gib mem_gb peak_memory_gb peak_memory_gib vram_gb vram_gib gpu_memory_gb"),
-    ("memory_mib", 1024.0, "memory_used_gb memory_used_gib gpu_memory_gib gpu_mem_gb"),
     ("precision", 1.0, "dtype torch_dtype weight_dtype weights_dtype model_dtype"),
     ("precision", 1.0, "quantization quantisation quant quant_method quantization_method"),
     ("engine", 1.0, "serving_engine inference_engine"),

@@ -355,6 +355,30 @@ def test_a_language_model_that_only_a_table_names_is_described_by_its_architectu
 
 
 @pytest.mark.parametrize(
+    ("model", "weights", "item", "kept"),
+    [("stable-diffusion-xl", 6614, 5120, 7936), ("sam2-hiera-large", 856, 1720, 12496), ("sdxl", 6614, 5120, 7936)],
+)
+def test_larger_batches_and_training_of_a_generator_measured_at_one_image_need_more(
+    model: str, weights: float, item: float, kept: float
+) -> None:
+    """A table of one batch without parameters; the mean of the built-in models would add 25 MiB for an image."""
+    rows = [
+        Measurement("h100-80gb", model, "cnn", "infer", profile, None, None, None, 1, 1024, latency_s=seconds,
+                    memory_mib=1000 + weights + item / 1.5)
+        for profile, seconds in (("3g.40gb", 6.0), ("7g.80gb", 3.0))
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
+
+    def need(role: str, batch: int) -> float:
+        bucket = Bucket(predictor.knowledge.canonical(model), role, batch, 1024, "px")
+        return predictor.figures(bucket, H100)[P("7g.80gb")].need_mib
+
+    assert need("infer", 4) > weights + 4 * item / 1.5
+    assert need("train", 8) > 4 * weights + 8 * kept
+    assert ModelKnowledge(()).of(model, rows).doubt == 2, "`eval predictor --blind` uses no specifications"
+
+
+@pytest.mark.parametrize(
     ("name", "family", "params", "doubt"),
     [("tiny_vit_21m_224", "vit", 21e6, 1), ("my-cnn-25m", "cnn", None, 2), ("our-7b", "", None, 2)],
 )

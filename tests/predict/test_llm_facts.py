@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ NAMED = {
     "llama3:8b": ("llama-3-8b", "bf16"),
     "Qwen/Qwen2.5-Coder-32B-Instruct-GPTQ-Int4": ("qwen2.5-32b", "gptq-int4"),
     "Qwen/Qwen2.5-VL-7B-Instruct": ("qwen2.5-vl-7b", "bf16"),
-    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": ("qwen3-235b-a22b", "fp8"),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": ("qwen3-235b-a22b-2507", "fp8"),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": ("llama-4-maverick", "fp8"),
     "deepseek-ai/DeepSeek-R1": ("deepseek-r1", "fp8"),
     "deepseek-r1:14b": ("deepseek-r1-distill-qwen-14b", "bf16"),
@@ -492,7 +493,7 @@ def test_video_generator_needs_working_memory_and_no_kv_cache(name: str) -> None
 
 
 def test_other_version_of_a_model_is_resolved_by_size_only() -> None:
-    for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.1V-9B-Thinking", "llava:34b", "acme-8b-v7"):
+    for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.3V-9B-Thinking", "llava:34b", "acme-8b-v7"):
         found = names.resolve(name)
         assert found is not None and found.how == "size", name
 
@@ -670,6 +671,88 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
     parsed = parse("migbatch: " + found.hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+ATTENDING = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        # ERNIE 4.5 21B A3B, Hunyuan A13B, Ling mini 2.0, LFM2 8B A1B, Apertus 8B, Command R7B, SmolLM3
+        ({"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+          "moe_k": 6, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2, "head_dim": 128,
+          "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 103424},
+         21.83, 3.3),
+        ({"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "moe_topk": [8] * 32,
+          "moe_intermediate_size": [3072] * 32, "num_experts": 64, "num_shared_expert": [1] * 32,
+          "num_hidden_layers": 32, "vocab_size": 128167, "tie_word_embeddings": True}, 80.4, 12.7),
+        ({"model_type": "bailing_moe", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+          "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
+          "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 20, "vocab_size": 157184},
+         16.26, 1.1),
+        ({"model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+          "num_experts": 32, "num_experts_per_tok": 4, "num_dense_layers": 2, "num_hidden_layers": 24,
+          "vocab_size": 65536}, 8.3, 1.45),
+        ({"model_type": "apertus", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 32,
+          "vocab_size": 131072, "tie_word_embeddings": False}, 8.05, 7.5),
+        ({"model_type": "cohere2", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "vocab_size": 256000}, 8.03, 8.03),
+        ({"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+          "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 128256}, 3.08, 3.08),
+    ],
+)  # fmt: skip
+def test_config_of_a_new_family_gives_its_published_parameters(
+    config: dict[str, object], billions: float, active: float
+) -> None:
+    architecture = of_config(ATTENDING | config, "new").architecture
+    assert architecture.parameters == pytest.approx(1e9 * billions, rel=0.015)
+    assert architecture.active == pytest.approx(1e9 * active, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "parts", [("language_config",), ("llm_config",), ("decoder_config",), ("thinker_config", "text_config")]
+)
+def test_language_model_is_found_among_the_parts_of_a_larger_one(parts: tuple[str, ...]) -> None:
+    config: dict[str, object] = LLAMA
+    for part in reversed(parts):
+        config = {"model_type": "larger", part: config, "vision_config": {"depth": 32, "hidden_size": 1280}}
+    found = of_config(config, "larger")
+    assert found.dtype == "bf16"
+    assert found.architecture.cache_values(448) == BY_NAME["llama-3.1-8b"].architecture.cache_values(448)
+    tower = 32 * (4 + 8) * 1280**2
+    assert found.architecture.parameters == pytest.approx(8.03e9 + tower, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"type": "linear", "factor": 8}, 8 * 40960),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40960),
+        ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 4096}, 40960),
+        ({"rope_type": "yarn", "factor": "4"}, 40960),
+        ({"rope_type": "yarn", "factor": math.nan}, 40960),
+        ({"rope_type": "yarn", "factor": 1e300}, 40960),
+        (None, 40960),
+    ],
+)
+def test_context_is_the_one_to_which_positions_are_stretched(scaling: object, context: int) -> None:
+    """By `rope_scaling`, which Qwen's model cards tell to add: vLLM keeps room for a sequence of this length."""
+    config = {**LLAMA, "max_position_embeddings": 40960, "rope_scaling": scaling}
+    assert of_config(config, "stretched").architecture.context == context
+
+
+def test_context_of_ten_million_tokens_is_described() -> None:
+    found = of_config({"text_config": {**LLAMA, "max_position_embeddings": 10_485_760}}, "llama-4-scout")
+    assert found.architecture.context == 10_485_760
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+def test_heads_of_keys_are_read_from_the_form_of_the_authors() -> None:
+    params = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
+    assert of_config({**params, "vocab_size": 32768}, "mistral-7b").architecture.kv_heads == 8
 
 
 ENCODER = {
@@ -1048,6 +1131,28 @@ def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str
         ("internlm/internlm-20b", 20.1, 60 * 2 * 40 * 128, 0),
         ("facebook/xglm-7.5B", 7.5, 32 * 2 * 32 * 128, 0),
         ("aisingapore/Gemma-SEA-LION-v3-9B-IT", 9.24, 21 * 2 * 8 * 256, 21 * 4096 * 2 * 8 * 256),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.2, 64 * 2 * 8 * 128, 0),
+        ("swiss-ai/Apertus-8B-Instruct-2509", 8.05, 32 * 2 * 8 * 128, 0),
+        ("swiss-ai/Apertus-70B-Instruct-2509", 70.6, 80 * 2 * 8 * 128, 0),
+        ("LGAI-EXAONE/EXAONE-4.0-32B", 32.0, 16 * 2 * 8 * 128, 48 * 4096 * 2 * 8 * 128),
+        ("LGAI-EXAONE/EXAONE-4.0-1.2B", 1.28, 30 * 2 * 8 * 64, 0),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 21.8, 28 * 2 * 4 * 128, 0),
+        ("baidu/ERNIE-4.5-0.3B-PT", 0.36, 18 * 2 * 2 * 128, 0),
+        ("inclusionAI/Ling-mini-2.0", 16.26, 20 * 2 * 4 * 128, 0),
+        ("arcee-ai/Trinity-Mini", 26.1, 8 * 2 * 4 * 128, 24 * 2048 * 2 * 4 * 128),
+        ("openbmb/MiniCPM4.1-8B", 8.2, 32 * 2 * 2 * 128, 0),
+        ("CohereLabs/command-a-reasoning-08-2025", 111, 16 * 2 * 8 * 128, 48 * 4096 * 2 * 8 * 128),
+        ("LiquidAI/LFM2-1.2B", 1.17, 6 * 2 * 8 * 64, 10 * 3 * 2048),
+        ("LiquidAI/LFM2-2.6B", 2.57, 8 * 2 * 8 * 64, 22 * 3 * 2048),
+        ("LiquidAI/LFM2-8B-A1B", 8.34, 6 * 2 * 8 * 64, 18 * 3 * 2048),
+        ("deepseek-ai/DeepSeek-OCR", 3.36, 12 * 2 * 10 * 128, 0),
+        ("rednote-hilab/dots.ocr", 3.04, 28 * 2 * 2 * 128, 0),
+        ("mistralai/Devstral-2-123B-Instruct-2512", 125, 88 * 2 * 8 * 128, 0),
+        ("openbmb/MiniCPM-V-4_5", 8.7, 36 * 2 * 8 * 128, 0),
+        ("allenai/olmOCR-2-7B-1025", 8.29, 28 * 2 * 4 * 128, 0),
+        ("microsoft/Fara-7B", 8.29, 28 * 2 * 4 * 128, 0),
+        ("ByteDance-Seed/UI-TARS-1.5-7B", 8.29, 28 * 2 * 4 * 128, 0),
+        ("zai-org/GLM-4.1V-9B-Thinking", 10.29, 40 * 2 * 2 * 128, 0),
     ],
 )
 def test_models_cache_what_their_layers_with_attention_do(name: str, billions: float, cached: int, kept: int) -> None:
@@ -1059,6 +1164,33 @@ def test_models_cache_what_their_layers_with_attention_do(name: str, billions: f
     grown = architecture.cache_values(40_000) - architecture.cache_values(30_000)
     assert grown == 10_000 * cached
     assert kept <= architecture.cache_values(40_000) - 40_000 * cached <= 1.11 * kept
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("Qwen/Qwen3-4B-Instruct-2507", 262144),
+        ("unsloth/Qwen3-4B-Thinking-2507-bnb-4bit", 262144),
+        ("Qwen/Qwen3-4B", 40960),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", 262144),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 131072),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", 163840),
+        ("deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct", 163840),
+        ("mistralai/Devstral-Small-2-24B-Instruct-2512", 393216),
+        ("mistralai/Devstral-Small-2507", 131072),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 10485760),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", 1048576),
+        ("zai-org/GLM-4.6-FP8", 202752),
+        ("CohereLabs/aya-expanse-8b", 8192),
+        ("CohereForAI/aya-23-35B", 8192),
+        ("CohereForAI/c4ai-command-r-08-2024", 131072),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 524288),
+    ],
+)
+def test_vllm_keeps_room_for_the_longest_sequence_of_the_release(name: str, context: int) -> None:
+    """`max_position_embeddings` of its config.json: vLLM fails at startup without room for one such sequence."""
+    serving = workload(f"model={name} engine=vllm").serving
+    assert serving is not None and serving.reserve == context
 
 
 def test_second_experts_for_images_of_cogvlm2_are_counted() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.check import misses
 from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.runs import (
     ABSURD,
     MOST_CELLS,
@@ -27,10 +28,15 @@ from slurm_migbatch.predict.runs import (
     share_out,
 )
 from slurm_migbatch.predict.samples import RUNS, SILENT
+from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
-from tests.support.gpu_kinds import H100
+from slurm_migbatch.workload.buckets import Bucket
+from slurm_migbatch.workload.catalog import Partition
+from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
+from tests.support.gpu_kinds import H100, P
 
 NAME = "NVIDIA H100 80GB HBM3"
 KNOWLEDGE = ModelKnowledge()
@@ -282,6 +288,54 @@ def test_memory_filled_by_a_serving_engine_is_not_learned_as_need() -> None:
     assert observed(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
     assert only(Run(model="resnet50", unit="px", input=224)).row.model == "resnet50"
     assert only(Run(model="bert-large")).row.model == "bert-large"
+
+
+@pytest.mark.parametrize(
+    ("model", "unit", "input_size", "peak"),
+    [
+        ("stable-diffusion-xl", "px", 1024, 9_000.0),
+        ("black-forest-labs/FLUX.1-dev", "px", 1024, 34_000.0),
+        ("segformer-b3", "px", 1024, 2_500.0),
+        ("wav2vec2-large", "", None, 2_200.0),
+        ("esm2-t33-650m", "tok", 128, 4_000.0),
+        ("acme-13b", "tok", 512, 28_000.0),
+        ("stable-diffusion-xl", "px", 1024, 300.0),
+    ],
+)
+def test_runs_of_a_model_whose_need_is_computed_do_not_lower_that_of_larger_batches(
+    model: str, unit: str, input_size: int | None, peak: float
+) -> None:
+    """Of one image at a time, or of a program that left the GPU idle, with the same name of the model."""
+    runs = [Run(n, model=model, batch=1, unit=unit, input=input_size, latency_s=None, memory_mib=peak) for n in (1, 2)]
+    rows = rows_of(select_learnable(observed(*runs), KNOWLEDGE).used)
+    partition = Partition("gpu", (H100,))
+
+    def answer(learned: Learned, hints: str) -> str:
+        chooser = Chooser(LearnedPredictor(learned))
+        try:
+            return chooser.choose(parse(f"migbatch: model={model} {hints}"), partition).text
+        except Refusal as refusal:
+            return str(refusal)
+
+    for hints in ("batch=8", "batch=8 role=train"):
+        assert answer(learn(rows, KNOWLEDGE), hints) == answer(Learned(), hints)
+
+
+@pytest.mark.parametrize(("role", "least"), [("train", 5_000.0), ("infer", 1_500.0)])
+def test_one_user_whose_programs_left_the_gpu_idle_does_not_lower_the_need_of_others(role: str, least: float) -> None:
+    """Twenty jobs that name a model and used 300 MiB, as a program on the CPU does; then a second user's, too."""
+
+    def need(*runs: Run) -> float:
+        rows = rows_of(select_learnable(observed(*runs), KNOWLEDGE).used)
+        cell = Bucket("resnet50", role, 96, 224, "px")
+        return LearnedPredictor(learn(rows, KNOWLEDGE)).figures(cell, H100)[P("7g.80gb")].need_mib
+
+    idle = [
+        Run(n, "eve", model="resnet50", role=role, batch=96, input=224, unit="px", latency_s=None, memory_mib=300.0)
+        for n in range(1, 21)
+    ]
+    assert need(*idle) == need() > least
+    assert need(*idle, *(replace(run, number=run.number + 30, user="bob") for run in idle)) < least / 3
 
 
 def test_one_user_cannot_displace_the_runs_of_others_beyond_a_share() -> None:

@@ -54,6 +54,25 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         scan([path])
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        ("Peak GPU Memory (GB)", 3072),
+        ("gpu_memory_used_mib", 3),
+        ("Max VRAM used [MiB]", 3),
+        ("Max memory (GB)", None),
+        ("Memory usage (GiB)", 3072),
+        ("gpu_mem_gb", 3072),
+        ("memory.used [MiB]", 3),
+        ("max_memory_allocated_mb", None),
+        ("gpu_memory_percent", None),
+    ],
+)
+def test_memory_is_read_under_its_usual_names(tmp_path: Path, name: str, mib: float | None) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,{name}\na100-80gb,net,8,5,3\n")]).rows
+    assert row.memory_mib == mib
+
+
 @pytest.mark.parametrize("cell", ["OOM", "CUDA OOM", "CUDA out of memory", "OutOfMemoryError", "oom-killed"])
 def test_point_whose_figure_says_that_memory_ran_out_did_not_run(tmp_path: Path, cell: str) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,memory_mb\na100-80gb,net,512,{cell},\n")]).rows

@@ -20,7 +20,7 @@ MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
 LIMITS: Final[Mapping[str, int]] = {
     "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
-    "context": 10_000_000, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
+    "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
     "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
     "encoder_layers": 1024, "source": 1 << 20, "params": 10**14,
@@ -31,17 +31,17 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads"),
+    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads"),
     "head": ("head_dim", "d_kv", "attention_head_dim"),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim"),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx", "max_target_positions"),
     "source": ("max_source_positions",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
+    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k"),
     "expert_ffn": ("moe_intermediate_size",),
     "shared_ffn": tuple(f"{name}_intermediate_size" for name in ("shared_expert", "shared", "moe_shared_expert")),
-    "dense_layers": ("first_k_dense_replace",),
+    "dense_layers": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "kv_rank": ("kv_lora_rank",),
     "q_rank": ("q_lora_rank",),
     "nope": ("qk_nope_head_dim",),
@@ -64,12 +64,12 @@ UNGATED: Final = (
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
     )
-    | {"arcee", "nemotron", "nemotron_h"}
+    | {"apertus", "arcee", "nemotron", "nemotron_h"}
 )
-BIASED: Final = UNGATED - {"mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
+BIASED: Final = UNGATED - {"apertus", "mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
-    "cohere",
+    "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
@@ -84,6 +84,12 @@ _TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
 """Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
 """Keys of a model that takes images; a language model beside it has a configuration of its own."""
+
+
+LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config")
+"""Keys of the language model within a model of several parts, an outer one before an inner one."""
+SHARED: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+"""Keys of the number of experts that all tokens pass."""
 
 
 class ArchError(ValueError):
@@ -205,15 +211,17 @@ def describe(path: Path) -> Described:
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
     """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
-    inner = config.get("text_config")
-    text = {**config, **inner} if isinstance(inner, dict) else config
+    text = config
+    for part in LANGUAGE:
+        inner = text.get(part)
+        text = {**text, **inner} if isinstance(inner, dict) else text
     for part in ("attn_config", "ffn_config"):  # of DBRX
         if isinstance(config.get(part), dict):
             text = {**config[part], **text}
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
-    numbers |= _listed(text)
+    numbers |= _listed(text) | _stretched(text, numbers)
     kinds = _kinds(text, min(numbers.get("layers", 0), LIMITS["layers"]))
     numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
     numbers |= _feed_forwards(text, numbers, kinds or [])
@@ -242,7 +250,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    towers = sum(_tower(config.get(f"{sense}_config")) for sense in ("vision", "audio"))
+    towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
     beside = towers + _embedded_by_layer(text, architecture.layers)
     if not beside:
         return described
@@ -319,8 +327,23 @@ def _listed(text: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
+def _stretched(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the context to which scaled positions (YaRN) stretch that of the configuration, as vLLM takes it."""
+    scaling = text.get("rope_scaling") or text.get("rope_parameters")
+    context = numbers.get("context")
+    if not isinstance(scaling, dict) or not context or str(text.get("model_type", "")).startswith("gemma3"):
+        return {}
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)) or not 1 <= factor <= 1024:
+        return {}
+    first = _number(scaling, ("original_max_position_embeddings",)) if kind == "yarn" else None
+    return {"context": min(max(context, round((first or context) * factor)), LIMITS["context"])}
+
+
 def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
-    shared = _number(text, ("n_shared_experts",))
+    listed = text.get("num_shared_expert")  # of Hunyuan A13B, for each layer
+    shared = max(listed) if isinstance(listed, list) and all(type(one) is int for one in listed) and listed else 0
+    shared = _number(text, SHARED) or shared
     if not numbers.get("experts") or not shared or numbers.get("shared_ffn"):
         return {}
     return {"shared_ffn": shared * numbers.get("expert_ffn", numbers.get("ffn", 0))}
