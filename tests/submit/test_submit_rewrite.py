@@ -461,7 +461,9 @@ def test_binding_of_slices_to_tasks_is_removed_and_left_to_the_node(ask) -> None
 
 
 def test_request_by_two_options_is_refused(ask) -> None:
-    assert ask("gres:mig:auto", tres_per_job="gres:gpu:1").code == "two_ways"
+    answer = ask("gres:mig:auto", tres_per_job="gres:gpu:1")
+    assert answer.code == "two_ways"
+    assert "unset SBATCH_GPUS" in answer.sentence, "users who wrote one option alone have the other in a variable"
 
 
 def test_hints_in_extra_are_read_only_where_allowed(ask) -> None:
