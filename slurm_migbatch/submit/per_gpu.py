@@ -28,7 +28,11 @@ def with_tasks(asking: GresRequest, request: JobRequest, slices: int) -> tuple[J
     node, and the fields to set for them; the request itself if they are stated otherwise or its nodes are not known.
     """
     each, (nodes, _) = (request.ntasks_per_tres or 0) * slices, nodes_and_tasks(asking, request)
-    if each * (nodes or 0) <= 1 or request.num_tasks or request.ntasks_per_node not in (None, 0, each):
+    if nodes is None and request.num_tasks == each and (request.min_nodes or 1) == 1 and not request.req_nodes:
+        nodes = 1  # sbatch has counted the tasks of `--gres=gpu:2 --ntasks-per-gpu=1`
+    elif request.num_tasks:
+        return request, {}
+    if each * (nodes or 0) <= 1 or request.ntasks_per_node not in (None, 0, each):
         return request, {}
     nodes = nodes or 1
     told = replace(request, num_tasks=each * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=each)

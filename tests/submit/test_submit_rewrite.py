@@ -429,6 +429,8 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
         ({"tres_per_job": "gres:gpu:2"}, 1, 2, 1),
         ({"tres_per_job": "gres:gpu:2"}, 2, 4, 1),
         ({"gres": "gres:gpu:1"}, 4, 4, 1),
+        ({"gres": "gres:gpu:2", "num_tasks": 2}, 1, 2, 1),  # sbatch has counted them
+        ({"gres": "gres:gpu:1", "num_tasks": 4}, 4, 4, 1),
         ({"gres": "gres:mig:1g.10gb:2", "min_nodes": 2, "max_nodes": 2}, 1, 4, 2),
         ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2, "cpus_per_task": 3}, 1, 4, 2),
     ],
