@@ -111,22 +111,29 @@ def clusters(draw):
     return capacities, draw(st.permutations(elastic_jobs)), reserve, draw(st.sampled_from([sys.maxsize, 0, 2]))
 
 
-def layouts_after(capacities, elastic_jobs, found):
-    """Used layouts after all grants and grows have been carried out."""
+def granted(capacities, found):
+    """By GPU: its geometry, what remains used after the grows, and the profiles of grants and grows."""
     moved = {grow.job for grow in found.grows}
-    used = {}
+    result = {}
     for capacity in capacities:
         kept = [loan.slot for loan in capacity.lent if loan.job not in moved]
-        used[capacity.node, capacity.gpu] = Layout([*capacity.taken, *kept])
-    model = {(capacity.node, capacity.gpu): capacity.geometry for capacity in capacities}
-    given = {}
-    for grant in [*found.grants, *found.grows]:
-        given.setdefault((grant.node, grant.gpu), []).append(grant.profile)
-    for where, profiles in given.items():
-        placed = plan_free(model[where], used[where], sorted(profiles, reverse=True))
+        profiles = [
+            grant.profile
+            for grant in [*found.grants, *found.grows]
+            if (grant.node, grant.gpu) == (capacity.node, capacity.gpu)
+        ]
+        result[capacity.node, capacity.gpu] = capacity.geometry, Layout([*capacity.taken, *kept]), profiles
+    return result
+
+
+def layouts_after(capacities, found):
+    """Used layouts after all grants and grows have been carried out."""
+    after = {}
+    for where, (model, used, profiles) in granted(capacities, found).items():
+        placed = plan_free(model, used, sorted(profiles, reverse=True))
         assert Counter(placed.profiles) == Counter(profiles)
-        used[where] = used[where].union(placed)
-    return used
+        after[where] = used.union(placed)
+    return after
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -134,7 +141,7 @@ def layouts_after(capacities, elastic_jobs, found):
 def test_grants_are_legal_on_every_gpu_and_meet_each_jobs_constraints(cluster):
     capacities, elastic_jobs, reserve, releases = cluster
     found = lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
-    for (node, number), used in layouts_after(capacities, elastic_jobs, found).items():
+    for (node, number), used in layouts_after(capacities, found).items():
         next(capacity for capacity in capacities if (capacity.node, capacity.gpu) == (node, number)).geometry.check(
             used
         )
@@ -151,16 +158,16 @@ def test_grants_are_legal_on_every_gpu_and_meet_each_jobs_constraints(cluster):
     assert all(by_job[grant.job].place is not None for grant in found.grows)
 
 
-def places(capacities, used, reserve, most):
-    """How many of the reserve's profiles can be placed beside the used slots, by trying every way."""
+def places(gpus, reserve, most):
+    """How many of the reserve's profiles can be placed together with the grants, by trying every way."""
     best = 0
     wanted = [profile for profile, count in reserve.items() for _ in range(count)]
-    where = [(capacity.geometry, used[capacity.node, capacity.gpu]) for capacity in capacities]
-    for division in itertools.product(range(len(where) + 1), repeat=len(wanted)):
+    for division in itertools.product(range(len(gpus) + 1), repeat=len(wanted)):
         met = 0
-        for number, (model, layout) in enumerate(where):
+        for number, (model, used, profiles) in enumerate(gpus):
             mine = [profile for profile, at in zip(wanted, division, strict=True) if at == number]
-            if len(plan_free(model, layout, mine)) != len(mine):
+            together = sorted([*profiles, *mine], reverse=True)
+            if len(plan_free(model, used, together)) != len(together):
                 break
             met += len(mine)
         else:
@@ -176,7 +183,7 @@ def test_grants_leave_the_reserve_its_room(cluster):
     capacities, elastic_jobs, reserve, releases = cluster
     found = lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
-    assert places(capacities, layouts_after(capacities, elastic_jobs, found), reserve, kept) >= kept
+    assert places(list(granted(capacities, found).values()), reserve, kept) >= kept
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

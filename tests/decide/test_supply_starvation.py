@@ -113,3 +113,45 @@ def test_reservation_stays_in_its_place_until_the_job_starts(monkeypatch: pytest
             break
     assert job in world.running()
     assert len(set(seen)) <= 1
+
+
+def test_slices_that_are_kept_for_a_large_job_are_used_by_jobs_that_end_in_time() -> None:
+    world = World(gpus=3)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:3", runs=100, limit=4000)
+    long = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=4000)
+    short = [world.slurm.submit("mig:7g.80gb:1", runs=500, limit=1000) for _ in range(2)]
+    world.steps(5)
+    assert world.running().issuperset(short)
+    world.steps(1990)
+    assert long not in world.running()
+    assert large not in world.running()
+    world.steps(10)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+@pytest.mark.parametrize("blocker", ["mig:1g.10gb:1", "mig:7g.80gb:1"])
+def test_slices_are_kept_for_a_large_job_if_slurm_cannot_know_when_it_starts(blocker: str) -> None:
+    """Slurm plans with the counts of today, or with no time limit; then it would give the slices to any job."""
+    world = World(gpus=2)
+    world.slurm.submit(blocker, runs=2000, limit=2000 if "1g" in blocker else None)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
+    world.step()
+    short = world.slurm.submit("mig:7g.80gb:1", runs=500, limit=1000)
+    world.steps(20)
+    assert not {large, short} & world.running()
+    world.steps(2000)
+    assert large in world.running()
+
+
+def test_new_slices_are_made_on_the_first_node_whichever_reported_last() -> None:
+    world = World(nodes=3, gpus=2)
+    world.step()
+    jobs = []
+    for _ in range(3):
+        jobs.append(world.slurm.submit("mig:7g.80gb:1", runs=1000))
+        world.steps(5)
+    assert [world.slurm.queue[job].nodes for job in jobs] == [("n1",), ("n1",), ("n2",)]

@@ -259,6 +259,24 @@ def test_job_for_a_whole_gpu_is_not_starved_by_small_jobs(stack: Cluster) -> Non
     settled(stack)
 
 
+def test_whole_gpus_kept_for_a_larger_job_are_used_by_jobs_that_end_in_time(stack: Cluster) -> None:
+    """Backfill by Slurm itself: one GPU of a node is busy for up to an hour, and a job waits for both."""
+    opened, waiting = gate(stack)
+    on_first = ("-w", stack.spec.node_names[0])
+    first, _ = sbatch(stack, "--gres=mig:7g.80gb:1", *on_first, "-t60", wrap=waiting)
+    stack.wait_job(first, "RUNNING")
+    large, _ = sbatch(stack, "--gres=mig:7g.80gb:2", *on_first, "-t60", user="mbbob")
+    long, _ = sbatch(stack, "--gres=mig:7g.80gb:1", *on_first, "-t120")
+    short, _ = sbatch(stack, "--gres=mig:7g.80gb:1", *on_first, "-t20", user="mbcarol")
+    assert stack.wait_job(short) == "COMPLETED"
+    assert {stack.job_state(job) for job in (large, long)} == {"PENDING"}
+    opened.touch()
+    assert [stack.wait_job(job) for job in (large, long)] == ["COMPLETED"] * 2
+    large_since, long_since = (account(stack, job)["slices"][0]["since_unix_s"] for job in (large, long))
+    assert large_since < long_since
+    settled(stack)
+
+
 def test_cancelled_job_releases_its_slice(stack: Cluster) -> None:
     job, _ = sbatch(stack, "--gres=mig:3g.40gb:1", wrap="sleep 600")
     stack.wait_job(job, "RUNNING")

@@ -177,7 +177,7 @@ class Demand:
 class Reservation:
     """Slots that are reserved for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
 
-    Free space in them is offered to no other job. `copy` distinguishes the tasks of an array. `at` is when the last of
+    Free space in them goes to no job that would delay it. `copy` distinguishes the tasks of an array. `at` is when the last of
     them should be free; None if something without a time limit blocks it.
     """
 

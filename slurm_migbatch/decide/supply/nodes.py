@@ -55,13 +55,12 @@ class KnownNodes:
     def of(
         self, snapshot: ClusterSnapshot, queue: JobQueue, pairs: Mapping[int, int], notes: list[str]
     ) -> tuple[dict[str, Node], dict[str, sharers.Sharing]]:
-        """Return the nodes that may be planned for, and how slices are shared on them.
+        """Return the nodes that may be planned for, in Slurm's order, and how slices are shared on them.
 
         Args:
             pairs: second job -> first job of a slice that they are to share.
             notes: receives sentences about nodes that need attention.
         """
-        rows = {row.name: row for row in snapshot.nodes}
         started = queue.guests
         shares = bool(pairs or started)
         # Sharing depends on much more than a node, so then every node is processed.
@@ -72,9 +71,10 @@ class KnownNodes:
         before, self._known = self._known, {}
         sharing: dict[str, sharers.Sharing] = {}
         plannable: dict[str, Node] = {}
-        for name, facts in snapshot.inventory.items():
-            row = rows.get(name)
-            if row is None:
+        for row in snapshot.nodes:
+            name = row.name
+            facts = snapshot.inventory.get(name)
+            if facts is None:
                 continue
             status = plans.get(name, _UNTOLD)
             known = before.get(name)

@@ -4,7 +4,7 @@ Demands are taken in Slurm's own order. Each gets the cheapest place: a slot tha
 GPU on which a new one destroys the least useful space. Used slots are not changed. If a demand fits nowhere, claims of
 more important demands are moved if that makes room (they have not started, so nothing is lost); otherwise
 it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
-inside a reservation is offered to no other job, so a stream of small jobs cannot starve a large one. For
+inside a reservation goes to no job that would delay it, so a stream of small jobs cannot starve a large one. For
 a demand with a long expected wait, one training job that can be restarted elsewhere may be chosen to be moved
 (`decide.supply.moves`).
 
@@ -15,8 +15,8 @@ many GPUs as it has slots on. Time limits are often many times the run times, so
 necessary. While training jobs run that can be moved for a reservation, the limit is a quarter of the GPUs, because a
 move ends a reservation soon.
 
-Reserved space is not used before the reservation's start, although jobs that end earlier would not delay it: Slurm
-decides which job gets an offered slot, and it may be a longer job than the one for which the slot was planned.
+Reserved space is used before the reservation's start only where Slurm plans the same start (`decide.supply.reserve`):
+it decides which job gets an offered slot, and that may be a longer job than the one for which the slot was planned.
 
 The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
 so are their reservations.

@@ -1,10 +1,16 @@
-"""Reserve the slots that should be free soonest for a demand that fits nowhere now."""
+"""Reserve the slots that should be free soonest for a demand that fits nowhere now.
+
+The free ones of several reserved slots are offered until all are free if Slurm counts enough slices there: then it
+plans the start itself, and lets only jobs take them that end before it (backfill). If it does not, because a GPU is to be
+divided anew, they are not offered, since the next job that takes one may be a long one.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -20,6 +26,9 @@ from slurm_migbatch.mig.profile import Profile
 #: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
 _GAIN_S = 60.0
 _MAX_NODES = 64
+#: Free slots are not offered until a reservation's start if that is sooner: few jobs have so short a time limit, and
+#: Slurm does not know when a loan ends for the reservation.
+_LEAST_GAP_S = 600.0
 
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
@@ -88,8 +97,9 @@ class Reserver:
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
         for index in by_gpu:
             self._freeze(self._fleet.gpu(index))
+        offered = len(demands) == 1 and self._plannable_by_slurm(when, by_gpu)
         for index, slots in by_gpu.items():
-            self._block(self._fleet.gpu(index), slots)
+            self._block(self._fleet.gpu(index), slots, offered=offered)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + len(by_gpu)
         free_at = None if when[0] else when[1]
@@ -405,7 +415,29 @@ class Reserver:
         frozen = self._fleet.book.start(shape.condition._replace(used=shape.taken, keep=shape.rest, claims=()))
         self._fleet.change(gpu_claims, frozen, ())
 
-    def _block(self, gpu_claims: GpuClaims, slots: list[Slot]) -> None:
+    def _plannable_by_slurm(self, when: When, by_gpu: Mapping[int, list[Slot]]) -> bool:
+        """Return whether Slurm plans the start at these places itself, if all free slots of them are offered.
+
+        For that it must count enough slices on each node, in use or free, and know when those in use will be free.
+        """
+        unlimited, at, _ = when
+        if unlimited or at < self._now + _LEAST_GAP_S:
+            return False
+        wanted: dict[str, Counter[Profile]] = {}
+        for index, slots in by_gpu.items():
+            wanted.setdefault(self._fleet.gpu(index).node, Counter()).update(slot.profile for slot in slots)
+        return all(counts <= self._counted(name, by_gpu) for name, counts in wanted.items())
+
+    def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
+        """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
+        counted = Counter({profile: n for profile, n in self._fleet.nodes[node].used.items() if n > 0})
+        for gpu_claims in self._fleet.on(node):
+            counted.update(claim[2] for claim in (*gpu_claims.settled, *gpu_claims.claims))
+            free = Layout(by_gpu.get(gpu_claims.index, ())).clear_of(gpu_claims.shape.taken.mask)
+            counted.update(slot.profile for slot in free)
+        return counted
+
+    def _block(self, gpu_claims: GpuClaims, slots: list[Slot], *, offered: bool) -> None:
         self._blocked.add(gpu_claims.node)
         gpu_claims.reserved = (*gpu_claims.reserved, *slots)
         reserved = Layout(gpu_claims.reserved)
@@ -415,6 +447,8 @@ class Reserver:
         shape = gpu_claims.shape
         keep = shape.keep.clear_of(reserved.mask)
         keep = legal(geometry, future, keep.clear_of(future.mask))
+        if offered:
+            keep = keep.union(Layout(slots).clear_of(shape.used.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
