@@ -63,12 +63,19 @@ class SignalFlags:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._pausing)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._pausing)
 
-    def close(self) -> None:
-        """Restore the handlers and the signal mask that were in effect before."""
+    def close(self, *, trained: bool = False) -> None:
+        """Restore the handlers and the signal mask that were in effect before.
+
+        After a training a pause would end the program, which may still export its model. Slurm or migbatchd may have
+        sent it just before, so it does nothing then, unless the program has its own handler. One that does nothing,
+        unlike SIG_IGN, is not inherited by programs started later.
+        """
         if self._previous_handlers:  # first the mask: a signal that waits must not meet the previous handler
             signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self._pausing) - self._blocked_before)
         for number, handler in self._previous_handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            default = handler is None or handler == signal.SIG_DFL
+            spared = trained and default and number in self._pausing
+            signal.signal(number, _nothing if spared else signal.SIG_DFL if default else handler)
         self._previous_handlers.clear()
         if self._wakeup_read >= 0:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
@@ -98,3 +105,7 @@ class SignalFlags:
             self.leave_since = time.monotonic() if self.leave_since is None else self.leave_since
         else:
             self.pause = True
+
+
+def _nothing(number: int, _: FrameType | None) -> None:
+    pass

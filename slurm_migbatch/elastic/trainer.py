@@ -153,7 +153,7 @@ class Trainer:
                 if left:
                     self._checkpoint(save, last=True)
         finally:
-            self._close()
+            self._close(trained=kind is None and (self._ended or left))
         if kind is None and (self._ended or left) and self._saved != self.done:
             end = "was left by break" if left else "is complete"
             raise ElasticError(
@@ -178,8 +178,8 @@ class Trainer:
             self.done += 1
         return True
 
-    def _close(self) -> None:
-        self._signals.close()
+    def _close(self, *, trained: bool = False) -> None:
+        self._signals.close(trained=trained)
         self._lock.give()
 
     def restore(self) -> Any:

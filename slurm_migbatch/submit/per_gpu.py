@@ -7,6 +7,7 @@ each slice, or else its share of the partition's DefCpuPerGPU and DefMemPerGPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
@@ -20,6 +21,23 @@ MOST_CPUS: Final = 65533
 """Slurm's largest --cpus-per-task."""
 UNSET: Final = 65534
 """Slurm's "not given" for numbers of 16 bits (NO_VAL16)."""
+
+
+def with_tasks(asking: GresRequest, request: JobRequest, slices: int) -> tuple[JobRequest, dict[str, str]]:
+    """Return the request with the tasks of a new batch job that states them by --ntasks-per-gpu alone, `slices` on each
+    node, and the fields to set for them; the request itself if they are stated otherwise or its nodes are not known.
+    """
+    each, (nodes, _) = (request.ntasks_per_tres or 0) * slices, nodes_and_tasks(asking, request)
+    if nodes is None and request.num_tasks == each and (request.min_nodes or 1) == 1 and not request.req_nodes:
+        nodes = 1  # sbatch has counted the tasks of `--gres=gpu:2 --ntasks-per-gpu=1`
+    elif request.num_tasks:
+        return request, {}
+    if each * (nodes or 0) <= 1 or request.ntasks_per_node not in (None, 0, each):
+        return request, {}
+    nodes = nodes or 1
+    told = replace(request, num_tasks=each * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=each)
+    changes = {name: str(getattr(told, name)) for name in ("num_tasks", "min_nodes", "max_nodes", "ntasks_per_node")}
+    return told, {**changes, "min_cpus": str(each * nodes * (request.cpus_per_task or 1))}
 
 
 def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:

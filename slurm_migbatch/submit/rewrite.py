@@ -505,6 +505,8 @@ def _changes(
     changes["comment"] = comment
     if asking.field != "tres_per_node":
         changes[asking.field] = ",".join(asking.others)
+    request, tasks_of_slices = per_gpu.with_tasks(asking, request, count)
+    changes |= tasks_of_slices
     if takes_one_node(asking, request):
         changes["max_nodes"] = "1"
     if tasks := even_tasks(asking, request, count):

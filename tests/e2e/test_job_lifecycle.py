@@ -189,6 +189,12 @@ def test_steps_in_salloc_may_request_the_gpu_again(stack: Cluster, request_: str
     assert len(sights(done.stdout)["task 0"]) == 1
 
 
+def test_step_in_salloc_without_gpus_sees_none(stack: Cluster) -> None:
+    lines = [f"srun {option} sh -c 'echo task {n} $CUDA_VISIBLE_DEVICES'" for n, option in enumerate(("", "--gpus=0"))]
+    done = stack.run(["salloc", "--gpus=1", "sh", "-c", "; ".join(lines)], "mbbob")
+    assert set(sights(done.stdout)) == {"task 0"} and "task 1" in done.stdout
+
+
 def test_components_of_a_heterogeneous_job_get_different_slices(stack: Cluster) -> None:
     show = "srun --het-group=0 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
     show += "; srun --het-group=1 sh -c 'echo task 1 $CUDA_VISIBLE_DEVICES'"

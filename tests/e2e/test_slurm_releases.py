@@ -122,6 +122,7 @@ def test_filters_do_not_add_a_second_request_for_gpus(stack: Cluster) -> None:
         (["--gpus=1g.10gb:2", "-n2"], 2),
         (["--gpus=1", "--ntasks-per-gpu=1"], 1),
         (["--gres=gpu:1", "--ntasks-per-gpu=1"], 1),
+        (["--gres=gpu:2", "--ntasks-per-gpu=1"], 2),
     ],
 )
 def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, options: list[str], tasks: int) -> None:

@@ -344,6 +344,41 @@ def test_usr1_right_before_the_end_does_not_end_the_program(tmp_path):
     assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+AFTERWARDS = """
+import os, signal, sys
+from slurm_migbatch import elastic
+with elastic.Trainer(sys.argv[1], effective_batch=1, environ={}) as run:
+    run.restore()
+    for _ in run.steps(3, save=dict):
+        if sys.argv[2] == "break":
+            break
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+print("exported")
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("by", ["the end", "break"])
+def test_usr1_after_the_training_does_not_end_a_program_that_still_exports_the_model(tmp_path, by):
+    done = subprocess.run([sys.executable, "-c", AFTERWARDS, str(tmp_path), by], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("exported\n", -signal.SIGTERM), done.stderr
+
+
+def test_handler_of_the_program_itself_is_in_effect_again_after_the_training(tmp_path):
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+    try:
+        with elastic.Trainer(tmp_path, effective_batch=1, environ={}) as run:
+            run.restore()
+            for _ in run.steps(1, save=dict):
+                pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert got == [1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 # -- progress reports
 
 

@@ -293,6 +293,9 @@ NONE = "ALL,MIGBATCH_STEP_GRES=none"
         (("gres=fpga:1,mig:1g.10gb:0",), {}, NONE),
         (("gres=none",), {}, NONE),
         (("gpus=0",), {"SLURM_GPUS": "0"}, "nil"),  # what job_submit.lua leaves of the job's own --gpus
+        (("gpus=00",), {"SLURM_GPUS": "00"}, "nil"),  # what cli_filter.lua leaves of salloc's --gpus
+        (("gpus=0",), {"SLURM_GPUS": "00"}, NONE),
+        (("gpus-per-node=0",), {"SLURM_GPUS": "00"}, NONE),
         (("gpus=0", "gres=mig:1g.10gb:1"), {}, "nil"),
         (("gpus=0", "gpus-per-task=1"), {}, "nil"),
         (("gres=gpu:0", "tres-per-task=gres/mig:1g.10gb:1"), {}, "nil"),

@@ -403,8 +403,11 @@ def test_cpus_per_gpu_need_a_known_number_of_tasks_on_each_node(ask) -> None:
         ({"gres": "gres:gpu:1", "num_tasks": 1}, 1, True),
         ({"tres_per_job": "gres:gpu:1", "num_tasks": 4}, 4, True),
         ({"tres_per_job": "gres:gpu:2", "num_tasks": 2}, 1, True),
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 4}, 2, True),  # sbatch --gpus=2 --ntasks-per-gpu=2
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 3}, 2, False),
         ({"gres": "gres:mig:1g.10gb:2", "min_nodes": 2, "max_nodes": 2, "num_tasks": 4}, 1, True),
-        ({"tres_per_job": "gres:gpu:2"}, 1, False),  # Slurm would start two tasks
+        ({"tres_per_job": "gres:gpu:2", "num_tasks": 1}, 1, False),
+        ({"tres_per_job": "gres:gpu:2", "ntasks_per_node": 1}, 1, False),
         ({"tres_per_job": "gres:gpu:1", "num_tasks": 2}, 1, False),
         ({"gres": "gres:gpu:1", "min_nodes": 1, "max_nodes": 2, "num_tasks": 2}, 1, False),
     ],
@@ -418,6 +421,32 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
         assert answer.changes["ntasks_per_tres"] == "65534", "not given; Slurm would look for the GPU"
     else:
         assert answer.code == "per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("fields", "each", "tasks", "nodes"),
+    [
+        ({"tres_per_job": "gres:gpu:2"}, 1, 2, 1),
+        ({"tres_per_job": "gres:gpu:2"}, 2, 4, 1),
+        ({"gres": "gres:gpu:1"}, 4, 4, 1),
+        ({"gres": "gres:gpu:2", "num_tasks": 2}, 1, 2, 1),  # sbatch has counted them
+        ({"gres": "gres:gpu:1", "num_tasks": 4}, 4, 4, 1),
+        ({"gres": "gres:mig:1g.10gb:2", "min_nodes": 2, "max_nodes": 2}, 1, 4, 2),
+        ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2, "cpus_per_task": 3}, 1, 4, 2),
+    ],
+)
+def test_batch_jobs_get_the_tasks_that_they_state_for_each_gpu_alone(
+    ask, fields: dict[str, int], each: int, tasks: int, nodes: int
+) -> None:
+    """As in Slurm with whole GPUs."""
+    answer = ask(ntasks_per_tres=each, batch=1, **fields)
+    assert isinstance(answer, Accept), answer
+    of_tasks = {"num_tasks": tasks, "max_nodes": nodes, "ntasks_per_node": tasks // nodes}
+    of_tasks["min_cpus"] = tasks * fields.get("cpus_per_task", 1)
+    assert {name: answer.changes[name] for name in of_tasks} == {n: str(number) for n, number in of_tasks.items()}
+    shared = ask(ntasks_per_tres=each, batch=1, cpus_per_tres="gres:gpu:8", **fields)
+    assert shared.changes["cpus_per_task"] == str(8 // each)
+    assert shared.changes["min_cpus"] == str(tasks * 8 // each)
 
 
 def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> None:
@@ -434,7 +463,9 @@ def test_binding_of_slices_to_tasks_is_removed_and_left_to_the_node(ask) -> None
 
 
 def test_request_by_two_options_is_refused(ask) -> None:
-    assert ask("gres:mig:auto", tres_per_job="gres:gpu:1").code == "two_ways"
+    answer = ask("gres:mig:auto", tres_per_job="gres:gpu:1")
+    assert answer.code == "two_ways"
+    assert "unset SBATCH_GPUS" in answer.sentence, "users who wrote one option alone have the other in a variable"
 
 
 def test_hints_in_extra_are_read_only_where_allowed(ask) -> None:

@@ -80,7 +80,7 @@ NUMBERS.array_job_id = 0
 NUMBERS.pn_min_memory = 18446744073709551614
 local SETTABLE = {
   requeue = true, min_nodes = true, max_nodes = true, ntasks_per_node = true, cpus_per_task = true, min_cpus = true,
-  pn_min_memory = true,
+  pn_min_memory = true, ntasks_per_tres = true, num_tasks = true,
 }
 
 local function record(fields, set, environment)
