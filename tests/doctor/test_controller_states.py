@@ -52,6 +52,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
+from tests.support.gpu_kinds import H100
 from tests.support.lua_shim import plant_modules
 
 NOBODY = Reader("nobody", 65534, frozenset({65534}))
@@ -70,6 +71,34 @@ def only_problem(findings) -> str:
 
 
 # --- slurm.conf
+
+ONE_H100 = "mig:7g.80gb:0,mig:4g.40gb:0,mig:3g.40gb:0,mig:2g.20gb:0,mig:1g.20gb:0,mig:1g.10gb:{},mig:1g.10gb.me:0"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "problem"),
+    [
+        (f"Gres=gpu:h100:2,{ONE_H100.format(14)},mig:none:0", 14, ""),
+        (f"Gres=gpu:h100:2,{ONE_H100.format(14)},mig:none:0,mig:loan:1", 15, ""),
+        ("Gres=gpu:h100:2", 0, "n1 reports GPUs in MIG mode, but has no mig in"),
+        (f"Gres={ONE_H100.format(14)},mig:none:0", 0, "slurmctld counts no slices of n1"),
+        (f"Gres={ONE_H100.format(7)},mig:none:0", 7, "n1 reports GPUs for 14 slices, but"),
+        (f"Gres={ONE_H100.format(21)},mig:none:0", 21, "n1 reports GPUs for 14 slices, but"),
+        ("Gres=mig:7g.40gb:0,mig:1g.5gb:14,mig:none:0", 14, "n1 reports GPUs with other profiles than"),
+    ],
+)
+def test_node_whose_gpus_are_not_those_of_slurm_conf_is_reported(
+    tmp_path: Path, line: str, shown: int, problem: str
+) -> None:
+    """It was added, or a GPU was added, replaced, or is missing since the node was booted."""
+    (tmp_path / "slurm.conf").write_text(f"NodeName=DEFAULT CPUs=8\nNodeName=n1 {line}\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    rows = [NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": shown} if shown else {}, {}, ("gpu",), "")]
+    gpu = {"mig": True, "geometry": H100.geometry.to_dict()}
+    off = {"mig": False, "geometry": None}
+    found = wrong(nodes.check_counts(rows, conf, {"n1": [gpu, gpu, off], "gone": [gpu], "plain": [off]}))
+    assert (problem in one_of(found)) if problem else found == []
+
 
 NODES = """NodeName=DEFAULT State=UNKNOWN
 NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Sockets=2 CoresPerSocket=8 RealMemory=200000 Feature=h100,nvlink \\
