@@ -66,7 +66,17 @@ def test_unit_explains_the_hardening_options_that_it_leaves_out(text: str) -> No
         assert f"{key}=" in comments and (key == "User" or key not in keys)
 
 
-def test_systemd_restarts_the_agent_however_often_its_start_has_failed() -> None:
-    """A start fails within a second, for example on a full disk; systemd's default is to give up after five."""
-    head = unit().partition("[Service]")[0]
-    assert "\nStartLimitIntervalSec=0\n" in head and "\nRestart=always\n" in unit()
+@pytest.mark.parametrize("text", [controller("slurm"), unit()], ids=["migbatchd", "migbatch-node"])
+def test_systemd_restarts_services_however_often_their_start_has_failed(text: str) -> None:
+    """A start fails at once if a disk is full or the user or the program is not there yet; systemd's default is to give
+    up after five.
+    """
+    head = text.partition("[Service]")[0]
+    assert "\nStartLimitIntervalSec=0\n" in head and "\nRestart=always\n" in text
+
+
+@pytest.mark.parametrize("text", [controller("slurm"), unit()], ids=["migbatchd", "migbatch-node"])
+def test_services_start_after_what_slurms_own_units_wait_for(text: str) -> None:
+    """slurm.conf or the program may be on NFS, and SlurmUser in a directory service."""
+    (after,) = re.findall(r"^After=(.*)$", text, re.MULTILINE)
+    assert {"network-online.target", "remote-fs.target", "munge.service", "sssd.service"} <= set(after.split())
