@@ -52,7 +52,10 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
-from tests.support.gpu_kinds import H100
+from slurm_migbatch.submit import shim
+from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.workload.catalog import SiteCatalog
+from tests.support.gpu_kinds import H100, SITE
 from tests.support.lua_shim import plant_modules
 
 NOBODY = Reader("nobody", 65534, frozenset({65534}))
@@ -183,18 +186,14 @@ def test_job_submit_plugins_with_lua_are_accepted(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "beside", "known"),
-    [
-        ("job_submit.lua", "migbatch_submit.lua", "M.BUILT_IN"),
-        ("cli_filter.lua", "migbatch_cli_filter.lua", "--:M.BUILT_IN"),
-    ],
+    ("script", "beside"), [("job_submit.lua", "migbatch_submit.lua"), ("cli_filter.lua", "migbatch_cli_filter.lua")]
 )
-def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: str, beside: str, known: str) -> None:
+def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: str, beside: str) -> None:
     """Our module is beside it; a truncated module and one rendered for an earlier site are distinguished."""
 
-    def rendering(name: str, module: bool) -> str:
+    def rendering(name: str, module: bool, catalog: SiteCatalog = SITE) -> str:
         assert name == script and module
-        return f"-- Written by migbatch\n{known} = {{1}}\nreturn M\n"
+        return shim.render(name, socket="/s", table="/t", catalog=catalog, policy=SubmitPolicy(), module=module)
 
     site, ours = tmp_path / script, tmp_path / beside
     site.write_text("return slurm.SUCCESS\n")
@@ -210,9 +209,9 @@ def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: 
     assert "is missing: every submission fails" in only_problem(findings())
     ours.write_text(rendering(script, True))
     assert [finding.level for finding in findings()] == [OK]
-    ours.write_text(rendering(script, True).replace("{1}", "{2}"))
+    ours.write_text(rendering(script, True, SiteCatalog()))
     assert [finding.level for finding in findings()] == [WARN]
-    ours.write_text(rendering(script, True).replace("return M", "return nil"))
+    ours.write_text(rendering(script, True)[:-20])
     problem = only_problem(findings())  # after each upgrade too: nothing has to be moved away, which fails submissions
     assert "differs from what this release renders" in problem and "mv " not in problem
     ours.write_text(rendering(script, True))
