@@ -86,7 +86,7 @@ def check_nodes(
 def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, received_s: float) -> Finding:
     """Return whether the node's agent reports; `silent_s`: seconds since its last message."""
     if row.silenced:
-        return Finding(OK, row.name, "Slurm has powered it down")
+        return Finding(OK, row.name, "is down in Slurm, so its agent need not report")
     if received_s <= SILENCE_S and (row.name not in inventory or silent_s > SILENCE_S):
         return Finding(UNKNOWN, row.name, "its agent has not reported yet", AGAIN)
     if row.name not in inventory:

@@ -326,8 +326,11 @@ def test_nodes_are_given_time_to_report_after_a_start(inventory: dict[str, objec
         assert finding.level == level and words in finding.text
 
 
-@pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN", "MIXED+NOT_RESPONDING+POWERING_UP"])
-def test_node_that_slurm_has_powered_down_is_not_expected_to_report(state: str) -> None:
+@pytest.mark.parametrize(
+    "state",
+    ["IDLE+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN", "MIXED+NOT_RESPONDING+POWERING_UP", "DOWN+DRAIN+NOT_RESPONDING"],
+)
+def test_node_that_is_down_in_slurm_is_not_expected_to_report(state: str) -> None:
     assert wrong(nodes.check_nodes([row(state), CATALOG], {"n1": []}, {"n1": 1000.0}, 9000.0, Config())) == []
 
 
