@@ -110,7 +110,7 @@ def check_counts(
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         geometries = [geometry for gpu in inventory.get(row.name, ()) if (geometry := geometry_of(gpu)) is not None]
-        counts = counted.get(row.name, {})
+        counts = counted.get(row.name)
         if row.name in inventory and (geometries or counts) and (problem := _miscounted(row, counts, geometries)):
             found.setdefault(problem, []).append(row.name)
     for (text, advice), names in found.items():
@@ -120,10 +120,17 @@ def check_counts(
 
 
 def _miscounted(
-    row: NodeRow, counts: Mapping[str | None, int], geometries: Sequence[Geometry]
+    row: NodeRow, counts: Mapping[str | None, int] | None, geometries: Sequence[Geometry]
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a node's counts in slurm.conf, with a place for its name, and the advice."""
+    """Return what is wrong with a node's counts in slurm.conf, with a place for its name, and the advice.
+
+    `counts`: None if slurm.conf has no line for the node.
+    """
     restart = "restart slurmctld, and slurmd there"
+    if counts is None:
+        return "slurm.conf has no line for {}, which slurmctld has and which reports GPUs in MIG mode", (
+            "add it, or restart slurmctld if the node was removed"
+        )
     if not counts:
         return "{} reports GPUs in MIG mode, but has no mig in slurm.conf: no job gets slices there", (
             f"{INSTALL}, then {restart}"

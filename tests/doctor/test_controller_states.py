@@ -84,6 +84,7 @@ ONE_H100 = "mig:7g.80gb:0,mig:4g.40gb:0,mig:3g.40gb:0,mig:2g.20gb:0,mig:1g.20gb:
         (f"Gres=gpu:h100:2,{ONE_H100.format(14)},mig:none:0", 14, ""),
         (f"Gres=gpu:h100:2,{ONE_H100.format(14)},mig:none:0,mig:loan:1", 15, ""),
         ("Gres=gpu:h100:2", 0, "n1 reports GPUs in MIG mode, but has no mig in"),
+        ("#removed", 14, "slurm.conf has no line for n1"),
         (f"Gres={ONE_H100.format(14)},mig:none:0", 0, "slurmctld counts no slices of n1"),
         (f"Gres={ONE_H100.format(7)},mig:none:0", 7, "n1 reports GPUs for 14 slices, but"),
         (f"Gres={ONE_H100.format(21)},mig:none:0", 21, "n1 reports GPUs for 14 slices, but"),
@@ -94,7 +95,8 @@ def test_node_whose_gpus_are_not_those_of_slurm_conf_is_reported(
     tmp_path: Path, line: str, shown: int, problem: str
 ) -> None:
     """It was added, or a GPU was added, replaced, or is missing since the node was booted."""
-    (tmp_path / "slurm.conf").write_text(f"NodeName=DEFAULT CPUs=8\nNodeName=n1 {line}\n")
+    name = "n2" if line == "#removed" else "n1"
+    (tmp_path / "slurm.conf").write_text(f"NodeName=DEFAULT CPUs=8\nNodeName={name} {line}\n")
     conf = load(str(tmp_path / "slurm.conf"), read)
     rows = [NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": shown} if shown else {}, {}, ("gpu",), "")]
     gpu = {"mig": True, "geometry": H100.geometry.to_dict()}
