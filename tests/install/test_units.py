@@ -42,13 +42,15 @@ def test_systemd_security_exposure_is_below_the_limit(tmp_path: Path, text: str,
     assert float(found[1]) <= most, done.stdout
 
 
-def test_start_of_migbatchd_does_not_change_ownership_below_its_directories(tmp_path: Path) -> None:
-    """systemd changes the owner of StateDirectory= and RuntimeDirectory= recursively to User= if owner or group differ.
+def test_start_of_a_service_does_not_change_ownership_below_its_directories(tmp_path: Path) -> None:
+    """systemd changes the owner of StateDirectory= and RuntimeDirectory= recursively to User=, or root, if it differs.
 
-    They hold root's record of the installation and, on a host that is also a node, journal and hand-offs.
+    They hold root's record of the installation and, on a host that is also a node, journal and hand-offs, beside the
+    record of jobs, which may be SlurmUser's.
     """
     text = controller("nobody")
-    assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", text, re.MULTILINE)
+    for unit_text in (text, unit()):
+        assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", unit_text, re.MULTILINE)
     (line,) = re.findall(r"^ExecStartPre=\+(.*)$", text, re.MULTILINE)
     place = tmp_path / "migbatch"
     for _ in range(2):
