@@ -35,6 +35,7 @@ from slurm_migbatch.site import Site
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 from slurm_migbatch.slurm.users import name_of, uid_of
+from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.submit import shim
 
@@ -209,6 +210,9 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     user = choices.user or _present_user(places)
     if not uid_of(user):
         plan.problems.append(f"no user {user!r} on this host, as whom migbatchd is to run")
+    elif foreign := _foreign(config, user):
+        command = f"chown -R {user} {' '.join(foreign)}"
+        plan.notes.append(f"files of migbatchd belong to another user: stop it, run `{command}`, and start it")
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=user),
@@ -222,6 +226,23 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     if any(Path(target.path).name == UNIT and read(target.path) != target.text for target in plan.wanted):
         plan.next.append(start_unit(UNIT))
     return config
+
+
+def _foreign(config: Config, user: str) -> list[str]:
+    """Return migbatchd's files that belong to another user, as whom it has run before; not all of their directories,
+    which hold root's record of the installation too.
+    """
+    database = sqlite_file(config.store.url)
+    paths = [
+        Path(config.daemon.run_dir) / "migbatchd.pid",
+        Path(config.daemon.run_dir) / "decisions",
+        *([database] if database else []),
+        Path(config.learning.models),
+        Path(config.submit.table),
+        Path(config.submit.catalog),
+    ]
+    others = [path for path in paths if path.exists() and path.stat().st_uid not in uid_of(user)]
+    return [f"{path}*" if path == database else str(path) for path in others]
 
 
 def _check_program(program: Path) -> None:

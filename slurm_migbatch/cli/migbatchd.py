@@ -47,7 +47,8 @@ def migbatchd(path: str) -> None:
     try:
         lock.acquire()
     except OSError as error:
-        raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
+        advice = "run migbatchd as root or as SlurmUser; `migbatch install --role controller` names files of others"
+        raise Failure(f"{lock.path}: {error.strerror}; {advice}") from None
     try:
         asyncio.run(serve(config, path))
     finally:

@@ -386,7 +386,7 @@ class Service:
         )
         gauge(
             "migbatch_node_silence_seconds",
-            "Seconds since the last message of a node that Slurm has and has not powered down.",
+            "Seconds since the last message of a node that is not down in Slurm.",
             self._silence,
             "node",
         )

@@ -145,6 +145,8 @@ def _slurm(
     else:
         inventory = recorded
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
+        if slurm_conf:
+            yield from nodes.check_counts(rows, slurm_conf, recorded)
     # while migbatchd is down it receives no reports, so their age is measured from the newest one
     now = max(seen.values(), default=0.0) if local_state.silent else time.time()
     received_s = math.inf if reports is None else reports.age

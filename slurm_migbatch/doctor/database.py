@@ -46,7 +46,7 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
         if closed := closed_to(target, writer, 0o2):
             name = writer.name if writer else "root"
             text = f"read-only for migbatchd, which runs as {name}: {closed}; events wait on the nodes"
-            yield Finding(FAIL, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {target}")
+            yield Finding(FAIL, _SUBJECT, text, f"chown {name} {folder} {path}*; chmod u+rwX {target}")
             return
     yield Finding(OK, _SUBJECT, f"{path} is writable")
 

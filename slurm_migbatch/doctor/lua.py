@@ -20,7 +20,8 @@ Rendering = Callable[[str, bool], str]
 JOB_SUBMIT: Final = shim.JOB_SUBMIT
 CLI_FILTER: Final = shim.CLI_FILTER
 _INSTALL: Final = "migbatch install --role controller --apply"
-_KNOWN: Final = re.compile(r"^(?:--:)?M\.BUILT_IN = .*$", re.MULTILINE)
+_KNOWN: Final = re.compile(r"^(?:--:)?M\.BUILT_IN = \{\n(?:.*\n)*?(?:--:)?\}$", re.MULTILINE)
+"""The site as a script knows it: a table of several lines."""
 
 
 class RenderingError(RuntimeError):

@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.audit import orphans
+from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.drained import check_drained
 from slurm_migbatch.doctor.reports import AGAIN
+from slurm_migbatch.install.catalogline import gres_entries
+from slurm_migbatch.install.devices import expanded
+from slurm_migbatch.install.reported import base_counts, most_counts
+from slurm_migbatch.install.slurmconf import Conf
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
 from slurm_migbatch.slurm.nodelist import expand, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
+from slurm_migbatch.workload.loans import LOAN
 
 #: minimum age of a run's slices before it is compared with Slurm's queue, in seconds
 PATIENCE_S = 60.0
@@ -78,7 +86,7 @@ def check_nodes(
 def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, received_s: float) -> Finding:
     """Return whether the node's agent reports; `silent_s`: seconds since its last message."""
     if row.silenced:
-        return Finding(OK, row.name, "Slurm has powered it down")
+        return Finding(OK, row.name, "is down in Slurm, so its agent need not report")
     if received_s <= SILENCE_S and (row.name not in inventory or silent_s > SILENCE_S):
         return Finding(UNKNOWN, row.name, "its agent has not reported yet", AGAIN)
     if row.name not in inventory:
@@ -88,6 +96,58 @@ def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, rece
         text = f"no message from its agent for {silent_s:.0f} s"
         return Finding(FAIL, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
     return Finding(OK, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
+
+
+def check_counts(
+    rows: Sequence[NodeRow], conf: Conf, inventory: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Iterator[Finding]:
+    """Check that slurm.conf (`conf`) counts slices for the GPUs that nodes report: no others are ever offered."""
+    counted = {
+        name: {entry.type: entry.count for _, entry in gres_entries(values) if entry.name == "mig"}
+        for _, values in conf.records("nodename")
+        for name in expanded(values["nodename"])
+    }
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        geometries = [geometry for gpu in inventory.get(row.name, ()) if (geometry := geometry_of(gpu)) is not None]
+        counts = counted.get(row.name)
+        if row.name in inventory and (geometries or counts) and (problem := _miscounted(row, counts, geometries)):
+            found.setdefault(problem, []).append(row.name)
+    for (text, advice), names in found.items():
+        yield Finding(FAIL, "slices in slurm.conf", text.format(fold(names)), advice)
+    if not found:
+        yield Finding(OK, "slices in slurm.conf", "as many as the reported GPUs have room for")
+
+
+def _miscounted(
+    row: NodeRow, counts: Mapping[str | None, int] | None, geometries: Sequence[Geometry]
+) -> tuple[str, str] | None:
+    """Return what is wrong with a node's counts in slurm.conf, with a place for its name, and the advice.
+
+    `counts`: None if slurm.conf has no line for the node.
+    """
+    restart = "restart slurmctld, and slurmd there"
+    if counts is None:
+        return "slurm.conf has no line for {}, which slurmctld has and which reports GPUs in MIG mode", (
+            "add it, or restart slurmctld if the node was removed"
+        )
+    if not counts:
+        return "{} reports GPUs in MIG mode, but has no mig in slurm.conf: no job gets slices there", (
+            f"{INSTALL}, then {restart}"
+        )
+    if not row.gres:
+        return "slurmctld counts no slices of {}, whose line in slurm.conf has mig", restart
+    if {kind for kind in counts if kind not in ("none", LOAN)} != most_counts(geometries).keys() and geometries:
+        return "{} reports GPUs with other profiles than its line in slurm.conf has", f"{INSTALL}, then {restart}"
+    room = sum(base_counts(geometries).values())
+    total = sum(count for kind, count in counts.items() if kind != LOAN)
+    if total == room:
+        return None
+    text = f"{{}} reports GPUs for {room} slices, but its line in slurm.conf counts {total}"
+    if total < room:
+        return f"{text}: the rest is never offered", f"{INSTALL}, then {restart}"
+    advice = "nvidia-smi -L and migbatch doctor there show whether a GPU is missing or has MIG switched off"
+    return f"{text}: a GPU is missing", f"{advice}; if it was removed for good: {INSTALL}, then {restart}"
 
 
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:

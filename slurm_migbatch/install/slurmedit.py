@@ -79,7 +79,10 @@ def plan(
     rows = list(_nodes(conf, site.catalog.names, result))
     configured = {name for _, _, names in rows for name in names}
     if unknown := sorted(set(counts) - configured):
-        result.problems.append(f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs")
+        result.problems.append(
+            f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs: add it, or restart "
+            "slurmctld if the node was removed"
+        )
     result.problems += _unreported(rows, counts)
     result.problems += _clashes(rows, counts)
     result.problems += _static_slices(rows, counts)

@@ -208,11 +208,21 @@ def read_private(path: str) -> bytes:
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise AuthError(f"the token file {path} must be readable by its owner only: chmod 600, chown root")
+            advice = f"chmod 600, chown {_own_name()}"
+            raise AuthError(f"the token file {path} must be readable by its owner only: {advice}")
         text = file.read(65536).strip()
     if len(text) < MIN_TOKEN_BYTES:
         raise AuthError(f"the token in {path} is shorter than {MIN_TOKEN_BYTES} bytes: use `openssl rand -hex 32`")
     return text
+
+
+def _own_name() -> str:
+    import pwd  # hooks do not need it
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 class TokenSigner:

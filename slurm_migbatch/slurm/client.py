@@ -82,8 +82,8 @@ CLOSED_STATES = frozenset(
     }
 )
 
-#: Node flags by which Slurm saves power.
-_SILENT_STATES: Final = frozenset({POWERED_DOWN, "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"})
+#: Node flags by which Slurm saves power, and that of a node that it has given up.
+_SILENT_STATES: Final = frozenset({POWERED_DOWN, "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "DOWN"})
 
 
 OTHERS: Final = 0
@@ -231,7 +231,9 @@ class NodeRow:
 
     @property
     def silenced(self) -> bool:
-        """Whether Slurm has powered it down (SuspendProgram), is about to, or waits for it to come up again."""
+        """Whether its host may be off: Slurm has powered it down (SuspendProgram), is about to, waits for it to come up
+        again, or lists it as down.
+        """
         return bool(self.states & _SILENT_STATES)
 
     @property

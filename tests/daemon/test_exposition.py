@@ -89,8 +89,8 @@ def test_a_histogram_has_all_its_series(busy):
     ]
 
 
-@pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "gone"])
-def test_node_that_slurm_has_powered_down_or_removed_is_not_silent(busy, slurm, state):
+@pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "DOWN+NOT_RESPONDING", "gone"])
+def test_node_that_is_down_in_slurm_or_removed_is_not_silent(busy, slurm, state):
     """The alert MigbatchNodeSilent would fire until somebody restarts migbatchd, or the node wakes up."""
     assert 'migbatch_node_silence_seconds{node="n1"}' in scrape(busy.port)[1]
     row = slurm.node_rows.pop("n1")
@@ -146,8 +146,8 @@ def supply_age(running):
     return next(sample.value for sample in samples if sample.labels["what"] == "now")
 
 
-@pytest.mark.parametrize("after", ["IDLE+POWERED_DOWN", "gone"])
-def test_runs_on_a_node_that_slurm_has_powered_down_or_removed_are_no_orphans(busy, node, slurm, monkeypatch, after):
+@pytest.mark.parametrize("after", ["IDLE+POWERED_DOWN", "DOWN+NOT_RESPONDING", "gone"])
+def test_runs_on_a_node_that_is_down_in_slurm_or_removed_are_no_orphans(busy, node, slurm, monkeypatch, after):
     """The alert MigbatchOrphanRuns would ask for a command on a host that is off, or no longer exists."""
     monkeypatch.setattr(audit, "PATIENCE_S", 0.0)
     held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}

@@ -108,6 +108,25 @@ def test_nonexistent_user_is_a_problem_of_the_plan(place):
     assert [problem for problem in plan.problems if "no user 'nosuchuser'" in problem]
 
 
+def test_files_that_migbatchd_wrote_as_another_user_are_named(place):
+    """It would not start, or could not write the record; a chown of the whole directory would include root's record of
+    the installation.
+    """
+    for folder in ("etc", "run", "state/models", "state/install"):
+        (place / folder).mkdir(parents=True)
+    (place / "etc/migbatch.toml").write_text(
+        f'[cluster]\nslurm_user = "root"\n[daemon]\nrun_dir = "{place}/run"\n'
+        f'[store]\nurl = "sqlite:///{place}/state/migbatch.db"\n[learning]\nmodels = "{place}/state/models"\n'
+        f'[submit]\ntable = "{place}/state/table.lua"\ncatalog = "{place}/state/catalog.json"\n'
+    )
+    for name in ("run/migbatchd.pid", "state/migbatch.db", "state/migbatch.db-wal"):
+        (place / name).touch()
+    (note,) = [note for note in planned(place, NODES, user="daemon")[0].notes if "chown" in note]
+    assert f"chown -R daemon {place}/run/migbatchd.pid {place}/state/migbatch.db* {place}/state/models" in note
+    assert "table.lua" not in note and "install" not in note
+    assert not [note for note in planned(place, NODES, user="root")[0].notes if "chown" in note]
+
+
 def test_user_of_migbatchd_is_kept_unless_another_is_given(place):
     """The second run, after the nodes have reported, must not change it back to root."""
     (place / "systemd").mkdir()

@@ -42,13 +42,15 @@ def test_systemd_security_exposure_is_below_the_limit(tmp_path: Path, text: str,
     assert float(found[1]) <= most, done.stdout
 
 
-def test_start_of_migbatchd_does_not_change_ownership_below_its_directories(tmp_path: Path) -> None:
-    """systemd changes the owner of StateDirectory= and RuntimeDirectory= recursively to User= if owner or group differ.
+def test_start_of_a_service_does_not_change_ownership_below_its_directories(tmp_path: Path) -> None:
+    """systemd changes the owner of StateDirectory= and RuntimeDirectory= recursively to User=, or root, if it differs.
 
-    They hold root's record of the installation and, on a host that is also a node, journal and hand-offs.
+    They hold root's record of the installation and, on a host that is also a node, journal and hand-offs, beside the
+    record of jobs, which may be SlurmUser's.
     """
     text = controller("nobody")
-    assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", text, re.MULTILINE)
+    for unit_text in (text, unit()):
+        assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", unit_text, re.MULTILINE)
     (line,) = re.findall(r"^ExecStartPre=\+(.*)$", text, re.MULTILINE)
     place = tmp_path / "migbatch"
     for _ in range(2):
@@ -66,7 +68,17 @@ def test_unit_explains_the_hardening_options_that_it_leaves_out(text: str) -> No
         assert f"{key}=" in comments and (key == "User" or key not in keys)
 
 
-def test_systemd_restarts_the_agent_however_often_its_start_has_failed() -> None:
-    """A start fails within a second, for example on a full disk; systemd's default is to give up after five."""
-    head = unit().partition("[Service]")[0]
-    assert "\nStartLimitIntervalSec=0\n" in head and "\nRestart=always\n" in unit()
+@pytest.mark.parametrize("text", [controller("slurm"), unit()], ids=["migbatchd", "migbatch-node"])
+def test_systemd_restarts_services_however_often_their_start_has_failed(text: str) -> None:
+    """A start fails at once if a disk is full or the user or the program is not there yet; systemd's default is to give
+    up after five.
+    """
+    head = text.partition("[Service]")[0]
+    assert "\nStartLimitIntervalSec=0\n" in head and "\nRestart=always\n" in text
+
+
+@pytest.mark.parametrize("text", [controller("slurm"), unit()], ids=["migbatchd", "migbatch-node"])
+def test_services_start_after_what_slurms_own_units_wait_for(text: str) -> None:
+    """slurm.conf or the program may be on NFS, and SlurmUser in a directory service."""
+    (after,) = re.findall(r"^After=(.*)$", text, re.MULTILINE)
+    assert {"network-online.target", "remote-fs.target", "munge.service", "sssd.service"} <= set(after.split())

@@ -1,6 +1,7 @@
 """Credentials: by token, and by a real private munged."""
 
 import os
+import pwd
 import secrets
 import subprocess
 import time
@@ -156,6 +157,17 @@ def test_short_missing_linked_or_foreign_token_file_is_rejected(tmp_path):
     os.chown(foreign, 64001, 64001)
     with pytest.raises(AuthError, match="chown root"):
         TokenSigner(foreign)
+
+
+def test_token_file_of_another_user_is_to_be_given_to_the_one_who_reads_it(open_tmp_path):
+    """migbatchd may run as SlurmUser."""
+    path = token_file(open_tmp_path, mode=0o644)
+    os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        with pytest.raises(AuthError, match="chmod 600, chown nobody"):
+            TokenSigner(path)
+    finally:
+        os.seteuid(0)
 
 
 def test_make_signer_returns_the_configured_scheme(tmp_path):

@@ -56,7 +56,7 @@ FAMILIES = (
         "migbatch_node_silence_seconds",
         "gauge",
         "node",
-        "Seconds since the last message of a node that Slurm has and has not powered down.",
+        "Seconds since the last message of a node that is not down in Slurm.",
     ),
     ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
     ("migbatch_query_answers", "gauge", "status", "User queries answered since the last start, by status."),
