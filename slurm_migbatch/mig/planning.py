@@ -178,7 +178,7 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
 
 
 def _relevant(geometry: Geometry, used: Layout, requested: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Return the requested without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
+    """Return the profiles without those that no arrangement can meet: unknown ones and more than `max_instances`."""
 
     def sift() -> Iterator[Profile]:
         remaining = {info.profile: info.max_instances for info in geometry.profiles}
