@@ -108,6 +108,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         several_devices=dict.fromkeys(sorted(SEVERAL_DEVICES), True),
         endings=dict.fromkeys(sorted(ENDINGS), True),
         suffix_forms=[suffix.replace(".", "%.").replace("-", "%-").replace("+", "[.+]") for suffix in SUFFIXES],
+        longest_suffix=max(map(len, SUFFIXES)),
         longest_key=LONGEST_KEY,
         node_feature=NODE_FEATURE,
         node_bytes=READ,
