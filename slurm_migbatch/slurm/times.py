@@ -58,12 +58,7 @@ def parse_time(text: str, now: float | None = None) -> float:
     """
     now = time.time() if now is None else now
     words = text.strip()
-    if (
-        words[:3].lower() == "uts"
-        and words[3:].isdecimal()
-        and 7 <= len(words[3:]) <= 11
-        and int(words[3:]) >= _FIRST_UTS
-    ):
+    if words[:3].lower() == "uts" and _number(words[3:], 7, 11) and int(words[3:]) >= _FIRST_UTS:
         return float(words[3:])
     today = datetime.fromtimestamp(now)
     date, clock, at = _iso(words)
@@ -93,6 +88,10 @@ def _bounded(moment: float, words: str) -> float:
     if moment > _LAST_S:
         raise TimeFormError(f"Invalid time specification: {words} is after the year 9999")
     return max(moment, 0.0)
+
+
+def _number(text: str, shortest: int, longest: int) -> bool:
+    return text.isdecimal() and shortest <= len(text) <= longest
 
 
 def _iso(text: str) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
