@@ -168,7 +168,7 @@ def given(convert: Callable[[str], Any]) -> Callable[[click.Context, click.Param
 
 
 def job_argument(command: F) -> F:
-    """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); the function gets the text."""
+    """Declare the argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job), passed on as text."""
 
     def read(value: str) -> str:
         from slurm_migbatch.query.questions import is_job

@@ -159,9 +159,9 @@ def reported_site(config: Config) -> Site:
     except SlurmError as error:
         raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
     gpus = cut_by_mig(inventory, known)
-    if not gpus and (strangers := set(inventory) - known):
+    if not gpus and (unknown_nodes := set(inventory) - known):
         raise NothingReported(
-            f"{fold(strangers)} reported, but Slurm has no such node: {ANOTHER_NAME}, or add its line to slurm.conf"
+            f"{fold(unknown_nodes)} reported, but Slurm has no such node: {ANOTHER_NAME}, or add its line to slurm.conf"
         )
     if not gpus:
         raise NothingReported(

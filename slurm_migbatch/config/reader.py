@@ -53,7 +53,6 @@ class ConfigError(ValueError):
     """The file is invalid; `problems` lists all errors, str() has `path:line: text` of each."""
 
     def __init__(self, path: str, problems: typing.Sequence[Problem]) -> None:
-        self.path = path
         self.problems = tuple(sorted(problems, key=lambda p: p.line))
         where = [f"{path}:{p.line}" if p.line else path for p in self.problems]
         super().__init__("; ".join(f"{w}: {p.text}" for w, p in zip(where, self.problems, strict=True)))

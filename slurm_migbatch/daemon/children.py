@@ -20,7 +20,9 @@ from slurm_migbatch.config import Config, text_of
 log = logging.getLogger(__name__)
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of processes that predict: several threads for small matrices take longer on busy processors."""
+"""Environment of processes that compute: several threads for small matrices take longer on busy processors, and each
+has its own memory.
+"""
 _LINE_BYTES: Final = 1 << 26
 _STOP_S: Final = 5.0
 

@@ -30,7 +30,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.predict.bounds import impossible
-from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, worse
+from slurm_migbatch.predict.check import coverage, expected_by, misses, ratios, worse
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -180,12 +180,12 @@ def watch(saved: Saved, material: TrainingData, facts: Sequence[ModelFacts], con
     since = _read_before(saved.report, material.reach)
     fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
-    promised = promises(predictor, fresh, confidence)
+    by_figure = coverage(predictor, fresh, confidence)
     return {
         "version": saved.learned.version,
         "since": since,
         "runs": len(fresh),
-        "kept": {figure: coverage.to_dict() for figure, coverage in promised.items()},
+        "kept": {figure: kept.to_dict() for figure, kept in by_figure.items()},
         "models": ratios(saved.learned, [observation.row for observation in fresh], predictor.knowledge),
     }
 

@@ -141,7 +141,7 @@ class StoreWriter:
         return self._stopping or len(self) >= self._limit * 4 // 5
 
     def _do(self, item: _Item) -> bool:
-        """Do one piece of work; return False if the service stops and the database is down, else True."""
+        """Write one item; return False if the service stops and the database is down, else True."""
         while True:
             if item.future is not None and item.future.cancelled():
                 break

@@ -164,10 +164,10 @@ class Answers:
     """Answers of the record; None: no answer, or not in time.
 
     Attributes:
+        asked: the questions that are answered here.
         progress: runs of the requested jobs.
         arrays: runs of the tasks of arrays, by array.
-        throttles: actions on the arrays `throttled`, oldest first.
-        throttled: arrays for which `throttles` is complete.
+        throttles: actions on the arrays `asked.throttled`, oldest first, all of them.
         decisions: the requested decisions; None for one that the record does not have.
     """
 

@@ -23,14 +23,14 @@ class DaemonState:
 
     Attributes:
         silent: why there is no answer; empty if there is one.
-        stranger: another program answers instead.
+        other_program: another program answers instead.
         standby: why it is on standby; empty if it is the active one.
         marks: of its configuration.
         checks: its components, each with "ok" or the error.
     """
 
     silent: str = ""
-    stranger: bool = False
+    other_program: bool = False
     standby: str = ""
     marks: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def ask(url: str) -> DaemonState:
     except OSError as error:
         return DaemonState(silent=error.strerror or str(error))
     except (http.client.HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        return DaemonState(silent="the server is not migbatchd", stranger=True)
+        return DaemonState(silent="the server is not migbatchd", other_program=True)
 
 
 def _texts(answer: Any) -> dict[str, str]:

@@ -30,7 +30,7 @@ class LinkFacts:
         url: its URL in node.conf, or several; empty: none is set.
         silent: of several URLs, those that do not answer while another does.
         unreachable: why there is no answer.
-        stranger: another program answers.
+        other_program: another program answers.
         signer: why no credential could be created.
         refused: why a signed message, or its answer, was rejected.
         ahead: seconds that this host's clock is ahead of the controller's; None if unknown.
@@ -39,7 +39,7 @@ class LinkFacts:
     url: str
     silent: tuple[str, ...] = ()
     unreachable: str = ""
-    stranger: bool = False
+    other_program: bool = False
     signer: str = ""
     refused: str = ""
     ahead: float | None = None
@@ -51,7 +51,7 @@ def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
         return LinkFacts("")
     results = [_read_facts(url) for url in config.controllers]
     for facts in results:
-        if facts.stranger:
+        if facts.other_program:
             return facts
     silent = tuple(facts.url for facts in results if facts.unreachable)
     if len(silent) == len(results):
@@ -61,7 +61,7 @@ def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
 
 def _read_facts(url: str) -> LinkFacts:
     try:
-        return LinkFacts(url, stranger=not _is_migbatchd(url))
+        return LinkFacts(url, other_program=not _is_migbatchd(url))
     except (OSError, http.client.HTTPException) as error:
         return LinkFacts(url, unreachable=getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
@@ -109,7 +109,7 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
             "firewall"
         )
         yield Finding(FAIL, subject, f"no answer from {facts.url}: {facts.unreachable}", advice)
-    elif facts.stranger:
+    elif facts.other_program:
         advice = f"set Controller= in {conf_path} to [node_api] port of migbatch.toml (default 6830)"
         yield Finding(FAIL, subject, f"the server at {facts.url} is not migbatchd", advice)
     elif facts.signer:

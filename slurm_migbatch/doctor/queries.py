@@ -16,9 +16,9 @@ STANDBY = b'{"error":"this migbatchd is on standby'
 _MOST = 65536
 
 
-def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
+def check_answers(url: str, advice: str, other_program: str) -> Iterator[Finding]:
     """Check that the query service listens at a URL such as http://ctl1:6831, and that it is this one. `advice` and
-    `stranger` say what to do if there is no answer, or another program answers.
+    `other_program` say what to do if there is no answer, or another program answers.
     """
     parts = urlsplit(url)
     connection = connection_to(url, 5)
@@ -38,4 +38,4 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
         yield Finding(OK, "query service", f"{address}: that migbatchd is on standby")
     else:
-        yield Finding(FAIL, "query service", f"another program answers at {address}", stranger)
+        yield Finding(FAIL, "query service", f"another program answers at {address}", other_program)

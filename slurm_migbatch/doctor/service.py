@@ -33,8 +33,8 @@ def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]
     yield from check_query(config)
     if local_state.silent:
         url = health_url(config)
-        text = f"{url} is not migbatchd" if local_state.stranger else f"{url}: {local_state.silent}"
-        advice = "another program uses the [node_api] port" if local_state.stranger else _START
+        text = f"{url} is not migbatchd" if local_state.other_program else f"{url}: {local_state.silent}"
+        advice = "another program uses the [node_api] port" if local_state.other_program else _START
         yield Finding(FAIL, "node API", text, advice)
     for part, text in local_state.checks.items():
         yield Finding(OK if text == "ok" else FAIL, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")

@@ -255,7 +255,7 @@ class _Sink(io.RawIOBase):
             raise
 
     def _write(self, data: Any) -> int:
-        """Write and hash. A large piece is hashed meanwhile, which takes about as long; neither holds the GIL."""
+        """Write and hash. A large block is hashed meanwhile, which takes about as long; neither holds the GIL."""
         view = memoryview(data).cast("B")
         if len(view) < _BLOCK:
             self.digest.update(view)

@@ -28,7 +28,8 @@ MAX_PARTS = 8
 MAX_COUNT = 64
 
 _OPEN = MARKER_OPEN.encode()
-_PART = rb"[1-9][0-9]?g\.(?:0|[1-9][0-9]{0,3})gb(?:\.me\.all|\.me|\.gfx|-me)?:[1-9][0-9]?"
+_SUFFIX = "|".join(re.escape(suffix.replace("+", ".")) for suffix in SUFFIXES).encode()
+_PART = rb"[1-9][0-9]?g\.(?:0|[1-9][0-9]{0,3})gb(?:" + _SUFFIX + rb"):[1-9][0-9]?"
 _GUEST = f"{GUEST}:1".encode()
 _PARTS = _PART + rb"(?:," + _PART + rb"){0,7}"
 _MARKER = re.compile(rb"(?:\A|(?<= ))\[mig:(" + _GUEST + rb"|" + _PARTS + rb")(?:#([0-9a-z]{1,16}))?\]\Z")

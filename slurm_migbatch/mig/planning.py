@@ -157,18 +157,17 @@ def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
     )[1]
 
 
-def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
-    """Plan the free slots to offer next to `used`, so that the wishes are met in order as far as they fit.
+def plan_free(geometry: Geometry, used: Layout, requested: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
+    """Plan the free slots to offer next to `used`, so that the requested profiles are met in order as far as they fit.
 
-    A wish is met exactly if some placement of it and of all wishes met before it exists; one that cannot be met is
-    skipped and the next is tried. (The caller must ensure that a large wish is not skipped forever.)
+    A requested profile is met exactly if some placement of it and of all met before it exists; one that cannot be met
+    is skipped and the next is tried. (The caller must ensure that a large one is not skipped forever.)
     Among the arrangements that meet them, the one with the largest useful free space is taken, then the one that shares
-    the most slots with `keep`, the slots offered so far. Profiles that this GPU does not have are wishes that do not
-    fit.
+    the most slots with `keep`, the slots offered so far. Profiles that this GPU does not have do not fit.
 
     The result holds the new slots only; together with `used` it is legal.
     """
-    return _plan_free(geometry, used, _relevant(geometry, used, wishes), keep)
+    return _plan_free(geometry, used, _relevant(geometry, used, requested), keep)
 
 
 def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
@@ -178,14 +177,14 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
     return table.capacity(used.mask, table.counts(used), table.index[profile])
 
 
-def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Return the wishes without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
+def _relevant(geometry: Geometry, used: Layout, requested: Iterable[Profile]) -> tuple[Profile, ...]:
+    """Return the profiles without those that no arrangement can meet: unknown ones and more than `max_instances`."""
 
     def sift() -> Iterator[Profile]:
         remaining = {info.profile: info.max_instances for info in geometry.profiles}
         for slot in used.slots:
             remaining[slot.profile] = remaining.get(slot.profile, 0) - 1
-        for profile in wishes:
+        for profile in requested:
             count = remaining.get(profile, 0)
             if count > 0:
                 remaining[profile] = count - 1
@@ -195,15 +194,15 @@ def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tu
 
 
 @lru_cache(maxsize=1 << 15)
-def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], keep: Layout) -> Layout:
+def _plan_free(geometry: Geometry, used: Layout, requested: tuple[Profile, ...], keep: Layout) -> Layout:
     table = _slot_table(geometry)
     counts = table.counts(used)
     kept = set(keep.slots)
-    # All arrangements of the wishes met so far have the same counts, so what else fits depends on the mask alone: one
+    # All arrangements of the profiles met so far have the same counts, so what else fits depends on the mask alone: one
     # arrangement for each mask is enough, the one that keeps the most.
     frontier: dict[int, tuple[int, tuple[Slot, ...]]] = {used.mask: (0, ())}
     unplaceable: set[Profile] = set()  # limits only tighten, so a profile that did not fit never fits later
-    for profile in wishes:
+    for profile in requested:
         if profile in unplaceable:
             continue
         i = table.index[profile]

@@ -11,11 +11,12 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-SUFFIXES = ("", "+me", "+me.all", "-me", "+gfx")
+SUFFIXES = ("+me.all", "+me", "-me", "+gfx", "")
+"""The longer of two that begin alike comes first."""
+SUFFIX_FORM = "|".join(re.escape(suffix).replace(r"\+", "[.+]") for suffix in SUFFIXES)
+"""Pattern of a suffix in either spelling."""
 
-_NAME = re.compile(
-    r"(?:mig )?([1-9][0-9]?)g\.(0|[1-9][0-9]{0,3})gb(\+me\.all|\+me|\+gfx|-me|\.me\.all|\.me|\.gfx)?",
-)
+_NAME = re.compile(rf"(?:mig )?([1-9][0-9]?)g\.(0|[1-9][0-9]{{0,3}})gb({SUFFIX_FORM})")
 _SHORT = re.compile(r"[0-9]{1,4}g(?:b)?")
 _MIB_PER_GB = 1024
 _TOLERANCE = 0.03  # largest difference of two names of the same memory, as a share of the driver's
@@ -46,10 +47,8 @@ class Profile(NamedTuple):
         match = _NAME.fullmatch(text.strip().lower())
         if match is None:
             raise ProfileError(_advice(text))
-        suffix = match[3] or ""
-        if suffix.startswith("."):
-            suffix = "+" + suffix[1:]
-        return cls(int(match[1]), int(match[2]), suffix)
+        suffix = match[3]
+        return cls(int(match[1]), int(match[2]), "+" + suffix[1:] if suffix.startswith(".") else suffix)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 
 MAX_ANSWER = 8 << 20
-SAID = 200
+_SHOWN_CHARS = 200
 """Most characters of an unauthenticated answer at the controller's port that are passed on."""
 CONNECT_S = 3.0
 """Timeout in seconds for one of several controllers."""
@@ -111,7 +111,7 @@ class ControllerClient:
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
-            why = printable(str(error)[:SAID]) or type(error).__name__
+            why = printable(str(error)[:_SHOWN_CHARS]) or type(error).__name__
             raise _Elsewhere(f"controller {parts.hostname}: {why}") from error
         finally:
             connection.close()
@@ -120,7 +120,7 @@ class ControllerClient:
         if status != 200:
             error_class = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
             raise error_class(
-                f"controller {parts.hostname}: {status} {printable(text[:SAID].decode('utf-8', 'replace'))}"
+                f"controller {parts.hostname}: {status} {printable(text[:_SHOWN_CHARS].decode('utf-8', 'replace'))}"
             )
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)

@@ -1,7 +1,7 @@
 """Identify the process behind an unfinished change, so that others can see when it has ended.
 
 An owner is written `<pid>.<start>.<token>`: a process id, its start time in clock ticks since boot (ids are reused),
-and a token for one piece of work inside the process (the agent does many at once).
+and a token for one operation inside the process (the agent does many at once).
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.

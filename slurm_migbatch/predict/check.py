@@ -139,7 +139,7 @@ class Coverage:
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
-def promises(
+def coverage(
     predictor: LearnedPredictor, observations: Iterable[Observation], confidence: float
 ) -> dict[str, Coverage]:
     """Return how many runs ended within the upper bounds of their time and memory, by figure."""

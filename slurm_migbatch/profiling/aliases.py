@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
 from slurm_migbatch.profiling.measurement import COLUMNS, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
@@ -68,7 +68,7 @@ _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
 _SLICE: Final = re.compile(
     r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
-    r"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{1,3}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])[)\]]?",
+    rf"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{{1,3}}gb(?:{SUFFIX_FORM}))(?![0-9a-z])[)\]]?",
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""

@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.children import ONE_THREAD
 from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
@@ -59,8 +60,6 @@ _LOOKUPS: Final = 8
 _NICE: Final = 10
 _PAUSE_S: Final = 1.0
 _STATISTICS_S: Final = 1.0
-#: numeric libraries start as many threads as there are processors, each with its own memory
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Workers:
@@ -136,7 +135,7 @@ class Workers:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **ONE_THREAD},
         )
         self._all[process] = 0
         assert process.stdin is not None

@@ -69,7 +69,7 @@ def copy_decision(decision: Decision, run: Run) -> None:
 def _profiles(chosen: str) -> set[str]:
     """Return the profile names in "mig:2g.20gb:1,1g.10gb.me:2", in either spelling."""
     names = {part.removeprefix("mig:").split(":")[0].strip() for part in chosen.split(",")}
-    return names | {name.replace(".me", "+me").replace(".gfx", "+gfx") for name in names}
+    return names | {name.replace("gb.", "gb+") for name in names}
 
 
 def record_supply(session: Session, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:

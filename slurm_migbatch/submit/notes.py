@@ -52,7 +52,7 @@ MESSAGES: Final = {
 """Messages about an accepted job; rendered into the Lua shims too."""
 
 
-def said(notes: Collection[str]) -> str:
+def message_of(notes: Collection[str]) -> str:
     """Return the message with these notes; empty if there are none."""
     return f"migbatch: {'; '.join(dict.fromkeys(notes))}" if notes else ""
 

@@ -48,8 +48,8 @@ from slurm_migbatch.submit.notes import (
     MESSAGES,
     below_weights,
     converted,
+    message_of,
     named_slice,
-    said,
     several,
     tight,
     times,
@@ -287,7 +287,7 @@ class _Job:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
         if not notes and not choice.changes:
             return answer
-        message = "; ".join([answer.message, *notes]) if answer.message else said(notes)
+        message = "; ".join([answer.message, *notes]) if answer.message else message_of(notes)
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
 
     def _check_partitions(self, names: Sequence[str], managed: Sequence[str]) -> None:
@@ -356,7 +356,7 @@ class _Job:
             advice: Advice | None = Advice(choice.batch, 1)
         else:
             advice = self._advice(bucket, hints, partition, grant)
-        outcome = _Outcome(grant.decided, grant.gres, reason, said(messages), bucket, choice, advice)
+        outcome = _Outcome(grant.decided, grant.gres, reason, message_of(messages), bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
         accepted = Accept(changes, outcome.message, decision, advised)
@@ -395,7 +395,7 @@ class _Job:
         notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints), *converted(changes)]
         if hints.retry and request.now is None:
             notes.append(MESSAGES["loan_retry"])
-        message = said([MESSAGES["loan"] % (low, high, low), *notes])
+        message = message_of([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
 

@@ -8,6 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
+from slurm_migbatch.mig.profile import SUFFIXES
 from slurm_migbatch.predict.rightsize import NEARLY
 from slurm_migbatch.predict.selection import FAR_TOO_LARGE, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
@@ -106,6 +107,8 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         other_words=OTHER_WORDS,
         several_devices=dict.fromkeys(sorted(SEVERAL_DEVICES), True),
         endings=dict.fromkeys(sorted(ENDINGS), True),
+        suffix_forms=[suffix.replace(".", "%.").replace("-", "%-").replace("+", "[.+]") for suffix in SUFFIXES],
+        longest_suffix=max(map(len, SUFFIXES)),
         longest_key=LONGEST_KEY,
         node_feature=NODE_FEATURE,
         node_bytes=READ,

@@ -81,11 +81,6 @@ def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = Non
     return "{\n" + "".join(f"{_INDENT}{name} = {quote(value)},\n" for name, value in parts.items()) + "}"
 
 
-def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[str] | None = None) -> str:
-    """Return the table's text, all ASCII. `models`: canonical names of the models in it; None: all known ones."""
-    return TableCompiler(chooser, models).text(catalog)
-
-
 class TableCompiler:
     """Compile tables of one predictor, in one thread at a time.
 

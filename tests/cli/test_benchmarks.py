@@ -16,7 +16,7 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.rewrite import SubmitPolicy
-from slurm_migbatch.submit.table import compile_table
+from slurm_migbatch.submit.table import TableCompiler
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.experiments import measured_once
 
@@ -75,7 +75,7 @@ def test_answers_that_the_shim_finds_in_its_table_are_timed_in_lua(tmp_path):
     catalog = SiteCatalog({"gpu": Partition("gpu", (GpuKind("h100-80gb", GEOMETRY, 989, 3352),))})
     script, table = tmp_path / "job_submit.lua", tmp_path / "table.lua"
     script.write_text(shim.render(shim.JOB_SUBMIT, socket="", table=str(table), catalog=catalog, policy=SubmitPolicy()))
-    table.write_text(compile_table(catalog, Chooser(LearnedPredictor())))
+    table.write_text(TableCompiler(Chooser(LearnedPredictor())).text(catalog))
     figures = time_table(script, table, rounds=3)
     assert 0 < figures["lookup_us"]["median"] <= figures["lookup_us"]["p99"]
     assert figures["whole_answer_us"]["median"] > figures["lookup_us"]["median"]

@@ -15,7 +15,7 @@ from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
-from slurm_migbatch.slurm.versions import Release, parse_release
+from slurm_migbatch.slurm.versions import NEWEST, Release, parse_release
 
 Site = tuple[dict[str, str], tuple[str, ...]]
 PLAIN: Site = ({}, ())
@@ -36,8 +36,8 @@ BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
         ((25, 11, 0), ({"metricstype": "metrics/none"}, ()), ["ok"]),
         ((25, 11, 5), METRICS, ["ok"]),
         ((26, 5, 5), METRICS, ["ok"]),
-        ((26, 11, 0), PLAIN, ["warn"]),
-        ((27, 5, 1), METRICS, ["warn"]),
+        ((NEWEST[0], NEWEST[1] + 1, 0), PLAIN, ["warn"]),
+        ((NEWEST[0] + 1, 5, 1), METRICS, ["warn"]),
         ((24, 11, 5), (BACKUP, ("gpu:4",)), ["warn"]),
         ((24, 11, 5), (BACKUP, ()), ["ok"]),
         ((24, 11, 5), ({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),

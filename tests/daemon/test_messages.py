@@ -24,7 +24,7 @@ from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
-from slurm_migbatch.submit.table import compile_table
+from slurm_migbatch.submit.table import TableCompiler
 from tests.support.daemon_fakes import GEOMETRY, gpu, inventory, state
 from tests.support.examples import examples
 
@@ -285,7 +285,7 @@ def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
     view.load({"n1": [gpu(0)], "n2": event.fields.get("gpus", [bad])}, ())
     catalog = catalogs.build(view.geometries(), nodes, Config())
     chooser = chooser_of(Config())
-    assert compile_table(catalog, chooser, models=["bert-large"])
+    assert TableCompiler(chooser, ["bert-large"]).text(catalog)
     for comment in ("migbatch: model=bert-large batch=32 slo=200ms", "migbatch: model=llama-7b engine=vllm"):
         request = {"kind": "submit", "uid": "1000", "partition": "gpu", "tres_per_node": "gres/mig:auto"}
         job = JobRequest.from_fields({**request, "comment": comment})

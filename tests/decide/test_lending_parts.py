@@ -568,7 +568,7 @@ def test_target_slice_of_a_stopped_job_is_kept_until_its_release() -> None:
     ledger.targets[5] = Target(ALL, "n2", NOW + 100)
     leaving = lending_inputs([row], ("1g.10gb", 0, (5, 0)), empty=("n2",))
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
-    assert [(loan.profile, loan.nodes) for loan in view_of_inputs(leaving, ledger).promises] == [(ALL, {"n2"})]
+    assert [(loan.profile, loan.nodes) for loan in view_of_inputs(leaving, ledger).pending_loans] == [(ALL, {"n2"})]
     waiting = back(5, prefix="gres/")
     ledger.follow({5: job_view(waiting)}, {}, {}, NOW + 1)
     earlier = elastic(4, reason="Resources")
@@ -590,7 +590,7 @@ def test_target_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release()
     ledger.targets[5] = Target(THREE, "n1", NOW + 100)
     inputs = lending_inputs([row])
     found = view_of(inputs, job_views_of(inputs.rows, ["train"]), ledger, Idleness(), elastic_jobs(), {}, barred={5})
-    assert [(loan.job, loan.profile, loan.gpu) for loan in found.promises] == [(5, THREE, 0)]
+    assert [(loan.job, loan.profile, loan.gpu) for loan in found.pending_loans] == [(5, THREE, 0)]
 
 
 def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:

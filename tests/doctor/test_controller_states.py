@@ -646,7 +646,7 @@ def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> Non
     with answering(answer) as (config, _):
         found = wrong(service.check_service(config, health.this_one(config)))
         url = health.url_of(config.node_api.listen, config.node_api.port)
-        assert link._read_facts(url).stranger or b'"checks": {}' in answer, "nodes check it too"
+        assert link._read_facts(url).other_program or b'"checks": {}' in answer, "nodes check it too"
     assert any("is not migbatchd -> another program uses the [node_api] port" in finding for finding in found)
 
 

@@ -61,10 +61,11 @@ def test_library_exports_only_nvml_symbols(library):
 
 
 def test_machine_is_created_with_the_requested_gpus(make):
-    machine = make(list(GPU_MODELS), minors=[6, 5, 4, 3, 2, 1, 0], mig=False)
+    minors = list(reversed(range(len(GPU_MODELS))))
+    machine = make(list(GPU_MODELS), minors=minors, mig=False)
     gpus = machine.dump()["gpus"]
     assert [g["model"] for g in gpus] == list(GPU_MODELS)
-    assert [g["minor"] for g in gpus] == [6, 5, 4, 3, 2, 1, 0]
+    assert [g["minor"] for g in gpus] == minors
     assert not any(g["mig"] for g in gpus)
     assert len({g["uuid"] for g in gpus}) == len(gpus)
     assert re.fullmatch(r"[0-9a-f-]{36}\n", machine.boot_id_file.read_text())

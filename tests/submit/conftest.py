@@ -9,7 +9,7 @@ import pytest
 
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
@@ -29,7 +29,7 @@ def chooser() -> Chooser:
 def table(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Path:
     """The site's compiled table."""
     path = tmp_path_factory.mktemp("table") / "table.lua"
-    write_table(path, compile_table(SITE, chooser))
+    write_table(path, TableCompiler(chooser).text(SITE))
     return path
 
 

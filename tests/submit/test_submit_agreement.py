@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.workload.hints import FORMS
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
@@ -218,6 +219,21 @@ def test_shim_and_service_answer_a_job_update_alike(shim: Shim, chooser: Chooser
         answer = shim(asked)
         assert shim.errors == []
         assert isinstance(answer, Pass | Refuse) or set(answer.changes) == {"comment"}
+
+
+TEXTS = (
+    "a.b-c/d:e 1 16 65537 512tok 4k 224px 1.5 0.9 200ms 2h 18gb 8b 1e6 infer train serve 1g.10gb 1g.10gb+me usr1 uuid "
+    "oom vllm trtllm TensorRT-LLM llama.cpp bf16 tf32 awq fp8 lora adamw adamw_torch paged_adamw_8bit on off 2 0.0005 "
+    "layers:32+hidden:64 -1 x="
+)
+"""At least one valid value of each hint, separated by blanks; each is tried with every hint."""
+
+
+@pytest.mark.parametrize("key", FORMS)
+def test_shim_and_service_read_each_hint_alike(shim: Shim, chooser: Chooser, key: str) -> None:
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", batch=1)
+    answers = [agree(replace(asked, comment=f"migbatch: {key}={text}"), shim, chooser) for text in TEXTS.split()]
+    assert not all(isinstance(answer, Refuse) and f"invalid hint {key}=" in answer.sentence for answer in answers)
 
 
 def test_shim_and_service_read_hints_in_extra_alike(tmp_path, table, chooser: Chooser) -> None:

@@ -21,7 +21,7 @@ from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
 from slurm_migbatch.submit.request import TEXTS, Accept, JobRequest, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
@@ -343,7 +343,7 @@ def steps_on_nodes(
         shims = {}
         for count, site in sites.items():
             folder = tmp_path_factory.mktemp("counting")
-            write_table(folder / "table.lua", compile_table(site, chooser))
+            write_table(folder / "table.lua", TableCompiler(chooser).text(site))
             shim = Shim(folder, table=str(folder / "table.lua"), catalog=site, count_steps=True)
             shims[count] = stack.enter_context(shim)
 

@@ -17,7 +17,7 @@ from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN, loan_hints, retyped
 from tests.support.examples import examples
@@ -35,7 +35,7 @@ LENDING = SiteCatalog({**SITE.partitions, **{name: replace(GPU, name=name, lends
 @pytest.fixture(scope="session")
 def lending_table(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Path:
     path = tmp_path_factory.mktemp("lending") / "table.lua"
-    write_table(path, compile_table(LENDING, chooser, models=["bert-large", "resnet50"]))
+    write_table(path, TableCompiler(chooser, ["bert-large", "resnet50"]).text(LENDING))
     return path
 
 

@@ -18,7 +18,7 @@ from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.nodes import READ, listed
 from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, layouts_of
 from tests.support.examples import examples
@@ -58,7 +58,7 @@ CATALOG = SiteCatalog(
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Iterator[Shim]:
     folder = tmp_path_factory.mktemp("nodes")
-    write_table(folder / "table.lua", compile_table(CATALOG, chooser))
+    write_table(folder / "table.lua", TableCompiler(chooser).text(CATALOG))
     with Shim(folder, table=str(folder / "table.lua"), catalog=CATALOG) as running:
         yield running
 
@@ -439,7 +439,7 @@ LONG = {
 def test_steps_grow_at_most_linearly_with_the_length_of_a_list(
     tmp_path: Path, shim: Shim, chooser: Chooser, name: str
 ) -> None:
-    write_table(tmp_path / "table.lua", compile_table(CATALOG, chooser))
+    write_table(tmp_path / "table.lua", TableCompiler(chooser).text(CATALOG))
     with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=CATALOG, count_steps=True) as counting:
 
         def steps(text: str) -> int:
@@ -458,7 +458,7 @@ def test_heaviest_search_takes_a_limited_number_of_steps(tmp_path: Path, chooser
     """The heaviest of many requests of slices takes slurmctld no longer than a few milliseconds."""
     wide = node("wide", " ".join(["h100-80gb"] * 16), "gpu", "")
     catalog = SiteCatalog({"gpu": CATALOG.partitions["gpu"]}, {"wide": wide}, "migcatalog")
-    write_table(tmp_path / "table.lua", compile_table(catalog, chooser))
+    write_table(tmp_path / "table.lua", TableCompiler(chooser).text(catalog))
     heavy = 0
     with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=catalog, count_steps=True) as counting:
         for large, middle, small in product((8, 15, 16), (0, 7, 16), (0, 9, 16)):

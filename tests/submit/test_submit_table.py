@@ -17,7 +17,7 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.table import TableCompiler, compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
@@ -66,7 +66,7 @@ class Arbitrary(ByCells):
 @pytest.mark.parametrize("seed", range(3))
 def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
-    write_table(table, compile_table(SITE, chooser))
+    write_table(table, TableCompiler(chooser).text(SITE))
     with Shim(tmp_path, table=str(table)) as shim:
         for name in (*GRIDS, "tiny", "gone"):
             grid = GRIDS.get(name, GRIDS["small"])
@@ -82,7 +82,7 @@ def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: 
 @pytest.mark.parametrize("seed", range(3))
 def test_table_chooses_slice_and_batch_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
-    write_table(table, compile_table(SITE, chooser))
+    write_table(table, TableCompiler(chooser).text(SITE))
     objectives = (
         "slo=1d",
         "slo=20m items=10m deadline=1h",
@@ -112,8 +112,8 @@ def test_table_compiled_at_once_equals_table_compiled_cell_by_cell() -> None:
             self.figures = self._inner.figures
 
     models = ["bert-large"]
-    at_once = compile_table(SITE, Chooser(LearnedPredictor()), models=models)
-    assert at_once == compile_table(SITE, Chooser(Plain()), models=models)
+    at_once = TableCompiler(Chooser(LearnedPredictor()), models).text(SITE)
+    assert at_once == TableCompiler(Chooser(Plain()), models).text(SITE)
 
 
 def test_a_change_of_nodes_alone_does_not_compile_the_records_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_change_of_nodes_alone_does_not_compile_the_records_again(monkeypatch:
     texts = [compiler.text(catalog) for catalog in catalogs]
     assert texts[0] != texts[1] and texts[0] == texts[3]
     assert len(computed) == 2 + 0 + 2 * len(SITE.kinds) + 2
-    assert texts == [compile_table(catalog, chooser, models=["bert-large"]) for catalog in catalogs]
+    assert texts == [TableCompiler(chooser, ["bert-large"]).text(catalog) for catalog in catalogs]
 
 
 def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None:
@@ -144,7 +144,7 @@ def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None
         for model in BUILT_IN
     ]
     chooser = Chooser(LearnedPredictor(None, facts))
-    text = compile_table(site, chooser)
+    text = TableCompiler(chooser).text(site)
     header = int(text.split("\n", 1)[0].split()[-1])
     cells = sum(2 * len(grid.batches) * len(grid.inputs) for grid in chooser.grids.values())
     assert text.isascii()
@@ -166,7 +166,7 @@ def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None
 )
 def test_submission_is_accepted_with_a_damaged_table(tmp_path: Path, chooser: Chooser, damage: object) -> None:
     table = tmp_path / "table.lua"
-    write_table(table, damage(compile_table(SITE, chooser, models=["bert-large", "resnet50"])))  # type: ignore[operator]
+    write_table(table, damage(TableCompiler(chooser, ["bert-large", "resnet50"]).text(SITE)))  # type: ignore[operator]
     with Shim(tmp_path, table=str(table)) as shim:
         asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: batch=2")
         assert isinstance(shim(asked), Accept) and shim.errors == []
@@ -181,10 +181,10 @@ def test_new_table_is_loaded_and_a_deleted_one_stays_in_use(tmp_path: Path, choo
         assert isinstance(answer, Accept)
         return answer.changes["tres_per_node"]
 
-    write_table(table, compile_table(SITE, chooser, models=["resnet50"]))
+    write_table(table, TableCompiler(chooser, ["resnet50"]).text(SITE))
     with Shim(tmp_path, table=str(table)) as shim:
         assert granted(shim) == "gres/mig:1g.10gb:1"
-        write_table(table, compile_table(SiteCatalog({"gpu": larger}), chooser, models=["bert-large"]))
+        write_table(table, TableCompiler(chooser, ["bert-large"]).text(SiteCatalog({"gpu": larger})))
         assert granted(shim) == "gres/mig:3g.40gb:1"
         table.unlink()
         assert granted(shim) == "gres/mig:3g.40gb:1"

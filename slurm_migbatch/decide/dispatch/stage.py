@@ -105,6 +105,7 @@ class DispatchMemory:
         pipelines: state of each pipeline that has jobs in the queue.
         refused: arrays whose new throttle Slurm refused, and until when it is not retried.
         last: time of the last decision.
+        predicted_by: version of the predictions in `promises`.
     """
 
     turns: RetypeHistory

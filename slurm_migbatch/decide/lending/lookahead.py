@@ -35,7 +35,10 @@ Slowdown = Callable[[str, str], float]
 """How many times longer an application takes next to another one; infinite if the two must not share."""
 
 Rank = Callable[[float, float, float, float], float | None]
-"""See `SharingRule.rank`."""
+"""When to share, and with which job first: (own, other, slow_own, slow_other) -> sort key of a possible partner. The
+lowest is the first, ties in order of arrival; None: the two must not share, nor later, when less of the other one
+remains.
+"""
 
 
 _APART: Final = (math.inf, math.inf)
@@ -100,29 +103,14 @@ class TrainingStart(NamedTuple):
     partners: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class SharingRule:
-    """When to share, and with which job first.
-
-    Attributes:
-        name: for messages.
-        rank: (own, other, slow_own, slow_other) -> sort key of a possible partner: the lowest first, ties in order of
-            arrival; None: the two must not share, nor later, when less of the other one remains. Without a rank no
-            jobs share.
-    """
-
-    name: str
-    rank: Rank | None
-
-
-def pair_test(gain: float) -> SharingRule:
+def pair_test(gain: float) -> Rank:
     """Return the authors' rule with a margin: share if the pair's mean finish is earlier by this ratio, at most 0.5."""
 
     def rank(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
         mean, after = together(own, other, slow_own, slow_other), apart(own, other)
         return mean if mean < after and mean <= (1 - gain) * after else None
 
-    return SharingRule("pair", rank)
+    return rank
 
 
 def _gaining(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
@@ -146,14 +134,11 @@ def _brief_pair(own: float, other: float, slow_own: float, slow_other: float) ->
     return _brief(own, other, slow_own, slow_other) if pays(own, other, slow_own, slow_other) else None
 
 
-NEVER: Final = SharingRule("never", None)
+NEVER: Final = None
+"""The rule by which no jobs share."""
 PAIR: Final = pair_test(0.0)
-FASTEST: Final = SharingRule("any that is faster together", _faster(1.0))
-FAST: Final = SharingRule("1.3 times as fast together", _faster(1.3))
-GAINING: Final = SharingRule("a fifth earlier", _gaining)
-BRIEF: Final = SharingRule("ends before the other", _brief)
-BRIEF_PAIR: Final = SharingRule("pair, ends before the other", _brief_pair)
-RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
+FASTEST: Final = _faster(1.0)
+RULES: Final[tuple[Rank | None, ...]] = (NEVER, PAIR, FASTEST, _faster(1.3), _gaining, _brief, _brief_pair)
 """Rules that `plan` chooses from."""
 
 
@@ -175,7 +160,7 @@ class SharingQueue:
         self.lone = 0
         #: the jobs of `single` that `_rule` has not tested with the whole queue
         self._untested: dict[QueuedTraining, None] = {}
-        self._rule: SharingRule | None = None
+        self._rule: Rank | None = None
         self.tasks: dict[int, QueuedTraining] = {}
         self.queue: list[QueuedTraining] = []
 
@@ -235,7 +220,7 @@ class SharingQueue:
             self._pace(other)
         return list(task.partners)
 
-    def start(self, rule: SharingRule) -> list[Started]:
+    def start(self, rule: Rank | None) -> list[Started]:
         """Start jobs on empty GPUs in the order of turns, then those that the rule starts next to others."""
         started: list[Started] = []
         queue = self.queue
@@ -246,8 +231,8 @@ class SharingQueue:
             started.append((task, 1, []))
         if self._rule is not rule:
             self._rule, self._untested = rule, dict(self.single)
-        if rule.rank is not None:
-            self._share(rule.rank, started)
+        if rule is not None:
+            self._share(rule, started)
             self._untested.clear()
         return started
 
@@ -310,7 +295,7 @@ class SharingQueue:
         task.version += 1
 
 
-def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
+def rollout(sharing: SharingQueue, rule: Rank | None, max_total: float = math.inf, *, hold: bool = False) -> float:
     """Simulate all jobs of `sharing` to their ends; return the sum of their finish times, counted from now.
 
     No job is submitted meanwhile, and the rule stays the same. Stops early and returns infinity if the sum would exceed
@@ -342,14 +327,14 @@ def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.in
             changed += _start(sharing, rule)
 
 
-def _start(sharing: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
+def _start(sharing: SharingQueue, rule: Rank | None) -> list[QueuedTraining]:
     """Start the jobs that a rule starts; return all jobs whose end changes: these and their partners."""
     return [
         affected for task, _, partners in sharing.start(rule) for affected in (task, *[other for other, _ in partners])
     ]
 
 
-def choose(sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
+def choose(sharing: SharingQueue, rules: Sequence[Rank | None] = RULES, depth: int = 64) -> tuple[Rank | None, float]:
     """Return the rule with which the current queue has the lowest mean finish, and the sum of finishes.
 
     At most `depth` pending jobs are simulated. The first of equal rules is taken, also if the budget does not
@@ -366,7 +351,7 @@ def choose(sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: i
 
 
 def _total(
-    sharing: SharingQueue, rule: SharingRule, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
+    sharing: SharingQueue, rule: Rank | None, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
 ) -> float:
     """Return the sum of finishes over all cases; `starts`: the jobs that start before the first has ended."""
     total = 0.0
@@ -381,7 +366,7 @@ def _total(
 
 
 def plan(
-    sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
+    sharing: SharingQueue, rules: Sequence[Rank | None] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
     """Return what to start now for the lowest mean finish of the current queue; changes `sharing`.
 
@@ -431,7 +416,7 @@ def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[Tr
     return remaining
 
 
-def begin(sharing: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
+def begin(sharing: SharingQueue, rule: Rank | None) -> list[TrainingStart]:
     """Return what one rule starts now; changes `sharing`."""
     return [
         TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))

@@ -90,7 +90,7 @@ class LendingView:
         starts: inference for which supply found no room, in Slurm's order.
         shortages: inference that lacks only CPUs, in Slurm's order.
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
-        promises: loans without a slot yet.
+        pending_loans: loans without a slot yet.
         loans, job_views: the ledger's active loans, and elastic training jobs as Slurm shows them.
         ends_for: the inference job that a loan ends for, by the loan's job.
         lent: compute slices that each account has as loans, or is to have when stopped jobs come back.
@@ -106,7 +106,7 @@ class LendingView:
     starts: tuple[WaitingInference, ...] = ()
     shortages: tuple[CpuShortage, ...] = ()
     elastic_jobs: tuple[ElasticJob, ...] = ()
-    promises: tuple[PendingLoan, ...] = ()
+    pending_loans: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)
     job_views: Mapping[int, JobView] = field(default_factory=dict)
     ends_for: Mapping[int, int] = field(default_factory=dict)

@@ -185,22 +185,22 @@ def _lendable(view: LendingView, at_start: Mapping[tuple[str, int], GpuCapacity]
             () if capacity.reclaimed == inf else tuple(_leaving(view, lent, busy, view.about_to_be_free.get(key, 0)))
         )
         capacities[key] = replace(coming, lent=lent, reclaimed=inf if leaving else capacity.reclaimed, leaving=vacant)
-    for promise in view.promises:
+    for pending_loan in view.pending_loans:
         for key, capacity in capacities.items():
-            if promise.nodes is not None and capacity.node not in promise.nodes:
+            if pending_loan.nodes is not None and capacity.node not in pending_loan.nodes:
                 continue
-            if promise.gpu is not None and capacity.gpu != promise.gpu:
+            if pending_loan.gpu is not None and capacity.gpu != pending_loan.gpu:
                 continue
-            if promise.gpu is not None and promise.job in busy:
-                # the jobs of this GPU are released together: supply knows released jobs, but not promises
+            if pending_loan.gpu is not None and pending_loan.job in busy:
+                # the jobs of this GPU are released together: supply knows released jobs, but not pending loans
                 capacities[key] = replace(capacity, reclaimed=inf)
                 break
             if (
-                promise.profile in capacity.geometry
-                and loss(capacity.geometry, capacity.used, (), promise.profile) is not None
+                pending_loan.profile in capacity.geometry
+                and loss(capacity.geometry, capacity.used, (), pending_loan.profile) is not None
             ):
-                (slot,) = plan_free(capacity.geometry, capacity.used, (promise.profile,)).slots
-                capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, promise.job)))
+                (slot,) = plan_free(capacity.geometry, capacity.used, (pending_loan.profile,)).slots
+                capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, pending_loan.job)))
                 break
     return list(capacities.values())
 

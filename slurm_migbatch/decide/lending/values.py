@@ -43,7 +43,7 @@ class GpuCapacity:
     """One GPU of a node that may lend.
 
     Attributes:
-        taken: slots of inference and of any other holder except loans; promised ones too.
+        taken: slots of inference and of any other holder except loans; those that supply plans for one, too.
         lent: slots of loans, including those that are about to end (until they have).
         idle_since: since when all its free space has been free, unix seconds.
         reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.

@@ -51,8 +51,8 @@ def view_of(
         about_to_be_free=about_to_be_free,
         starts=tuple(_starts(inputs, job_views, ledger)),
         elastic_jobs=tuple(_elastic_jobs(inputs.now, job_views, ledger, known, places, regions, barred)),
-        promises=(
-            *_promises(inputs, job_views, ledger, places),
+        pending_loans=(
+            *_without_slot(inputs, job_views, ledger, places),
             *_held_to_grow(ledger, pools.keys() - frozenset(barred)),
             *_held_to_return(ledger, job_views, known, pools, inputs.now),
         ),
@@ -80,7 +80,7 @@ def _capacities(
         row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)
     }
     plan = inputs.plan
-    promised = _promised(inputs, job_views, _starting(inputs, ledger))
+    planned = _planned(inputs, job_views, _starting(inputs, ledger))
     reserved_gpus = {place[1] for reservation in plan.reservations for place in reservation.places}
     cpus = _free_cpus(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
@@ -94,9 +94,9 @@ def _capacities(
             idle_since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
             if closed:
                 continue
-            promised_slots = [
+            planned_slots = [
                 slot
-                for slot in promised.get(gpu.uuid, ())
+                for slot in planned.get(gpu.uuid, ())
                 if not any(slot.placement.overlaps(used.placement) for used in taken)
             ]
             not_lendable = plan.nodes[name].fixed or gpu.uuid in reserved_gpus
@@ -105,7 +105,7 @@ def _capacities(
                 name,
                 number,
                 gpu.geometry,
-                (*taken, *promised_slots),
+                (*taken, *planned_slots),
                 tuple(lent),
                 idle_since,
                 reclaimed,
@@ -161,7 +161,7 @@ def _starting(inputs: LendingInputs, ledger: Ledger) -> dict[str, Counter[Profil
     }
 
 
-def _promised(
+def _planned(
     inputs: LendingInputs, job_views: Mapping[int, JobView], starting: Mapping[str, Counter[Profile]]
 ) -> dict[str, list[Slot]]:
     """Return the slots of supply's plan, by GPU UUID, that are for pending inference or for jobs that are starting."""
@@ -177,7 +177,7 @@ def _promised(
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
             for profile, per_node in by_profile.items():
                 need.setdefault(node, Counter())[profile] += per_node * share
-    promised: dict[str, list[Slot]] = {}
+    planned: dict[str, list[Slot]] = {}
     for node, counts in need.items():
         facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
@@ -186,8 +186,8 @@ def _promised(
             for slot in layouts.layouts.get(gpu.uuid, ()):
                 if counts[slot.profile] > 0 and not any(slot.placement.overlaps(held.placement) for held in held_slots):
                     counts[slot.profile] -= 1
-                    promised.setdefault(gpu.uuid, []).append(slot)
-    return promised
+                    planned.setdefault(gpu.uuid, []).append(slot)
+    return planned
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def _elastic_jobs(
     return elastic_jobs
 
 
-def _promises(
+def _without_slot(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
     pools = {demand.job: demand.pool for demand in inputs.wanted}

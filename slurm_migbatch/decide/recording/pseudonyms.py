@@ -52,9 +52,9 @@ _MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
 _NODE_FEATURE: Final = re.compile(rf"\b{NODE_FEATURE}([A-Za-z0-9_.-]+)")
 """A feature that names a host."""
 _HOST_IN_ORDER: Final = 6
-#: a node in a job's GRES, see `workload.loans.away`
+"""Position of a host in the key of an order."""
 _AWAY: Final = re.compile(r"(\bmig:not-)([^:,]+)(?=:)")
-"""Position of a host in the key of an order (`recording.order_key`)."""
+"""A node in a job's GRES, see `workload.loans.away`."""
 
 
 class CollectedNames:

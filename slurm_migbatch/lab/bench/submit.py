@@ -26,7 +26,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol, shim
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.service import SubmitService
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog, load
 
@@ -163,7 +163,7 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int) -> dict[str, An
     if service.statistics.answers["accept"] != requests:
         raise BenchError(f"the service did not grant every request: {dict(service.statistics.answers)}")
     began = time.perf_counter()
-    text = compile_table(catalog, chooser)
+    text = TableCompiler(chooser).text(catalog)
     compiled = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.lua"

@@ -17,8 +17,8 @@ from slurm_migbatch.decide.lending.lookahead import (
     PAIR,
     RULES,
     QueuedTraining,
+    Rank,
     SharingQueue,
-    SharingRule,
     TrainingStart,
     plan,
 )
@@ -32,12 +32,12 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 class GangQueue(SharingQueue):
     """Jobs that need one GPU or several, started in the order of the queue; those that do not fit are skipped."""
 
-    def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
+    def start(self, rule: Rank | None) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
         """Start the jobs that the rule starts; return the number of empty GPUs and the partners of each."""
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         queue = self.queue
         position = 0
-        while position < len(queue) and (self.free or (self.lone and rule.rank is not None)):
+        while position < len(queue) and (self.free or (self.lone and rule is not None)):
             task = queue[position]
             place = self._place(task, rule)
             if place is None:
@@ -48,11 +48,10 @@ class GangQueue(SharingQueue):
             started.append((task, *place))
         return started
 
-    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
+    def _place(self, task: QueuedTraining, rule: Rank | None) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
         if self.free >= task.need:
             return task.need, []
-        rank = rule.rank
-        if rank is None or self.free + self.lone < task.need:
+        if rule is None or self.free + self.lone < task.need:
             return None
         missing = task.need - self.free
         candidates: list[tuple[float, int, QueuedTraining]] = []
@@ -64,7 +63,7 @@ class GangQueue(SharingQueue):
             slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
             if math.inf in slowdowns:
                 continue
-            ranked = rank(own_left, other.remaining(now), *slowdowns)
+            ranked = rule(own_left, other.remaining(now), *slowdowns)
             if ranked is not None:
                 candidates.append((ranked, len(candidates), other))
                 available += other.alone
@@ -84,7 +83,7 @@ class GangQueue(SharingQueue):
 class BsbfSharing(Policy):
     """Shortest job first, alone or next to one other job, by the rule of `rules` that `lookahead.plan` finds best."""
 
-    def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
+    def __init__(self, rules: Sequence[Rank | None] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
         self.runs: dict[int, SimulatedRun] = {}
         self.sharing = GangQueue(0, lambda own, other: 1.0)
