@@ -177,8 +177,8 @@ class Demand:
 class Reservation:
     """Slots that are reserved for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
 
-    Free space in them goes to no job that would delay it. `copy` distinguishes the tasks of an array. `at` is when the last of
-    them should be free; None if something without a time limit blocks it.
+    Free space in them goes to no job that would delay it. `copy` distinguishes the tasks of an array. `at` is when the
+    last of them should be free; None if something without a time limit blocks it.
     """
 
     job: int

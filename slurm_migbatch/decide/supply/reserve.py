@@ -1,8 +1,8 @@
 """Reserve the slots that should be free soonest for a demand that fits nowhere now.
 
 The free ones of several reserved slots are offered until all are free if Slurm counts enough slices there: then it
-plans the start itself, and lets only jobs take them that end before it (backfill). If it does not, because a GPU is to be
-divided anew, they are not offered, since the next job that takes one may be a long one.
+plans the start itself, and lets only jobs take them that end before it (backfill). If it does not, because a GPU is to
+be divided anew, they are not offered, since the next job that takes one may be a long one.
 """
 
 from __future__ import annotations
