@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,36 @@ def test_whole_gpu_jobs_take_about_as_long_as_with_fifo(write: Callable[..., Pat
     assert ours["figures"]["all"]["done"]["mean"] == 20
     assert jct(ours) == pytest.approx(jct(fifo), rel=0.15)
     assert ours["figures"]["fragmentation"]["mean"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_jobs_of_whole_gpus_and_nodes_wait_about_as_long_as_with_slurm_alone(write: Callable[..., Path]) -> None:
+    """Most jobs have one GPU, some have half a node or a whole one; time limits are two to six times the run time."""
+    rng = random.Random(7)
+    jobs = []
+    for number in range(300):
+        gpus = rng.choices([1, 4, 8], [20, 2, 1])[0]
+        minutes = rng.choice([5, 10, 20, 40]) * (1 if gpus == 1 else 2)
+        submit = datetime(2026, 2, 2) + timedelta(minutes=4 * number)
+        moment, took = f"{submit:%Y-%m-%dT%H:%M:%S}", str(timedelta(minutes=minutes))
+        cells = (
+            number,
+            "",
+            "u",
+            "train",
+            moment,
+            moment,
+            moment,
+            took,
+            str(timedelta(minutes=minutes * rng.choice([2, 6]))),
+        )
+        jobs.append("|".join(map(str, (*cells, "COMPLETED", "", f"gres/gpu={gpus}"))) + "\n")
+    base = BASE.replace("nodes = 2\ngpus = 2", "nodes = 2\ngpus = 8")
+    ours, alone = simulated(write(jobs="".join(jobs), base=base), "--policy", "migbatch", "--policy", "slurm")[
+        "policies"
+    ]
+    waits = [policy["figures"]["all"]["queue_s"]["mean"]["mean"] for policy in (ours, alone)]
+    assert waits[1] > 300, "the site is busy"
+    assert waits[0] < 1.15 * waits[1]
 
 
 def test_configuration_file_changes_the_outcome(write: Callable[..., Path], tmp_path: Path) -> None:
