@@ -125,7 +125,8 @@ class Template:
         node.forget_executor()
         self.copy = node.root.with_name(node.root.name + ".template")
         subprocess.run(["cp", "-a", node.root, self.copy], check=True)
-        self._before = _tree(node.root)
+        self._before: dict[str, tuple[int, int, int, int, int]] = {}
+        self.restore()  # so that the first use finds the same as every later one
 
     @property
     def untouched(self) -> bool:
