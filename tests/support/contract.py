@@ -84,6 +84,22 @@ def node(world: World, name: str) -> NodeRow:
     return next(n for n in world.client.nodes() if n.name == name)
 
 
+def only_short_jobs_start(world: World, want: str, running: int, waiting: int) -> None:
+    """Assert that backfill starts a job for `want` only if it ends before the limit of the running job, an hour."""
+    for _ in world.passes():
+        found = row(world, waiting)
+        if found is not None and found.reason == "Resources":
+            break
+    long = world.timed(want, 180)
+    short = world.timed(want, 20)
+    until(world, short, "RUNNING")
+    assert {job: (r := row(world, job)) is not None and r.state for job in (running, waiting, long)} == {
+        running: "RUNNING",
+        waiting: "PENDING",
+        long: "PENDING",
+    }
+
+
 def offer(world: World, name: str, **counts: int) -> str:
     """Return a GRES string with these counts (1g_10gb=2) and the filler that keeps the sum constant."""
     requested = {profile.replace("_", "."): count for profile, count in counts.items()}
@@ -453,35 +469,13 @@ class Order:
         running = world.timed("mig:1g.10gb:2", 60)
         until(world, running, "RUNNING")
         before = world.timed("mig:1g.10gb:1", 60)
-        for _ in world.passes():
-            found = row(world, before)
-            if found is not None and found.reason == "Resources":
-                break
-        long = world.timed("mig:2g.20gb:1", 180)
-        short = world.timed("mig:2g.20gb:1", 20)
-        until(world, short, "RUNNING")
-        assert {job: (r := row(world, job)) is not None and r.state for job in (running, before, long)} == {
-            running: "RUNNING",
-            before: "PENDING",
-            long: "PENDING",
-        }
+        only_short_jobs_start(world, "mig:2g.20gb:1", running, before)
 
     def test_job_of_several_nodes_keeps_its_idle_node_free_for_its_start(self, world: World) -> None:
         running = world.timed("mig:1g.10gb:14", 60)
         until(world, running, "RUNNING")
         before = world.timed("mig:1g.10gb:14", 60, nodes=2)
-        for _ in world.passes():
-            found = row(world, before)
-            if found is not None and found.reason == "Resources":
-                break
-        long = world.timed("mig:1g.10gb:1", 180)
-        short = world.timed("mig:1g.10gb:1", 20)
-        until(world, short, "RUNNING")
-        assert {job: (r := row(world, job)) is not None and r.state for job in (running, before, long)} == {
-            running: "RUNNING",
-            before: "PENDING",
-            long: "PENDING",
-        }
+        only_short_jobs_start(world, "mig:1g.10gb:1", running, before)
 
     def test_submission_is_refused_when_no_node_lists_its_gres(self, world: World) -> None:
         assert "Requested node configuration is not available" in world.refusal("mig:5g.60gb:1")

@@ -430,7 +430,7 @@ class Reserver:
 
     def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
-        counted = Counter({profile: n for profile, n in self._fleet.nodes[node].used.items() if n > 0})
+        counted = +Counter(self._fleet.nodes[node].used)
         for gpu_claims in self._fleet.on(node):
             counted.update(claim[2] for claim in (*gpu_claims.settled, *gpu_claims.claims))
             free = Layout(by_gpu.get(gpu_claims.index, ())).clear_of(gpu_claims.shape.taken.mask)
