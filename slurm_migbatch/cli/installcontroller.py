@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from slurm_migbatch import site
 from slurm_migbatch.cli.common import open_record, slurm_client
@@ -35,7 +34,7 @@ from slurm_migbatch.site import Site
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 from slurm_migbatch.slurm.users import name_of, uid_of
-from slurm_migbatch.store.engines import sqlite_file
+from slurm_migbatch.store.engines import has_password, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.submit import shim
 
@@ -213,7 +212,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     elif foreign := _foreign(config, user):
         command = f"chown -R {user} {' '.join(foreign)}"
         plan.notes.append(f"files of migbatchd belong to another user: stop it, run `{command}`, and start it")
-    secret = bool(urlsplit(config.store.url).password)
+    secret = has_password(config.store.url)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=user),
         Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=user if secret else "root"),

@@ -81,8 +81,9 @@ absolute_or_empty: Final = _matching("(/.*)?", "an absolute path")
 program_or_empty: Final = _matching("(/[A-Za-z0-9._/-]+)?", "an absolute path of letters, digits and . _ / -")
 """The path of a program that needs no shell quoting, or empty."""
 database_url: Final = _matching(
-    r"(sqlite|mysql|mariadb|postgresql)(\+[a-z0-9_]+)?://.*",
-    "a database URL such as 'sqlite:////var/lib/migbatch/migbatch.db' or 'mysql+pymysql://user@host/db'",
+    r"(sqlite|mysql|mariadb|postgresql)(\+[a-z0-9_]+)?://([^:/]*(:[^@]*)?@)?(\[[^/?@]*\]|[^/:?@\[]*)(:[0-9]+)?([/?].*)?",
+    "a database URL such as 'sqlite:////var/lib/migbatch/migbatch.db' or 'mysql+pymysql://user@host/db', with @ in a "
+    "password as %40",
 )
 name: Final = _matching(_NAME, "a plain name (letters, digits, _ . -)")
 """A word that is valid in Slurm's configuration."""

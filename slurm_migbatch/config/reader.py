@@ -184,7 +184,9 @@ def read_section(
             continue
         wrong = fields[key].metadata["check"](value) if fields[key].metadata["check"] else None
         if wrong:
-            problems.append(Problem(line, f"{name}.{key} {wrong}, not {value!r}"))
+            # errors are logged: not with the password of a URL
+            shown = re.sub(":.*@", ":***@", value, flags=re.DOTALL) if isinstance(value, str) else value
+            problems.append(Problem(line, f"{name}.{key} {wrong}, not {shown!r}"))
         elif isinstance(value, str) and not value.isprintable():
             problems.append(Problem(line, f"{name}.{key} contains an unprintable character"))
         else:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, delete, false, insert, inspect, make_url, select, update
+from sqlalchemy import Connection, delete, false, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from slurm_migbatch.doctor.programs import Reader, closed_to
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
-from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.engines import make_engine, without_password
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
 from slurm_migbatch.store.sqlitefile import log_bytes
@@ -65,7 +65,7 @@ def check_server(url: str) -> Iterator[Finding]:
 
     A server without the tables is not checked; migbatchd creates them. `url`: `[store] url`, of MariaDB or PostgreSQL.
     """
-    shown = make_url(url).render_as_string(hide_password=True)
+    shown = without_password(url)
     try:
         engine = make_engine(url, readonly=False)
     except StoreError as error:

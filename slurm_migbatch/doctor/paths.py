@@ -11,6 +11,7 @@ from slurm_migbatch.doctor.programs import Reader, unreadable
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.findings import FAIL, OK, Finding
+from slurm_migbatch.store.engines import has_password
 
 
 def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
@@ -19,7 +20,12 @@ def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
         if not path or not Path(path).exists():
             continue
         reason = insecure(path, slurm_user.uid if slurm_user else 0)
-        if reason:
+        if path == config.path and has_password(config.store.url) and not unreadable(path, None):
+            text = "every user of this host can read the password of [store] url"
+            yield Finding(
+                FAIL, path, text, f"chmod 600 {path}, which must belong to migbatchd's user; change the password"
+            )
+        elif reason:
             yield Finding(FAIL, path, reason, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
         else:
             yield Finding(OK, path, "safe")

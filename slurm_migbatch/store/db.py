@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, func, make_url, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import decisions, loans, progress, queries, wal
 from slurm_migbatch.store.backup import keep_before_upgrade
-from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
+from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file, without_password
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
@@ -70,9 +70,8 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
                 log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
-        shown = make_url(url).render_as_string(hide_password=True)
         cause = error.orig if isinstance(error, DBAPIError) else error
-        raise StoreError(f"cannot use the database {shown}: {cause}") from error
+        raise StoreError(f"cannot use the database {without_password(url)}: {cause}") from error
     except StoreError:
         engine.dispose()
         raise

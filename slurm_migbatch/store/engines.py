@@ -24,6 +24,8 @@ IDLE_TRANSACTION_S = 20
 READ_OPTION = "migbatch_read"
 
 _DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
+#: parameters that drivers read a password from
+_SECRETS = frozenset({"password", "passwd", "sslpassword", "ssl_key_password"})
 _EXTRAS = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres"}
 
 
@@ -35,9 +37,10 @@ def make_engine(text: str, *, readonly: bool) -> Engine:
     """
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # its text may have a password
         raise StoreError(
-            f"{text!r} is not a database URL; write for instance sqlite:////var/lib/migbatch/migbatch.db"
+            "[store] url, --db or MIGBATCH_DB is not a database URL; write for instance "
+            "sqlite:////var/lib/migbatch/migbatch.db"
         ) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, readonly)
@@ -122,9 +125,21 @@ def sqlite_file(text: str) -> Path | None:
     """Return the file of an SQLite URL; None for a server, and for other text."""
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return None
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def has_password(text: str) -> bool:
+    """Return whether a valid URL has a password, in its query too."""
+    url = make_url(text)
+    return bool(url.password) or not _SECRETS.isdisjoint(url.query)
+
+
+def without_password(text: str) -> str:
+    """Return a valid URL as it may be shown and logged."""
+    url = make_url(text)
+    return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
 
 def file_url(path: Path) -> str:

@@ -201,3 +201,27 @@ def test_lending_requires_partitions_that_migbatch_manages():
     assert loads("[lending]\npartitions = []\n").lending.enabled is False
     found = problems("[lending]\npartitions = ['train']\ntraining_only = ['train', 'gpu']\n")
     assert found == ["m.toml:3: lending.training_only names gpu, which are not in lending.partitions"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql:/u:s3cret@db/x", "mysql://u:s@s:3cret@db/x", "mariadb://u:s@3cret@db/x", "mariadb://u:s3cret@db:33o6/x"],
+)
+def test_url_that_no_driver_can_read_is_refused_without_its_password(url):
+    (problem,) = problems(f"[store]\nurl = '{url}'\n")
+    assert problem.startswith("m.toml:2: store.url must be a database URL") and "%40" in problem
+    assert "3cret" not in problem
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////srv/a@b:c/migbatch.db",
+        "mariadb://u:p%40s/#?[w@db1:3306/x?charset=utf8mb4",
+        "postgresql://u@/x?host=/run/postgresql",
+        "postgresql+psycopg://[fd00::1]:5432/x",
+        "mysql://db1",
+    ],
+)
+def test_urls_of_databases_are_accepted(url):
+    assert loads(f"[store]\nurl = '{url}'\n").store.url == url

@@ -241,6 +241,21 @@ def test_paths_unreadable_for_slurm_user_are_reported(open_tmp_path: Path) -> No
     assert unreadable(str(folder / "table.lua"), NOBODY) == ""
 
 
+def test_database_password_that_others_can_read_is_reported(open_tmp_path: Path) -> None:
+    file = open_tmp_path / "migbatch.toml"
+    file.write_text("")
+    submit = dataclasses.replace(Config().submit, table=str(open_tmp_path / "none"), socket=str(open_tmp_path / "s"))
+    config = dataclasses.replace(Config(), path=str(file), submit=submit)
+    secret = dataclasses.replace(config, store=StoreConfig("mariadb://u:se#cret@db/x"))
+    file.chmod(0o644)
+    assert wrong(paths.check_paths(config, NOBODY)) == []
+    problem = only_problem(paths.check_paths(secret, NOBODY))
+    assert f"chmod 600 {file}" in problem and "se#cret" not in problem
+    for mode in (0o600, 0o640):
+        file.chmod(mode)
+        assert wrong(paths.check_paths(secret, NOBODY)) == []
+
+
 def test_numeric_slurm_user_is_resolved() -> None:
     assert reader("65534") == reader("nobody") and reader("nobody") is not None
     cluster = dataclasses.replace(Config().cluster, slurm_user="65534")

@@ -103,6 +103,17 @@ def test_numeric_slurm_user_is_the_same_user(place):
     assert [problem for problem in plan.problems if "slurm_user is 'daemon'" in problem]
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["mariadb://u:secret@db/x", "postgresql://db/x?user=u&password=secret"]
+    + [f"mariadb://u:s{char}cret@db/x" for char in "#/?["],
+)
+def test_settings_with_a_password_are_readable_by_their_owner_only(place, url):
+    _, changes, record = planned(place, NODES, store=url)
+    files.apply(changes, record)
+    assert (place / "etc/migbatch.toml").stat().st_mode & 0o777 == 0o600
+
+
 def test_nonexistent_user_is_a_problem_of_the_plan(place):
     plan, _, _ = planned(place, NODES, user="nosuchuser")
     assert [problem for problem in plan.problems if "no user 'nosuchuser'" in problem]
