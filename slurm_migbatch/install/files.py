@@ -214,7 +214,9 @@ def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
     if target.kind == "directory":
         return _directory(target)
     present = read(target.path)
-    if present == target.text or (target.kind == "once" and present is not None):
+    if target.kind == "once" and present is not None:
+        return None
+    if present == target.text and (target.kind == "site" or _is_sound(target)):
         return None
     conflict = ""
     entry = record.entries.get(target.path)
@@ -222,6 +224,17 @@ def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
         reason = "was edited since migbatch wrote it" if entry else "exists and was not written by `migbatch install`"
         conflict = f"{target.path} {reason}, and is left unchanged: move it away and run this again to get ours"
     return FileChange(target.path, present, target.text, target.kind, target.mode, target.owner, conflict)
+
+
+def _is_sound(target: Wanted) -> bool:
+    """Return whether a file of migbatch's can be run if it is a program, and changed by its owner alone.
+
+    A text beside slurm.conf may be SlurmUser's, and have the mode of the site's own files.
+    """
+    status = Path(target.path).stat()
+    if target.mode & 0o111:
+        return (status.st_uid, status.st_mode & 0o7777) == (_uid(target.owner), target.mode)
+    return not status.st_mode & 0o022
 
 
 def _directory(target: Wanted) -> FileChange | None:
@@ -279,6 +292,9 @@ def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
             yield f"directory {change.path}: " + (
                 "remove if empty" if change.after is None else f"mode {change.mode:04o}, owner {change.owner}"
             )
+            continue
+        if change.before == change.after:
+            yield f"{change.path}: mode {change.mode:04o}, owner {change.owner}"
             continue
         before, after = (_shown(text) for text in (change.before, change.after))
         names = (

@@ -53,6 +53,31 @@ def test_edited_file_of_ours_is_not_overwritten_or_removed(record, tmp_path):
     assert "was edited" in leave(record)[0] and path.read_text() == "mine\n"
 
 
+@pytest.mark.parametrize(("mode", "uid"), [(0o644, 0), (0o777, 0), (0o755, 1)])
+def test_program_that_cannot_run_or_others_can_change_is_put_in_order(record, tmp_path, mode, uid):
+    """Root runs it, and slurmd drains a node whose Prolog cannot be run."""
+    path = tmp_path / "prolog"
+    wanted = Wanted(str(path), "hook\n", mode=0o755)
+    install(record, wanted)
+    path.chmod(mode)
+    os.chown(path, uid, 0)
+    assert list(files.diff(files.differing([wanted], record))) == [f"{path}: mode 0755, owner root"]
+    install(record, wanted)
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777, path.read_text()) == (0, 0o755, "hook\n")
+    assert install(record, wanted) == []
+
+
+def test_text_of_ours_has_a_mode_of_the_sites_choice_unless_others_can_change_it(record, tmp_path):
+    path = tmp_path / "migbatch.conf"
+    install(record, Wanted(str(path), "one\n"))
+    os.chown(path, 1, 1)
+    path.chmod(0o640)
+    assert install(record, Wanted(str(path), "one\n")) == []
+    path.chmod(0o666)
+    assert len(install(record, Wanted(str(path), "one\n"))) == 1
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 def test_file_not_written_by_migbatch_is_not_overwritten_or_removed(record, tmp_path):
     path = tmp_path / "migbatch.conf"
     path.write_text("theirs\n")
