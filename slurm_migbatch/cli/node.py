@@ -185,7 +185,9 @@ def key(name: str, secret: str) -> None:
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise Failure(f"{name!r} is not a node name")
-    click.echo(TokenSigner(secret).key_line(name))
+    # the secret is migbatchd's, which may run as SlurmUser
+    owner = os.stat(secret).st_uid if os.path.exists(secret) else None  # noqa: PTH110, PTH116
+    click.echo(TokenSigner(secret, owner).key_line(name))
 
 
 def _root() -> None:

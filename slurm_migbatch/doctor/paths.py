@@ -77,7 +77,13 @@ def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding
             yield Finding(FAIL, str(path), text, f"chown {daemon.name} {path}")
             return
     try:
-        signer = make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=(os.geteuid(),))
+        signer = make_signer(
+            api.auth,
+            munge_socket=api.munge_socket,
+            token_file=api.token_file,
+            uids=(os.geteuid(),),
+            owner=daemon.uid if daemon is not None else None,
+        )
         signer.verify(signer.sign(b"", "doctor"), b"", "doctor")
     except AuthError as error:
         yield Finding(FAIL, "credentials", str(error), advice)

@@ -199,15 +199,15 @@ def node_key(secret: bytes, node: str) -> bytes:
     return hmac.new(secret, f"{KEY_WORD}\n{node}".encode(), hashlib.sha256).digest()
 
 
-def read_private(path: str) -> bytes:
-    """Return the secret in a file. Raises AuthError if others can read the file, or the secret is short."""
+def read_private(path: str, owner: int | None = None) -> bytes:
+    """Return the secret in a file of this user or of `owner`. Raises AuthError if others can read it or it is short."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise AuthError(f"the token file {path} cannot be opened: {error.strerror}") from None
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), owner) or status.st_mode & 0o077:
             advice = f"chmod 600, chown {_own_name()}"
             raise AuthError(f"the token file {path} must be readable by its owner only: {advice}")
         text = file.read(65536).strip()
@@ -234,9 +234,12 @@ class TokenSigner:
 
     scheme = "token"
 
-    def __init__(self, path: str) -> None:
-        """Read the secret, or one node's key. Raises AuthError if others can read the file or it holds neither."""
-        text = read_private(path)
+    def __init__(self, path: str, owner: int | None = None) -> None:
+        """Read the secret, or one node's key, in a file of this user or of `owner`.
+
+        Raises AuthError if others can read the file or it holds neither.
+        """
+        text = read_private(path, owner)
         self._path = path
         self._own: tuple[str, bytes] | None = None
         self._secret = b""
@@ -327,10 +330,17 @@ def _is_compressed(credential: bytes) -> bool:
     return version == _MUNGE_VERSION and compression != 0
 
 
-def make_signer(kind: str, *, munge_socket: str = "", token_file: str = "", uids: Collection[int] = (0,)) -> Signer:
-    """Make the signer that a configuration names (`munge` or `token`). Raises AuthError."""
+def make_signer(
+    kind: str,
+    *,
+    munge_socket: str = "",
+    token_file: str = "",
+    uids: Collection[int] = (0,),
+    owner: int | None = None,
+) -> Signer:
+    """Make the signer that a configuration names (`munge` or `token`); `owner`: see TokenSigner. Raises AuthError."""
     if kind == "munge":
         return MungeSigner(munge_socket, uids)
     if kind == "token":
-        return TokenSigner(token_file)
+        return TokenSigner(token_file, owner)
     raise AuthError(f"Auth={kind}: must be munge or token")

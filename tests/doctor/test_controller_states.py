@@ -271,6 +271,9 @@ def test_missing_or_readable_token_file_is_reported(tmp_path: Path) -> None:
     token.chmod(0o600)
     assert wrong(paths.check_credentials(config, reader(0))) == []
     assert f"chown nobody {token}" in only_problem(paths.check_credentials(config, NOBODY))
+    os.chown(token, NOBODY.uid, -1)
+    assert wrong(paths.check_credentials(config, NOBODY)) == []
+    os.chown(token, 0, -1)
     token.chmod(0o640)
     assert "other users can read the nodes' secret" in only_problem(paths.check_credentials(config, None))
 

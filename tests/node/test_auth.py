@@ -7,7 +7,9 @@ import subprocess
 import time
 
 import pytest
+from click.testing import CliRunner
 
+from slurm_migbatch.cli.node import node as node_commands
 from slurm_migbatch.node import auth
 from slurm_migbatch.node.auth import AuthError, MungeSigner, PeerIdentity, TokenSigner, make_signer
 from tests.support.munge import private_munged
@@ -157,6 +159,17 @@ def test_short_missing_linked_or_foreign_token_file_is_rejected(tmp_path):
     os.chown(foreign, 64001, 64001)
     with pytest.raises(AuthError, match="chown root"):
         TokenSigner(foreign)
+
+
+def test_root_prints_keys_of_the_secret_of_a_migbatchd_that_runs_as_slurm_user(tmp_path):
+    path = token_file(tmp_path)
+    line = TokenSigner(path).key_line("n1")
+    os.chown(path, 64001, 64001)
+    done = CliRunner().invoke(node_commands, ["key", "n1", "--secret", path], catch_exceptions=False)
+    assert (done.exit_code, done.output) == (0, f"{line}\n")
+    os.chmod(path, 0o640)
+    with pytest.raises(AuthError, match="chmod 600"):
+        CliRunner().invoke(node_commands, ["key", "n1", "--secret", path], catch_exceptions=False)
 
 
 def test_token_file_of_another_user_is_to_be_given_to_the_one_who_reads_it(open_tmp_path):
