@@ -209,7 +209,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     user = choices.user or _present_user(places)
     if not uid_of(user):
         plan.problems.append(f"no user {user!r} on this host, as whom migbatchd is to run")
-    elif foreign := _foreign(config, user):
+    elif foreign := _foreign(config, choices.config, user):
         command = f"chown -R {user} {' '.join(foreign)}"
         plan.notes.append(f"files of migbatchd belong to another user: stop it, run `{command}`, and start it")
     secret = has_password(config.store.url)
@@ -227,7 +227,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     return config
 
 
-def _foreign(config: Config, user: str) -> list[str]:
+def _foreign(config: Config, path: str, user: str) -> list[str]:
     """Return migbatchd's files that belong to another user, as whom it has run before; not all of their directories,
     which hold root's record of the installation too.
     """
@@ -240,6 +240,11 @@ def _foreign(config: Config, user: str) -> list[str]:
         Path(config.submit.table),
         Path(config.submit.catalog),
     ]
+    secrets = (
+        *(path, config.node_api.token_file, config.node_api.metrics_token_file, config.report.token_file),
+        config.cluster.slurmrestd_token,
+    )
+    paths += [Path(name) for name in secrets if name and Path(name).exists() and not Path(name).stat().st_mode & 0o077]
     others = [path for path in paths if path.exists() and path.stat().st_uid not in uid_of(user)]
     return [f"{path}*" if path == database else str(path) for path in others]
 

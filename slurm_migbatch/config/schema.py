@@ -370,7 +370,7 @@ class NodeApiConfig:
     munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
     token_file: str = key(
         "/etc/migbatch/token",
-        "Shared secret for auth = 'token'; owned by root, mode 0600. Nodes hold their own keys (`migbatch node key`).",
+        "Shared secret for auth = 'token'; migbatchd's user's, mode 0600. Nodes hold own keys (`migbatch node key`).",
         absolute,
     )
     metrics_token_file: str = key(

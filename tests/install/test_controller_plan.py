@@ -114,6 +114,27 @@ def test_settings_with_a_password_are_readable_by_their_owner_only(place, url):
     assert (place / "etc/migbatch.toml").stat().st_mode & 0o777 == 0o600
 
 
+def test_new_user_must_get_the_files_with_secrets_too(place):
+    """Otherwise migbatchd cannot read its own settings."""
+    secret = "mariadb://u:secret@db/x"
+    settings, token = place / "etc/migbatch.toml", place / "etc/token"
+    settings.parent.mkdir()
+    settings.touch(0o600)
+    settings.write_text(f"cluster.slurm_user = 'root'\nstore.url = '{secret}'\nnode_api.token_file = '{token}'\n")
+    token.touch(0o600)
+
+    def foreign(**choices):
+        notes = planned(place, NODES, store=secret, **choices)[0].notes
+        return [note for note in notes if "belong to another user" in note and str(place) in note]
+
+    assert foreign() == []
+    (note,) = foreign(user="daemon")
+    assert "chown -R daemon " in note and f"{settings} {token}" in note
+    token.chmod(0o644)
+    settings.chmod(0o644)
+    assert foreign(user="daemon") == []
+
+
 def test_nonexistent_user_is_a_problem_of_the_plan(place):
     plan, _, _ = planned(place, NODES, user="nosuchuser")
     assert [problem for problem in plan.problems if "no user 'nosuchuser'" in problem]
