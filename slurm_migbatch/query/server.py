@@ -21,6 +21,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -36,10 +37,10 @@ from slurm_migbatch.daemon.credentials import CredentialThreads
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
-from slurm_migbatch.daemon.log import RateLimitedLog
+from slurm_migbatch.daemon.log import FaultReporter, RateLimitedLog
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.tasks import cancel
-from slurm_migbatch.node.auth import MungeSigner, Signer
+from slurm_migbatch.node.auth import AuthError, MungeSigner, Signer
 from slurm_migbatch.query.livepage import LivePage
 from slurm_migbatch.query.protocol import GREETING, PATH
 from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
@@ -174,9 +175,19 @@ class QueryService:
         self.api = ApiServer(Starlette(routes=routes), query.port, bounds, "query")
         #: for browsers, if enabled
         self.page: ApiServer | None = None
-        if config.report.page:
-            page = LivePage(config, self._workers.ask)
-            self.page = ApiServer(page.app(), config.report.port, _BROWSERS, "report")
+
+    async def serve_page(self, config: Config, settings: Callable[[], Mapping[str, str]]) -> None:
+        """Serve the page for browsers once its token and its port can be used; queries are answered meanwhile."""
+        fault = FaultReporter("the page of charts is not served", "queries are answered", log)
+        while self.page is None:
+            try:
+                page = ApiServer(LivePage(config, self._workers.ask).app(), config.report.port, _BROWSERS, "report")
+                Listening(page, config.report.listen, settings, "browsers", "report").begin()
+            except (AuthError, OSError) as error:
+                await asyncio.sleep(fault.failed(getattr(error, "strerror", None) or error))
+            else:
+                self.page = page
+        fault.succeeded()
 
     async def stop(self) -> None:
         """Stop answering."""
@@ -244,7 +255,7 @@ async def serve(config: Config, start: bytes) -> None:
     """Serve until stdin ends.
 
     Raises:
-        AuthError: munge or the token of the page of charts cannot be used.
+        AuthError: munge cannot be used.
         OSError: the port is not available.
     """
     service = QueryService(config, start, MungeSigner(config.node_api.munge_socket, None))
@@ -254,13 +265,12 @@ async def serve(config: Config, start: bytes) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _when_ended, ended)
     try:
         listening.begin()
-        if service.page is not None:
-            Listening(service.page, config.report.listen, slurm.settings, "browsers", "report").begin()
         _send({"serving": service.api.port})
-        following = asyncio.create_task(listening.follow())
-        reporting = asyncio.create_task(_report_answers(service))
+        tasks = [asyncio.create_task(listening.follow()), asyncio.create_task(_report_answers(service))]
+        if config.report.page:
+            tasks.append(asyncio.create_task(service.serve_page(config, slurm.settings)))
         await ended.wait()
-        await cancel(following, reporting)
+        await cancel(*tasks)
     finally:
         await service.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -16,7 +17,7 @@ from slurm_migbatch.node.auth import AuthError, MungeSigner
 from slurm_migbatch.query.client import ask
 from slurm_migbatch.query.livepage import LivePage
 from slurm_migbatch.query.protocol import Answer
-from slurm_migbatch.query.questions import PageQuestion
+from slurm_migbatch.query.questions import PageQuestion, ShowQuestion
 from slurm_migbatch.testbed.ports import PortBook
 from tests.support.browser import browser
 from tests.support.query_site import ALICE, SECRETS, QueryProcess, as_user, query_process
@@ -182,6 +183,30 @@ def test_private_jobs_are_counted_only_with_the_token(service):
     assert "The record has no matching data." not in shown
     assert "1g.10gb" in shown
     assert not any(secret in shown for secret in SECRETS)
+
+
+def test_queries_are_answered_while_the_page_has_no_token_and_no_port(tmp_path):
+    """On the controller's host any user could take the port before migbatchd does."""
+    token = tmp_path / "page-token"
+    token.write_text(TOKEN)
+    token.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with query_process(tmp_path, "", {"page": True, "port": port, "token_file": str(token)}) as running:
+
+            def answered() -> bool:
+                return ask(ShowQuestion("7"), running.servers, MungeSigner(running.munge, frozenset({0}))).code == 0
+
+            eventually(lambda: "the page of charts is not served: the token file" in running.log)
+            assert answered()
+            token.chmod(0o600)
+            eventually(
+                lambda: f"the page of charts is not served: cannot listen on 127.0.0.1 port {port}" in running.log
+            )
+            assert answered()
+            other.close()
+            eventually(lambda: "serving browsers" in running.log)
+            assert answered()
 
 
 def test_remote_user_gets_a_page_of_their_own_runs(service):
