@@ -11,11 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_migbatch.node import conf
-from slurm_migbatch.node.paths import make_all
 
 DEFAULT_HOME = "/opt/slurm-migbatch"
 DEFAULT_PYTHON = f"{DEFAULT_HOME}/bin/python3"
@@ -187,24 +186,6 @@ def _present(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterator[tuple[Path, str]]:
-    """Write the hooks to `dest` and a commented node.conf to `etc` if there is none.
-
-    Yields each file with the result (`written`, `unchanged`). Raises InstallError as `programs` does.
-    """
-    for directory in (dest, etc):
-        make_all(str(directory.absolute()))
-    hooks = programs(dest, etc, python, task_python)
-    compile_imports(python)
-    for place, text in hooks:
-        yield _put(place, text, 0o755)
-    file = etc.resolve() / conf.NAME
-    if file.exists():
-        yield file, "kept"
-    else:
-        yield _put(file, settings(), 0o644)
-
-
 def _interpreter(python: str) -> str:
     path = Path(python or sys.executable)
     if not path.is_absolute() or len(str(path)) > 100 or " " in str(path):
@@ -261,16 +242,3 @@ def _discard(directory: Path) -> None:
 def _fit(path: Path, needed: int) -> bool:
     status = path.lstat()
     return status.st_uid == 0 and status.st_mode & (needed | 0o022) == needed
-
-
-def _put(path: Path, text: str, mode: int) -> tuple[Path, str]:
-    try:
-        if path.read_text() == text and path.stat().st_mode & 0o7777 == mode and path.stat().st_uid == 0:
-            return path, "unchanged"
-    except (FileNotFoundError, UnicodeDecodeError):
-        pass
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.chmod(mode)
-    temporary.replace(path)
-    return path, "written"

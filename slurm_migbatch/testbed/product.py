@@ -38,9 +38,12 @@ _INSTALL = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from slurm_migbatch.node.install import InstallError, install
+from slurm_migbatch.node.install import InstallError, compile_imports, programs
 try:
-    list(install(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable))
+    for path, text in programs(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable):
+        path.write_text(text)
+        path.chmod(0o755)
+    compile_imports(sys.executable)
 except InstallError as error:
     sys.exit(str(error))
 """
@@ -64,6 +67,7 @@ class Product:
         shutil.chown(self.etc / "controller-token", self.cluster.spec.daemon_user)
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
         hooks = self.cluster.directory / "hooks"
+        hooks.mkdir(mode=0o755)
         self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
         prolog, epilog, task_prolog = (self._stub(hooks / name) for name in ("prolog", "epilog", "task_prolog"))
         timeout = self.cluster.spec.hooks.timeout

@@ -20,13 +20,29 @@ from slurm_migbatch.node.install import InstallError
 from tests.support.nodes import ALICE
 
 ROOT = Path(__file__).resolve().parents[2]
+WRITE = """
+import sys
+from pathlib import Path
+from slurm_migbatch.node.install import programs
+for path, text in programs(Path(sys.argv[1]), Path(sys.argv[2]), sys.executable):
+    path.write_text(text)
+    path.chmod(0o755)
+"""
+
+
+def words_of(node, hooks, etc):
+    """Return the options of `migbatch install --role node` for these directories."""
+    (node.root / "slurm.conf").write_text("SlurmctldHost=ctl\n")
+    places = {"hooks": hooks, "etc": etc, "systemd": node.root / "systemd", "record": node.root / "record"}
+    words = [str(part) for name, path in places.items() for part in (f"--{name}", path)]
+    return [*words, "--role", "node", "--slurm-conf", str(node.root / "slurm.conf"), "--python", sys.executable]
 
 
 @pytest.fixture
 def installed(node):
     """A node with its hooks installed."""
     node.hooks = node.root / "hooks"
-    list(install.install(node.hooks, node.etc, sys.executable))
+    install_command.main([*words_of(node, node.hooks, node.etc), "--apply"], standalone_mode=False)
     node.forget_executor()
     return node
 
@@ -76,7 +92,8 @@ def test_installed_file_modes_do_not_depend_on_roots_umask(node, environment, mo
     (packages / "mig/__pycache__").mkdir(exist_ok=True)
     (packages / "mig/__pycache__").chmod(0o700)
     os.umask(umask)
-    list(install.install(node.root / "above/hooks", node.root / "above/etc", sys.executable))
+    words = words_of(node, node.root / "above/hooks", node.root / "above/etc")
+    install_command.main([*words, "--apply"], standalone_mode=False)
     made = [node.root / "above", *(node.root / "above").rglob("*")]
     made += [*place.glob("**/__pycache__"), *place.glob("**/*.pyc")]
     wrong = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o022 or not readable(path)}
@@ -89,10 +106,7 @@ def test_install_writes_nothing_without_apply_and_byte_code_with_it(node, enviro
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
     compiled = Path(py_compile.compile(str(place / "slurm_migbatch/node/paths.py"), doraise=True))
     compiled.chmod(0o666)
-    (node.root / "slurm.conf").write_text("SlurmctldHost=ctl\n")
-    places = {name: str(node.root / "new" / name) for name in ("hooks", "etc", "systemd", "record")}
-    words = [part for name, path in places.items() for part in (f"--{name}", path)]
-    words += ["--role", "node", "--slurm-conf", str(node.root / "slurm.conf"), "--python", sys.executable]
+    words = words_of(node, node.root / "new/hooks", node.root / "new/etc")
 
     def state():
         found = {path: path.lstat() for path in node.root.rglob("*")}
@@ -149,11 +163,8 @@ def test_checked_in_hooks_work_in_a_virtual_environment(node, environment):
 @pytest.mark.parametrize("hook", install.HOOKS)
 def test_installed_hooks_differ_from_the_checked_in_ones_only_in_paths(node, environment, hook):
     python = environment / "bin/python3"
-    code = (
-        "import sys; from pathlib import Path; from slurm_migbatch.node.install import install\n"
-        "list(install(Path(sys.argv[1]), Path(sys.argv[2]), sys.executable))"
-    )
-    subprocess.run([python, "-c", code, str(node.root / "hooks"), str(node.etc)], check=True, cwd="/", env={})
+    (node.root / "hooks").mkdir()
+    subprocess.run([python, "-c", WRITE, str(node.root / "hooks"), str(node.etc)], check=True, cwd="/", env={})
     written, kept = (path.read_text() for path in (node.root / "hooks" / hook, checked_in(hook)))
     trees = [ast.parse(text) for text in (written, kept)]
     places = []
@@ -173,19 +184,18 @@ def test_installed_hooks_differ_from_the_checked_in_ones_only_in_paths(node, env
     assert kept.splitlines()[0] == f"#!{install.DEFAULT_PYTHON} -ISB"
 
 
-def test_installing_twice_changes_nothing(installed):
-    again = dict(install.install(installed.hooks, installed.etc, sys.executable))
-    assert {path.name: what for path, what in again.items()} == {
-        "prolog": "unchanged",
-        "epilog": "unchanged",
-        "task_prolog": "unchanged",
-        "node.conf": "kept",
-    }
+def test_installing_twice_changes_nothing(installed, capsys):
+    settings = (installed.etc / "node.conf").read_text()
+    capsys.readouterr()
+    install_command.main([*words_of(installed, installed.hooks, installed.etc), "--apply"], standalone_mode=False)
+    assert "\n0 files and directories changed\n" in capsys.readouterr().out
+    assert (installed.etc / "node.conf").read_text() == settings
 
 
-def test_configuration_is_written_where_none_exists(tmp_path):
-    done = dict(install.install(tmp_path / "hooks", tmp_path / "etc", sys.executable))
-    assert done[tmp_path / "etc" / "node.conf"] == "written"
+def test_configuration_is_written_where_none_exists(node):
+    words = words_of(node, node.root / "new/hooks", node.root / "new/etc")
+    install_command.main([*words, "--apply"], standalone_mode=False)
+    assert "Controller=http://ctl:6830" in (node.root / "new/etc/node.conf").read_text()
 
 
 def test_installed_hooks_start_and_end_a_job(installed):
@@ -259,7 +269,7 @@ def test_an_interpreter_that_others_can_replace_is_refused(node, environment, wh
     """It is a link to root's interpreter, beside pyvenv.cfg, which sets where the standard library is."""
     (environment / what).chmod(0o777)
     with pytest.raises(InstallError, match="writable by others"):
-        list(install.install(node.root / "hooks", node.etc, str(environment / "bin/python3")))
+        install.programs(node.root / "hooks", node.etc, str(environment / "bin/python3"))
 
 
 @pytest.mark.parametrize("what", ["pynvml.py", "slurm_migbatch/__init__.py", "slurm_migbatch/mig/nvml/gpu.py"])
@@ -269,11 +279,11 @@ def test_a_module_that_others_can_change_is_refused(node, environment, monkeypat
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
     (place / what).chmod(0o666)
     with pytest.raises(InstallError, match=f"{what} is writable by others"):
-        list(install.install(node.root / "hooks", node.etc, sys.executable))
+        install.programs(node.root / "hooks", node.etc, sys.executable)
     (place / what).chmod(0o644)
     os.chown(place / what, ALICE, ALICE)
     with pytest.raises(InstallError, match=f"{what} belongs to uid {ALICE}"):
-        list(install.install(node.root / "hooks", node.etc, sys.executable))
+        install.programs(node.root / "hooks", node.etc, sys.executable)
 
 
 def test_hooks_report_a_missing_package(installed, tmp_path):
@@ -288,11 +298,11 @@ def test_installer_refuses_an_unsafe_directory_or_interpreter(tmp_path):
     dest.mkdir()
     dest.chmod(0o777)
     with pytest.raises(InstallError, match="chmod go-w"):
-        list(install.install(dest, tmp_path / "etc", sys.executable))
+        install.programs(dest, tmp_path / "etc", sys.executable)
     with pytest.raises(InstallError, match="absolute"):
-        list(install.install(tmp_path / "x", tmp_path / "etc", "python3"))
+        install.programs(tmp_path / "x", tmp_path / "etc", "python3")
     with pytest.raises(InstallError, match="no such interpreter"):
-        list(install.install(tmp_path / "x", tmp_path / "etc", "/nonexistent/python3"))
+        install.programs(tmp_path / "x", tmp_path / "etc", "/nonexistent/python3")
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "BASH_ENV"])
@@ -364,10 +374,9 @@ def test_node_package_imports_only_the_standard_library_and_pynvml():
 def test_hook_waits_while_its_package_is_upgraded(node, environment, how):
     """pip removes the old files first, and writes the new ones in place; a hook that fails drains the node."""
     (client,) = environment.glob("lib/python3.*/site-packages/slurm_migbatch/node/client.py")
-    code = "import sys; from pathlib import Path; from slurm_migbatch.node.install import install\n"
-    code += "list(install(Path(sys.argv[1]), Path(sys.argv[2]), sys.executable))"
     node.hooks = node.root / "hooks"
-    arguments = [environment / "bin/python3", "-c", code, str(node.hooks), str(node.etc)]
+    node.hooks.mkdir()
+    arguments = [environment / "bin/python3", "-c", WRITE, str(node.hooks), str(node.etc)]
     subprocess.run(arguments, check=True, cwd="/", env={})
     node.forget_executor()
     text = client.read_text()

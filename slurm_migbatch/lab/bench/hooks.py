@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.lab.progress import Progress, silent
-from slurm_migbatch.node.install import InstallError, install
+from slurm_migbatch.node.install import InstallError, compile_imports, programs
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
@@ -117,7 +117,11 @@ def _install(home: Path) -> None:
     }
     (etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     try:
-        list(install(home / "hooks", etc, sys.executable))
+        for path, text in programs(home / "hooks", etc, sys.executable):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        compile_imports(sys.executable)
     except InstallError as error:
         raise BenchError(str(error)) from None
 
