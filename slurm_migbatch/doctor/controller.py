@@ -52,7 +52,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
         yield Finding(WARN, "migbatch.toml", "not found, using defaults", advice)
     yield from paths.check_paths(config, reader(config.cluster.slurm_user))
     yield from paths.check_credentials(config, _daemon(config))
-    yield from paths.check_metrics_token(config, _daemon(config))
+    yield from paths.check_tokens(config, _daemon(config))
     yield from check_rest(config, _daemon(config))
     own = health.this_one(config)
     reports: ReceivedReports | None = None

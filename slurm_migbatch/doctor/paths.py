@@ -44,22 +44,24 @@ def _closed(config: Config, slurm_user: Reader) -> Iterator[Finding]:
             yield Finding(FAIL, "SlurmUser", text, f"chmod a+rX {closed.partition(' ')[0]}")
 
 
-def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check the token with which other hosts read the metrics; `daemon`: see `check_credentials`."""
-    path = Path(config.node_api.metrics_token_file)
-    if not config.node_api.metrics_token_file:
-        return
+def check_tokens(config: Config, daemon: Reader | None) -> Iterator[Finding]:
+    """Check the tokens with which other hosts read metrics and charts; `daemon`: see `check_credentials`."""
+    if config.node_api.metrics_token_file:
+        yield _token("[node_api] metrics_token_file", Path(config.node_api.metrics_token_file), daemon)
+    if config.report.page and config.report.token_file:
+        yield _token("[report] token_file", Path(config.report.token_file), daemon)
+
+
+def _token(key: str, path: Path, daemon: Reader | None) -> Finding:
     name = daemon.name if daemon else "root"
     advice = f"openssl rand -hex 32 > {path}; chmod 600 {path}; chown {name} {path}; systemctl reload migbatchd"
     try:
         status = path.stat()
     except OSError as error:
-        yield Finding(FAIL, str(path), f"[node_api] metrics_token_file: {error.strerror}", advice)
-        return
+        return Finding(FAIL, str(path), f"{key}: {error.strerror}", advice)
     if status.st_mode & 0o077 or (daemon is not None and status.st_uid != daemon.uid):
-        yield Finding(FAIL, str(path), f"must be readable by {name} only, or migbatchd rejects it", advice)
-    else:
-        yield Finding(OK, str(path), "has the metrics token, private")
+        return Finding(FAIL, str(path), f"{key} must be readable by {name} only, or migbatchd rejects it", advice)
+    return Finding(OK, str(path), f"{key} is private")
 
 
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.cli.doctor import doctor, roles
-from slurm_migbatch.config import Config, StoreConfig
+from slurm_migbatch.config import Config, StoreConfig, loads
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.daemon import messages
@@ -276,6 +276,23 @@ def test_missing_or_readable_token_file_is_reported(tmp_path: Path) -> None:
     os.chown(token, 0, -1)
     token.chmod(0o640)
     assert "other users can read the nodes' secret" in only_problem(paths.check_credentials(config, None))
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("node_api", "metrics_token_file"), ("report", "page = true\ntoken_file")]
+)
+def test_token_of_metrics_and_charts_must_be_migbatchds_alone(tmp_path: Path, section: str, key: str) -> None:
+    token = tmp_path / "token"
+    config = loads(f"[{section}]\n{key} = '{token}'\n")
+    assert "No such file" in only_problem(paths.check_tokens(config, NOBODY))
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    assert f"chown nobody {token}" in only_problem(paths.check_tokens(config, NOBODY))
+    os.chown(token, NOBODY.uid, -1)
+    assert wrong(paths.check_tokens(config, NOBODY)) == []
+    token.chmod(0o644)
+    assert f"chmod 600 {token}" in only_problem(paths.check_tokens(config, None))
+    assert wrong(paths.check_tokens(Config(), None)) == []
 
 
 def test_munge_that_is_not_running_is_reported(tmp_path: Path) -> None:
