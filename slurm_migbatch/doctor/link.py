@@ -137,6 +137,12 @@ def check_clock(whose: str, ahead: float) -> Iterator[Finding]:
 def _mended(config: NodeConfig, why: str) -> str:
     if re.search(r"\b(?:expired|future|clock)", why):
         return "synchronize the clocks of this host and the controller"
+    if user := re.search(r"does not come from the controller: uid ([0-9]+) is not authorized", why):
+        peers = ",".join(map(str, sorted({0, *config.peer_uids, int(user[1])})))
+        return (
+            f"if migbatchd runs as user {user[1]}, which must be root or SlurmUser: set PeerUids={peers} in "
+            f"{config.etc}/node.conf, then: systemctl restart migbatch-node"
+        )
     if " 403 " in why:
         return "correct NodeAddr= of this node in slurm.conf, or set [node_api] check_addresses = false"
     if config.auth == "token":

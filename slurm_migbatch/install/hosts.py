@@ -16,6 +16,7 @@ from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import install as node_install
 from slurm_migbatch.node.conf import NAME
 from slurm_migbatch.node.install import InstallError
+from slurm_migbatch.slurm.users import uid_of
 
 UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
@@ -96,7 +97,8 @@ def node(
     for reason in filter(None, map(_closed, user_paths)):
         plan.problems.append(f"users run TaskProlog, but {reason}")
     elsewhere = "" if conf.main in _USUAL else conf.main
-    settings = node_install.settings(url, shutil.which("scontrol") or "", elsewhere)
+    peers = sorted({0, *uid_of(conf.value("SlurmUser") or "root")})
+    settings = node_install.settings(url, shutil.which("scontrol") or "", elsewhere, peers)
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)

@@ -122,13 +122,17 @@ def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) 
     return _file("migbatch-node.service").format(program=program, etc=etc)
 
 
-def settings(controller: str = "", scontrol: str = "", slurm_conf: str = "") -> str:
-    """Return a node.conf in which everything except these is a comment: the controllers' URLs and two paths."""
+def settings(controller: str = "", scontrol: str = "", slurm_conf: str = "", peers: Sequence[int] = (0,)) -> str:
+    """Return a node.conf in which everything except these is a comment: the controllers' URLs, two paths, and the users
+    as whom migbatchd may run.
+    """
     text = _file("node.conf")
     if controller:
         text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")
     if scontrol and scontrol != "/usr/bin/scontrol":
         text = text.replace("#ScontrolPath=/usr/bin/scontrol", f"ScontrolPath={scontrol}")
+    if set(peers) != {0}:
+        text = text.replace("#PeerUids=0", f"PeerUids={','.join(map(str, peers))}")
     return text.replace("#SlurmConf=", f"SlurmConf={slurm_conf}") if slurm_conf else text
 
 

@@ -171,6 +171,7 @@ def test_wrong_controller_address_or_credentials_are_reported(bed: Cluster, open
         ((f":{port}", ":1"), ("controller: no answer from http://127.0.0.1:1", "Controller= of")),
         ((f":{port}", f":{bed.ports['query']}"), ("controller: the server at", "is not migbatchd", "6830")),
         ((f"Controller=http://127.0.0.1:{port}", "Controller="), ("controller: node.conf has no Controller=",)),
+        (("PeerUids=0,", "PeerUids="), ("credentials: ", "uid 0 is not authorized", "set PeerUids=0,")),
         (("MungeSocket=", "MungeSocket=/gone"), ("credentials: munge", "systemctl status munge")),
         (("Auth=munge", "Auth=token"), ("credentials: ", "migbatch node key n1")),
     ):

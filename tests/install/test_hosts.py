@@ -8,6 +8,7 @@ from slurm_migbatch.install import hosts
 from slurm_migbatch.install.files import InstallRecord, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
 from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node.config import load as load_settings
 from slurm_migbatch.node.install import InstallError
 
 
@@ -82,6 +83,16 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
     (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
     named = [line for line in text.splitlines() if line.startswith("SlurmConf=")]
     assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
+
+
+@pytest.mark.parametrize(("user", "uids"), [("daemon", (0, 1)), ("1", (0, 1)), ("root", (0,)), ("", (0,))])
+def test_node_accepts_a_migbatchd_that_runs_as_slurm_user(tmp_path, user, uids):
+    """`migbatch install --role controller --user` offers that, and munge says which user an answer is from."""
+    line = f"SlurmUser={user}\n" if user else ""
+    plan = hosts.node(Places(tmp_path), load("/s", {"/s": f"SlurmctldHost=ctl\n{line}"}.get), python="/usr/bin/python3")
+    (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
+    (tmp_path / "node.conf").write_text(text)
+    assert load_settings(str(tmp_path), "n1").peer_uids == uids
 
 
 def test_release_is_known_where_only_an_option_names_slurm_conf(tmp_path, monkeypatch):
