@@ -39,6 +39,8 @@ _AT_ONCE = 64
 _RECEIVE_BYTES = 65536
 _HEADER_BYTES = 16384
 _KEEP_ALIVE_S = 5
+#: addresses of a proxy on this host, of which X-Forwarded-For is believed; the last is 127.0.0.1 on a socket for "::"
+_PROXIES = ["127.0.0.1", "::1", "::ffff:127.0.0.1"]
 _STOP_S = 2.0
 _RETRY_S = 0.5
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -312,6 +314,7 @@ class ApiServer:
             lifespan="off",
             timeout_keep_alive=_KEEP_ALIVE_S,
             h11_max_incomplete_event_size=_HEADER_BYTES,
+            forwarded_allow_ips=_PROXIES,
             server_header=False,
             date_header=False,
         )

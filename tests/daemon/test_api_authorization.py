@@ -97,6 +97,26 @@ def test_with_munge_a_node_is_accepted_from_its_own_address_only(make: Callable[
         assert Node(running.port, MungeLike(), "n1", "127.0.0.2").plan()[0] == 200
 
 
+@pytest.mark.parametrize(("listen", "host"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])
+def test_clients_of_a_proxy_on_this_host_do_not_count_as_this_host(
+    make: Callable[..., Service], listen: str, host: str
+) -> None:
+    """On the address for every interface, a connection from 127.0.0.1 comes from ::ffff:127.0.0.1."""
+
+    def status(**headers: str) -> int:
+        link = http.client.HTTPConnection(host, running.port, timeout=120)
+        link.request("GET", "/metrics", headers=headers)
+        answer = link.getresponse()
+        answer.read()
+        link.close()
+        return answer.status
+
+    with Running(make(listen=listen)) as running:
+        assert status() == 200
+        assert status(**{"X-Forwarded-For": "192.0.2.3"}) == 403
+        assert status(**{"X-Forwarded-For": "127.0.0.1, 192.0.2.3"}) == 403
+
+
 def test_known_addresses_of_nodes_are_kept_while_slurm_does_not_answer() -> None:
     answers: list[Any] = [{"n1": {"127.0.0.1"}}]
 
