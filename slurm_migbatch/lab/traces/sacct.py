@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.traces import sacctlines
-from slurm_migbatch.lab.traces.csvlines import CsvLine
+from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
 from slurm_migbatch.lab.traces.held import Held, held_in
 from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
@@ -74,48 +74,50 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
     users: dict[str, str] = {}
     seen: set[bytes] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    for line in sacctlines.read(path, columns, COMMAND, left_out):
-        run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
-        if "." in run[0]:
-            left_out["steps of jobs"] += 1
-            continue
-        # the cells themselves would be half of the memory that a file of a million lines takes
-        digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if digest in seen:
-            left_out["repeated lines"] += 1
-            continue
-        seen.add(digest)
-        state = line.text("State").split(" ")[0].rstrip("+")
-        ended = not line.has("End") or line.text("End") not in _UNKNOWN
-        if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
-            left_out["jobs that have not run or not ended"] += 1
-            continue
-        held = _held(line, geometry)
-        if not held.gpus:
-            left_out[f"jobs {held.remark}"] += 1
-            continue
-        work = _seconds(line, "Elapsed", 1)
-        if not work:
-            left_out["jobs that ended within a second"] += 1
-            continue
-        partition = line.text("Partition") if infer else ""
-        ran_in.add(partition)
-        remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "")))
-        jobs.append(
-            LoggedJob(
-                _moment(line, "Submit"),
-                line.number,
-                run[0],
-                work,
-                held.gpus,
-                users.setdefault(user := line.text("User"), user),
-                "infer" if partition in infer else "train",
-                held.profile,
-                _seconds(line, "Timelimit", 60),
+    wrong = WrongRows()
+    for line in sacctlines.read(path, columns, COMMAND, left_out, wrong):
+        with wrong:
+            run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
+            if "." in run[0]:
+                left_out["steps of jobs"] += 1
+                continue
+            # the cells themselves would be half of the memory that a file of a million lines takes
+            digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if digest in seen:
+                left_out["repeated lines"] += 1
+                continue
+            seen.add(digest)
+            state = line.text("State").split(" ")[0].rstrip("+")
+            ended = not line.has("End") or line.text("End") not in _UNKNOWN
+            if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
+                left_out["jobs that have not run or not ended"] += 1
+                continue
+            held = _held(line, geometry)
+            if not held.gpus:
+                left_out[f"jobs {held.remark}"] += 1
+                continue
+            work = _seconds(line, "Elapsed", 1)
+            if not work:
+                left_out["jobs that ended within a second"] += 1
+                continue
+            partition = line.text("Partition") if infer else ""
+            ran_in.add(partition)
+            remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "")))
+            jobs.append(
+                LoggedJob(
+                    _moment(line, "Submit"),
+                    line.number,
+                    run[0],
+                    work,
+                    held.gpus,
+                    users.setdefault(user := line.text("User"), user),
+                    "infer" if partition in infer else "train",
+                    held.profile,
+                    _seconds(line, "Timelimit", 60),
+                )
             )
-        )
-    trace = trace_of("sacct", jobs, {})
-    notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    trace = trace_of("sacct", jobs, {}, wrong)
+    notices = [*(f"{count} {reason} are skipped" for reason, count in left_out.items()), *trace.notices]
     if not jobs and left_out["jobs without a GPU"]:
         notices.append(UNTRACKED)
     notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
