@@ -138,7 +138,7 @@ def test_wrong_line_of_a_log_is_skipped_and_told_and_a_log_of_them_is_refused(
     path = write(f"{text}{row}\n{row}\n")
     with pytest.raises(TraceError) as caught:
         joblog.read(path)
-    assert str(caught.value) == f"{path}:4: {why}; 2 of 4 lines or jobs are wrong"
+    assert str(caught.value) == f"{path}:4: {why}; 2 lines or jobs are wrong, 2 can be read"
 
 
 @pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "None", r"\N"])
@@ -319,9 +319,9 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=reason):
             philly.read(write(text, "cluster_job_log"))
     late = {**PHILLY_LOG[0], "jobid": "d", "submitted_time": "soon"}
-    trace = philly.read(write(json.dumps([*PHILLY_LOG, late]), "cluster_job_log"))
-    assert [job.name for job in trace.jobs] == ["b"]
-    assert trace.notices[-1].startswith(WRONG.format(1, "job 2 of the list: a time such as"))
+    trace = philly.read(write(json.dumps([*PHILLY_LOG, PHILLY_LOG[0], late]), "cluster_job_log"))
+    assert [job.name for job in trace.jobs] == ["b", "b"]
+    assert trace.notices[-1].startswith(WRONG.format(1, "job 3 of the list: a time such as"))
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         philly.read(tmp_path / "none")
 
@@ -390,7 +390,7 @@ def test_wrong_openb_row_is_skipped_and_told_and_a_file_of_them_is_refused(
 ) -> None:
     (notice,) = skipped(lambda text: openb.read(write(text), A100), OPENB, f"{row}\n")
     assert notice.startswith(WRONG.format(1, f"line 8: {message}"))
-    with pytest.raises(TraceError, match=f":8: {message}.*; 6 of 12 lines or jobs are wrong"):
+    with pytest.raises(TraceError, match=f":8: {message}.*; 6 lines or jobs are wrong, 4 can be read"):
         openb.read(write(OPENB + f"{row}\n" * 6), A100)
 
 
@@ -616,6 +616,41 @@ def test_headers_of_files_that_were_joined_are_no_jobs(write: Write) -> None:
         assert len(read(write(f"{header}\n{first}\n{header}\n{later}")).jobs) == len(read(write(text)).jobs)
 
 
+def test_sacct_jobs_arrive_when_they_became_eligible(write: Write) -> None:
+    """A policy must not start a job before the one that it depends on has ended, or before its begin time."""
+    head, *rows = SACCT.splitlines()
+    moments = dict.fromkeys(range(8), "2026-01-05T10:00:00") | {0: "2026-01-05T10:04:00", 2: "Unknown"}
+    text = "\n".join([f"{head}|Eligible", *(f"{row}|{moments[number]}" for number, row in enumerate(rows))])
+    trace = sacct.read(write(text))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("102_3", 0), ("107", 61), ("101", 300)]
+    assert [job.work for job in trace.jobs] == [30, 60, 3600]
+    notice = "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time"
+    assert notice in trace.notices
+    jobs = [json_job(), json_job(job_id=13, time={"eligible": 1772352090}), json_job(job_id=14, time={"eligible": 0})]
+    trace = sacct.read(write(json.dumps({"jobs": jobs})))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("12", 0), ("14", 0), ("13", 90)]
+    assert trace.notices == (notice,)
+
+
+def test_bare_number_as_elapsed_is_wrong_because_it_may_be_seconds(write: Write) -> None:
+    text = SACCT.replace("|01:00:00|1-00", "|3600|1-00")
+    trace = sacct.read(write(text))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert trace.notices[-1].startswith(
+        WRONG.format(1, "line 2: Elapsed must be a duration such as 1-02:03:04; name a column of numbers ElapsedRaw")
+    )
+
+
+@pytest.mark.parametrize(
+    "moment", ["05.01.2026 10:00:00", "Mon Jan  5 10:00:00 2026", "Jan 05 10:00", "01/05/26 10:00"]
+)
+def test_times_in_another_format_are_refused_with_the_one_to_export(write: Write, moment: str) -> None:
+    with pytest.raises(
+        TraceError, match=f"Submit must be .*, not '{moment}': export it with SLURM_TIME_FORMAT=standard"
+    ):
+        sacct.read(write(SACCT.replace("2026-01-05T10:00:00", moment).replace("2026-01-05T09:59:00", moment)))
+
+
 def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) -> None:
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
@@ -640,7 +675,7 @@ def test_wrong_sacct_line_is_skipped_and_told_and_a_file_of_them_is_refused(
 ) -> None:
     (notice,) = skipped(lambda text: sacct.read(write(text)), SACCT, f"{line}\n")
     assert notice.startswith(WRONG.format(1, f"line 10: {message}"))
-    with pytest.raises(TraceError, match=f":10: {message}.*; 8 of 16 lines or jobs are wrong"):
+    with pytest.raises(TraceError, match=f":10: {message}.*; 8 lines or jobs are wrong, 3 can be read"):
         sacct.read(write(SACCT + "".join(f"{line}\n".replace("9|", f"9{number}|", 1) for number in range(8))))
 
 
@@ -1061,7 +1096,7 @@ def test_runs_that_ended_in_a_requeue_or_a_change_of_size_are_jobs(write: Write)
         (
             "1=4,",
             "cpu=4,",
-            ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'; 4 of 6 lines or jobs are wrong",
+            ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'; 4 lines or jobs are wrong, 0 can be read",
         ),
         ("tres_alloc", "tres", ":1: lacks the columns tres_alloc or tres_req"),
     ],

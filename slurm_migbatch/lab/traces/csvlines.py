@@ -45,16 +45,16 @@ class WrongRows:
     """Rows of a trace that cannot be read: each is skipped and counted if its block (`with`) raises TraceError."""
 
     def __init__(self) -> None:
-        self._rows = self._wrong = 0
+        self._count = 0
         self._first: TraceError | None = None
 
     def __enter__(self) -> None:
-        self._rows += 1
+        pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if not isinstance(error, TraceError):
             return False
-        self._wrong += 1
+        self._count += 1
         self._first = self._first or error
         return True
 
@@ -63,16 +63,16 @@ class WrongRows:
         with self:
             raise error
 
-    def notices(self) -> tuple[str, ...]:
-        """Tell how many rows are skipped, and why the first one is; raises its TraceError if half of all are wrong."""
+    def notices(self, read: int) -> tuple[str, ...]:
+        """Tell how many rows are skipped, and why the first one is; raises its error if not more were `read`."""
         first = self._first
         if first is None:
             return ()
-        if 2 * self._wrong >= self._rows:
-            rest = f"; {self._wrong} of {self._rows} lines or jobs are wrong" if self._wrong > 1 else ""
+        if self._count >= read:
+            rest = f"; {self._count} lines or jobs are wrong, {read} can be read" if self._count > 1 else ""
             raise TraceError(first.path, first.line, first.text + rest)
         where = f"line {first.line}: " if first.line else ""
-        return (f"{self._wrong} lines or jobs that are wrong are skipped, the first: {where}{first.text}",)
+        return (f"{self._count} lines or jobs that are wrong are skipped, the first: {where}{first.text}",)
 
 
 class CsvLine:

@@ -7,7 +7,7 @@ Alibaba's spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CS
 Note: durations are those on the GPUs of the source, and those of Philly's jobs include one attempt only. If a log has
 no users, the virtual cluster or organization is used instead, because a scheduler would consider its share. The times
 of submission are either all dates, in UTC if they name no zone, or all seconds. Lines with a wrong value are skipped,
-with a notice; a log with as many of them as others is refused.
+with a notice; a log with as many of them as jobs is refused.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _known(line: CsvLine, column: str, most: float = math.inf) -> float:
 def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wrong: WrongRows) -> Trace:
     """Return the trace of these jobs in order of submission; `left_out` counts the skipped jobs by the reason.
 
-    Raises TraceError if half of the rows are wrong.
+    Raises TraceError if as many rows are wrong as were read.
     """
     jobs.sort()
     begin = jobs[0].submitted_at if jobs else 0.0
@@ -157,5 +157,5 @@ def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wron
             )
             for number, job in enumerate(jobs)
         ),
-        notices=(*(f"{count} jobs {what} are skipped" for what, count in left_out.items()), *wrong.notices()),
+        notices=(*(f"{count} jobs {what} are skipped" for what, count in left_out.items()), *wrong.notices(len(jobs))),
     )

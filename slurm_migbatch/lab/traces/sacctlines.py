@@ -24,7 +24,8 @@ TEXTS: Final = frozenset(
 _DELIMITED: Final = re.compile(r'(?:"?[A-Za-z]+"?|(?=,))([^A-Za-z0-9_%" \r\n])')
 _TRES: Final = re.compile(r"((?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=]*)=)", re.ASCII)
 _JSON_COLUMNS: Final = (
-    "JobID", "User", "Partition", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State", "AllocTRES",
+    "JobID", "User", "Partition", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State",
+    "AllocTRES",
 )  # fmt: skip
 
 
@@ -175,6 +176,7 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         job.get("user") or job.get("association", {}).get("user") or "",
         job.get("partition") or "",
         _number(times["submission"]),
+        _number(times.get("eligible")),
         _number(times["start"]) or "Unknown",
         _number(times["end"]) or "Unknown",
         _number(times["elapsed"]),
