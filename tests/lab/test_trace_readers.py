@@ -1112,6 +1112,15 @@ def test_wrong_line_of_a_job_table_is_skipped_and_told(write: Write) -> None:
     assert notice == WRONG.format(1, "line 8: time_start must be a number, not 'x'")
 
 
+def test_jobs_of_a_job_table_arrive_when_they_became_eligible(write: Write) -> None:
+    head, *rows = JOBTABLE.splitlines()
+    moments = (1050, 0, 1300, 1300, 1300, 4294967294)
+    text = "\n".join([f"{head},time_eligible", *(f"{row},{at}" for row, at in zip(rows, moments, strict=True))])
+    trace = jobtable.read(write(text))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("11", 0), ("10", 150), ("15", 600)]
+    assert "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time" in trace.notices
+
+
 def test_runs_of_overlapping_dumps_of_a_job_table_count_once(write: Write) -> None:
     once, twice = jobtable.read(write(JOBTABLE)), jobtable.read(write(JOBTABLE + JOBTABLE))
     assert twice.jobs == once.jobs

@@ -38,6 +38,10 @@ MOST_GPUS: Final = 10**6
 """More GPUs or instances of one job are a typing error."""
 COMPONENTS: Final = "are components of heterogeneous jobs: each is simulated as a job of its own"
 """A remark on jobs, which Slurm starts together."""
+LATER: Final = "arrive when they became eligible: they were held, had dependencies or a begin time"
+"""A remark on jobs."""
+AT_ONCE_S: Final = 1.0
+"""Slurm notes the submission of a job and its eligibility from then on in up to two seconds."""
 _UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """As in `sacct`: a run that ended in a requeue is REQUEUED."""
 _UNKNOWN: Final = frozenset({"", "nan", "none", "null", "\\n"})

@@ -42,7 +42,7 @@ from typing import Final
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import AT_ONCE_S, COMPONENTS, LATER, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -56,10 +56,6 @@ COMMAND: Final = (
     "sacct -aPX -o JobID,User,Partition,Submit,Eligible,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 )
 UNTRACKED: Final = "Slurm records GPUs in AllocTRES only while slurm.conf has gres/gpu in AccountingStorageTRES"
-LATER: Final = "arrive when they became eligible: they were held, had dependencies or a begin time"
-"""A remark on jobs."""
-_AT_ONCE_S: Final = 1.0
-"""Slurm notes the submission and the eligibility of the same job in two seconds."""
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """States of a run that has not ended: one that ended in a requeue or a change of size is REQUEUED or RESIZING."""
@@ -153,7 +149,7 @@ def _arrival(line: CsvLine) -> tuple[float, bool]:
     submitted = eligible = _moment(line, "Submit")
     if line.has("Eligible") and line.text("Eligible") not in _UNKNOWN:
         eligible = max(submitted, _moment(line, "Eligible"))
-    return eligible, eligible > submitted + _AT_ONCE_S
+    return eligible, eligible > submitted + AT_ONCE_S
 
 
 def _moment(line: CsvLine, column: str) -> float:
