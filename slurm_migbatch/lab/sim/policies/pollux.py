@@ -46,7 +46,7 @@ class Pollux(Policy):
         self._next = math.inf
         """Time of the next round."""
         self._rest = 1
-        """Most periods between two rounds for which it is tested whether they can be left out, halved."""
+        """Half of the periods for which it is tested next whether all rounds can be left out."""
         self._speeds: dict[tuple[Hashable, int], dict[int, float]] = {}
         self._shares: dict[tuple[Hashable, int], float] = {}
 
