@@ -316,3 +316,17 @@ def test_refused_partner_is_still_refused_when_less_of_it_remains(rule, own, oth
     mean, serial = together(own, share * other, slow_own, slow_other), apart(own, share * other)
     near = any(abs(mean - factor * serial) < 1e-9 * serial for factor in (1.0, 0.95, 0.8, 0.5))
     assert before is not None or after is None or near
+
+
+@given(
+    st.sampled_from([ANY, *RULES, pair_test(0.05), pair_test(0.5)]), SECONDS, SECONDS, SLOW, SLOW, st.floats(1.0, 100.0)
+)
+def test_refused_partner_is_refused_for_a_longer_job_too(rule, own, other, slow_own, slow_other, times):
+    """Therefore a queue, the shortest first, need not be tested beyond the first of equal jobs that is refused."""
+    if rule is None:
+        return
+    before = rule(own, other, slow_own, slow_other)
+    after = rule(times * own, other, slow_own, slow_other)
+    mean, serial = together(times * own, other, slow_own, slow_other), apart(times * own, other)
+    near = any(abs(mean - factor * serial) < 1e-9 * serial for factor in (1.0, 0.95, 0.8, 0.5))
+    assert before is not None or after is None or near

@@ -68,6 +68,26 @@ def test_inference_is_neither_moved_nor_shrunk() -> None:
     assert (train.started, train.ended) == (120, 120 + 150)
 
 
+def test_restarts_may_cost_nothing_for_a_job_submitted_at_the_moment_of_a_round() -> None:
+    jobs = [SimulatedJob(0, "a", 0, 1000, least=1, most=4), SimulatedJob(1, "b", 120, 120, least=1, most=4)]
+    a, b = simulate(jobs, 4, policy=Pollux(delay_s=0)).runs
+    assert (b.started, b.ended) == (120, 180)
+    # 4 x 60 s, 2 x 60 s, then four GPUs again
+    assert a.ended == pytest.approx(180 + (1000 - 4 * 60 - 2 * 60) / 4)
+
+
+def test_no_rounds_take_place_while_nothing_can_change() -> None:
+    """A job of three weeks, then 300 that wait for one GPU: rounds are few, and follow the ends of jobs."""
+    weeks = 3 * 7 * 86400.0
+    result = simulate([SimulatedJob(0, "a", 0, weeks, gpus=2)], 4)
+    assert (result.runs[0].started, result.runs[0].ended) == (60, 60 + weeks)
+    assert result.steps < 10
+    jobs = [SimulatedJob(n, f"j{n}", float(n), 600) for n in range(300)]
+    result = simulate(jobs, 1)
+    assert [run.started for run in result.runs] == [60 + 600 * n for n in range(300)]
+    assert result.steps < 4 * len(jobs)
+
+
 def test_policy_is_registered_by_name_with_its_parameters() -> None:
     kind = registry.find("pollux")
     setup = registry.Setup(whole("a100-80gb"), 1, 4, (SimulatedJob(0, "a", 0, 100),), Whole())

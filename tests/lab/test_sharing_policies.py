@@ -95,6 +95,21 @@ def test_all_jobs_end_at_most_two_share_and_the_board_matches_the_simulation(job
     assert ends(first) == ends(second)
 
 
+def test_long_queue_is_not_tested_with_every_running_job_at_every_event() -> None:
+    """Jobs of one kind: if the shortest must not share, the longer ones must not either."""
+    calls = 0
+
+    def counted(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
+        nonlocal calls
+        calls += 1
+        return PAIR(own, other, slow_own, slow_other)
+
+    jobs = [SimulatedJob(n, f"j{n}", 0, 100.0 + n, gpus=1 + n % 2, app="a") for n in range(200)]
+    result = play(BsbfSharing((counted,)), jobs, 4, 2.0)
+    assert ends(result) == ends(play(Sjf(), jobs, 4, 2.0))
+    assert 0 < calls <= 4 * 2 * len(jobs)
+
+
 def test_all_jobs_end_despite_wrong_run_time_estimates() -> None:
     rng = np.random.Generator(np.random.PCG64(5))
     jobs = [

@@ -94,6 +94,59 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
     assert all(run.ended is not None for run in play(loaded, ScenarioData(loaded), 0).runs)
 
 
+#: two nodes with a GPU each: c needs both; d is short enough to run beside b's end, e is not
+TINY = """job_id,user,gpu_num,state,submit_time,duration
+a,u,1,COMPLETED,0,600
+b,v,1,COMPLETED,10,300
+c,u,2,COMPLETED,20,100
+d,v,1,COMPLETED,30,50
+e,w,1,COMPLETED,30,400
+f,w,1,COMPLETED,2000,100
+"""
+BY_HAND = {
+    "fifo": (600, 310, 700, 750, 1100, 2100),  # c waits for a, d and e wait for c
+    "sjf": (600, 310, 860, 360, 760, 2100),  # d and e start on b's GPU, c when both are free
+    "slices": (600, 310, 860, 360, 760, 2100),
+    "static": (600, 310, 860, 360, 760, 2100),
+    "tiresias": (600, 310, 860, 360, 760, 2100),
+    "easy": (600, 310, 700, 360, 1100, 2100),  # c has a reservation at 600: d ends before it, e would not
+    # c shares both GPUs from 20 to 220, then d shares with a, and e with b until 600
+    "sjf-ffs": (750, 600, 220, 320, 810, 2100),
+    # e does not share: that would end both e and its partner later on average; it has b's GPU from 460 on
+    "sjf-bsbf": (700, 460, 220, 320, 860, 2100),
+    # rounds each minute; c is the oldest at 360 and has one of its two GPUs until 560
+    "pollux": (660, 360, 560, 650, 1060, 2140),
+    "halves": (600, 900, None, 950, 1350, 2100),  # training has one of the nodes
+}
+
+
+def test_figures_of_every_baseline_are_those_worked_out_by_hand(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "tiny.csv").write_text(TINY)
+    text = """
+        [cluster]
+        nodes = 2
+        gpus = 1
+        mig = false
+        [workload]
+        trace = "joblog"
+        path = "tiny.csv"
+        """
+    options = [word for name in BY_HAND for word in ("--policy", name)]
+    done = CliRunner().invoke(simulate, [str(write(text)), "--json", *options])
+    assert done.exit_code == 0, done.output
+    found = {outcome["policy"]: outcome["figures"] for outcome in json.loads(done.output)["policies"]}
+    submitted = (0, 10, 20, 30, 30, 2000)
+    for name, ends in BY_HAND.items():
+        took = [end - at for end, at in zip(ends, submitted, strict=True) if end is not None]
+        figures = found[name]
+        assert figures["all"]["jct_s"]["mean"]["mean"] == pytest.approx(sum(took) / len(took)), name
+        assert figures["all"]["jct_s"]["max"]["mean"] == pytest.approx(max(took)), name
+        assert figures["makespan_s"]["mean"] == pytest.approx(max(end or 0 for end in ends)), name
+        # halves never runs c: the others are compared with it on the five jobs that it runs
+        compared = [end - at for end, at, job in zip(ends, submitted, "abcdef", strict=True) if job != "c" and end]
+        assert figures["compared"]["all"]["jct_s"]["mean"]["mean"] == pytest.approx(sum(compared) / 5), name
+
+
 @pytest.mark.parametrize("option", ["--html", "--log"])
 def test_missing_directory_of_an_output_is_reported_before_the_simulation(tmp_path: Path, option: str) -> None:
     done = CliRunner().invoke(simulate, [str(tmp_path / "no.toml"), option, str(tmp_path / "no" / "r")])

@@ -51,6 +51,16 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
+WRONG = "{} lines or jobs that are wrong are skipped, the first: {}"
+
+
+def skipped(read: Callable[[str], Trace], text: str, row: str) -> tuple[str, ...]:
+    """Return what is told of a wrong row after others, beside what is told of these; the jobs are the same."""
+    without, trace = read(text), read(text + row)
+    assert trace.jobs == without.jobs
+    return tuple(notice for notice in trace.notices if notice not in without.notices)
+
+
 PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 07:01:55,66.0,1,66.0,a
 2017-10-09 06:13:03,2951.0,4,11804.0,b
@@ -98,21 +108,6 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
             ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request; "
             "found timestamp, duration, gpus, cluster",
         ),
-        (PHILLY + "2017-10-09 06:13:03,x,1,1,b\n", ":4: duration must be a number, not 'x'"),
-        (PHILLY + "2017-10-09 06:13:03,-1,1,1,b\n", ":4: duration must be 0 or more, not -1"),
-        (PHILLY + "2017-10-09 06:13:03,nan,1,1,b\n", ":4: duration must be 0 or more, not nan"),
-        (PHILLY + "2017-10-09 06:13:03,1,-1,1,b\n", ":4: num_gpus must be between 0 and 1e+06, not -1"),
-        (
-            PHILLY + "2017-10-09 06:13:03,1,1.5,1,b\n",
-            ":4: num_gpus must be a share of one GPU or a whole number, not 1.5",
-        ),
-        (PHILLY + "1507532515,1,1,1,b\n", ":4: timestamp must be a time such as 2017-10-09 07:01:55, not '1507532515'"),
-        (
-            SPOT + "9,1,A10,1,1,1,2017-10-09 06:13:03,5,HP\n",
-            ":4: submit_time must be a number, not '2017-10-09 06:13:03'",
-        ),
-        (PHILLY + "yesterday,1,1,1,b\n", ":4: timestamp must be a time such as 2017-10-09 07:01:55, not 'yesterday'"),
-        (PHILLY + "2017-10-09 06:13:03,1,1\n", ":4: has 3 cells, the header has 5"),
     ],
 )
 def test_invalid_line_is_named_in_the_error(write: Write, text: str, message: str) -> None:
@@ -120,6 +115,41 @@ def test_invalid_line_is_named_in_the_error(write: Write, text: str, message: st
     with pytest.raises(TraceError) as caught:
         joblog.read(path)
     assert str(caught.value) == f"{path}{message if message.startswith(':') else ': ' + message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "why"),
+    [
+        (PHILLY, "2017-10-09 06:13:03,x,1,1,b", "duration must be a number, not 'x'"),
+        (PHILLY, "2017-10-09 06:13:03,-1,1,1,b", "duration must be 0 or more, not -1"),
+        (PHILLY, "2017-10-09 06:13:03,inf,1,1,b", "duration must be 0 or more, not inf"),
+        (PHILLY, "2017-10-09 06:13:03,1,-1,1,b", "num_gpus must be between 0 and 1e+06, not -1"),
+        (PHILLY, "2017-10-09 06:13:03,1,1.5,1,b", "num_gpus must be a share of one GPU or a whole number, not 1.5"),
+        (PHILLY, "1507532515,1,1,1,b", "timestamp must be a time such as 2017-10-09 07:01:55, not '1507532515'"),
+        (SPOT, "9,1,A10,1,1,1,2017-10-09 06:13:03,5,HP", "submit_time must be a number, not '2017-10-09 06:13:03'"),
+        (PHILLY, "yesterday,1,1,1,b", "timestamp must be a time such as 2017-10-09 07:01:55, not 'yesterday'"),
+        (PHILLY, "2017-10-09 06:13:03,1,1", "has 3 cells, the header has 5"),
+    ],
+)
+def test_wrong_line_of_a_log_is_skipped_and_told_and_a_log_of_them_is_refused(
+    write: Write, text: str, row: str, why: str
+) -> None:
+    assert skipped(lambda text: joblog.read(write(text)), text, f"{row}\n") == (WRONG.format(1, f"line 4: {why}"),)
+    path = write(f"{text}{row}\n{row}\n")
+    with pytest.raises(TraceError) as caught:
+        joblog.read(path)
+    assert str(caught.value) == f"{path}:4: {why}; 2 lines or jobs are wrong, 2 can be read"
+
+
+@pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "None", r"\N"])
+def test_unknown_duration_or_number_of_gpus_is_no_wrong_value(write: Write, unknown: str) -> None:
+    rows = f"2017-10-09 06:13:03,{unknown},1,1,b\n2017-10-09 06:13:03,1,{unknown},1,b\n" * 2
+    trace = joblog.read(write(PHILLY + rows))
+    assert trace.jobs == joblog.read(write(PHILLY)).jobs
+    assert trace.notices == (
+        "2 jobs that have not run or not ended are skipped",
+        "2 jobs without a GPU are skipped",
+    )
 
 
 def test_unreadable_files_are_named_in_the_error(write: Write, tmp_path: Path) -> None:
@@ -239,8 +269,9 @@ def test_times_in_milliseconds_are_refused_where_they_are_in_seconds(write: Writ
         joblog.read(log)
     for column, old in (("time_submit", "60,1000,"), ("time_start", "1000,1100,"), ("time_end", "1100,1400,")):
         new = old.replace(old.split(",")[-2], "1585699201000")
+        head, row, _ = JOBTABLE.replace(old, new, 1).split("\n", 2)
         with pytest.raises(TraceError, match=f":2: {column} must be in seconds, not 1585699201000"):
-            jobtable.read(write(JOBTABLE.replace(old, new, 1)))
+            jobtable.read(write(f"{head}\n{row}\n"))
     header = "name,time,application,num_replicas,batch_size,duration,num_task\n"
     with pytest.raises(TraceError, match=":2: time must be in seconds"):
         mixed.read(write(f"{header}a,1585699201000,net,1,1,10,0\n"))
@@ -287,6 +318,10 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=reason):
             philly.read(write(text, "cluster_job_log"))
+    late = {**PHILLY_LOG[0], "jobid": "d", "submitted_time": "soon"}
+    trace = philly.read(write(json.dumps([*PHILLY_LOG, PHILLY_LOG[0], late]), "cluster_job_log"))
+    assert [job.name for job in trace.jobs] == ["b", "b"]
+    assert trace.notices[-1].startswith(WRONG.format(1, "job 3 of the list: a time such as"))
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         philly.read(tmp_path / "none")
 
@@ -350,9 +385,13 @@ def test_gpu_share_becomes_the_smallest_profile_with_that_compute_and_memory() -
         ("x,1,1,1,500,,LS,Running,soon,9072300,9072100", "creation_time must be a number"),
     ],
 )
-def test_invalid_openb_row_raises_an_error_with_the_reason(write: Write, row: str, message: str) -> None:
-    with pytest.raises(TraceError, match=f":8: {message}"):
-        openb.read(write(OPENB + row + "\n"), A100)
+def test_wrong_openb_row_is_skipped_and_told_and_a_file_of_them_is_refused(
+    write: Write, row: str, message: str
+) -> None:
+    (notice,) = skipped(lambda text: openb.read(write(text), A100), OPENB, f"{row}\n")
+    assert notice.startswith(WRONG.format(1, f"line 8: {message}"))
+    with pytest.raises(TraceError, match=f":8: {message}.*; 6 lines or jobs are wrong, 4 can be read"):
+        openb.read(write(OPENB + f"{row}\n" * 6), A100)
 
 
 MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0
@@ -577,6 +616,41 @@ def test_headers_of_files_that_were_joined_are_no_jobs(write: Write) -> None:
         assert len(read(write(f"{header}\n{first}\n{header}\n{later}")).jobs) == len(read(write(text)).jobs)
 
 
+def test_sacct_jobs_arrive_when_they_became_eligible(write: Write) -> None:
+    """A policy must not start a job before the one that it depends on has ended, or before its begin time."""
+    head, *rows = SACCT.splitlines()
+    moments = dict.fromkeys(range(8), "2026-01-05T10:00:00") | {0: "2026-01-05T10:04:00", 2: "Unknown"}
+    text = "\n".join([f"{head}|Eligible", *(f"{row}|{moments[number]}" for number, row in enumerate(rows))])
+    trace = sacct.read(write(text))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("102_3", 0), ("107", 61), ("101", 300)]
+    assert [job.work for job in trace.jobs] == [30, 60, 3600]
+    notice = "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time"
+    assert notice in trace.notices
+    jobs = [json_job(), json_job(job_id=13, time={"eligible": 1772352090}), json_job(job_id=14, time={"eligible": 0})]
+    trace = sacct.read(write(json.dumps({"jobs": jobs})))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("12", 0), ("14", 0), ("13", 90)]
+    assert trace.notices == (notice,)
+
+
+def test_bare_number_as_elapsed_is_wrong_because_it_may_be_seconds(write: Write) -> None:
+    text = SACCT.replace("|01:00:00|1-00", "|3600|1-00")
+    trace = sacct.read(write(text))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert trace.notices[-1].startswith(
+        WRONG.format(1, "line 2: Elapsed must be a duration such as 1-02:03:04; name a column of numbers ElapsedRaw")
+    )
+
+
+@pytest.mark.parametrize(
+    "moment", ["05.01.2026 10:00:00", "Mon Jan  5 10:00:00 2026", "Jan 05 10:00", "01/05/26 10:00"]
+)
+def test_times_in_another_format_are_refused_with_the_one_to_export(write: Write, moment: str) -> None:
+    with pytest.raises(
+        TraceError, match=f"Submit must be .*, not '{moment}': export it with SLURM_TIME_FORMAT=standard"
+    ):
+        sacct.read(write(SACCT.replace("2026-01-05T10:00:00", moment).replace("2026-01-05T09:59:00", moment)))
+
+
 def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) -> None:
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
@@ -596,9 +670,13 @@ def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) 
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
     ],
 )
-def test_invalid_sacct_line_raises_an_error_with_the_reason(write: Write, line: str, message: str) -> None:
-    with pytest.raises(TraceError, match=f":10: {message}"):
-        sacct.read(write(SACCT + line + "\n"))
+def test_wrong_sacct_line_is_skipped_and_told_and_a_file_of_them_is_refused(
+    write: Write, line: str, message: str
+) -> None:
+    (notice,) = skipped(lambda text: sacct.read(write(text)), SACCT, f"{line}\n")
+    assert notice.startswith(WRONG.format(1, f"line 10: {message}"))
+    with pytest.raises(TraceError, match=f":10: {message}.*; 8 lines or jobs are wrong, 3 can be read"):
+        sacct.read(write(SACCT + "".join(f"{line}\n".replace("9|", f"9{number}|", 1) for number in range(8))))
 
 
 @pytest.mark.parametrize(
@@ -767,9 +845,11 @@ def test_line_whose_texts_cannot_be_told_apart_is_skipped_and_counted(write: Wri
     assert SKIPPED.format(1) in cut.notices
 
 
-def test_line_with_an_extra_cell_and_no_text_of_users_is_refused(write: Write) -> None:
-    with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12"):
-        sacct.read(write(SACCT.replace("|JobName|", "|Account|").replace("|train|", "|tr|ain|")))
+def test_line_with_an_extra_cell_and_no_text_of_users_is_wrong(write: Write) -> None:
+    text = SACCT.replace("|JobName|", "|Account|")
+    first = next(row for row in text.splitlines() if "|train|" in row)
+    (notice,) = skipped(lambda text: sacct.read(write(text)), text, first.replace("|train|", "|tr|ain|") + "\n")
+    assert notice == WRONG.format(1, "line 10: has 13 cells, the header has 12")
 
 
 def test_sacct_columns_may_follow_an_index_without_a_name(write: Write) -> None:
@@ -1013,14 +1093,32 @@ def test_runs_that_ended_in_a_requeue_or_a_change_of_size_are_jobs(write: Write)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("1=4,2=8000,4=1,1002=2", "cpu=4,gres/gpu=2", ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'"),
-        ("1000,1200", "x,1200", ":3: time_start must be a number, not 'x'"),
+        (
+            "1=4,",
+            "cpu=4,",
+            ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'; 4 lines or jobs are wrong, 0 can be read",
+        ),
         ("tres_alloc", "tres", ":1: lacks the columns tres_alloc or tres_req"),
     ],
 )
 def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=re.escape(message)):
         jobtable.read(write(JOBTABLE.replace(old, new)))
+
+
+def test_wrong_line_of_a_job_table_is_skipped_and_told(write: Write) -> None:
+    row = '7,16,503,train,3,60,1500,x,1600,0,"1=1,1001=4",g\n'
+    (notice,) = skipped(lambda text: jobtable.read(write(text)), JOBTABLE, row)
+    assert notice == WRONG.format(1, "line 8: time_start must be a number, not 'x'")
+
+
+def test_jobs_of_a_job_table_arrive_when_they_became_eligible(write: Write) -> None:
+    head, *rows = JOBTABLE.splitlines()
+    moments = (1050, 0, 1300, 1300, 1300, 4294967294)
+    text = "\n".join([f"{head},time_eligible", *(f"{row},{at}" for row, at in zip(rows, moments, strict=True))])
+    trace = jobtable.read(write(text))
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("11", 0), ("10", 150), ("15", 600)]
+    assert "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time" in trace.notices
 
 
 def test_runs_of_overlapping_dumps_of_a_job_table_count_once(write: Write) -> None:

@@ -13,6 +13,7 @@ placed afterwards (`place`); a count that cannot be placed is reduced to one tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -26,6 +27,8 @@ DELAY_S: Final = 30.0
 PERIOD_S: Final = 60.0
 _NOTHING: Final = 1e-3
 """The speedup over the fair share that a job without GPUs counts with."""
+_SAME: Final = 1e-9
+"""Sums that differ by less are equal."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +53,42 @@ class PolluxJob:
 
 def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
     """Return the share of a speedup that counts if it requires a restart."""
-    return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s)
+    return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s) if delay_s else 1.0
 
 
 def speedup(job: PolluxJob, count: int) -> float:
     """Return the speedup over the fair share with `count` GPUs, reduced if that is a change; 0 without GPUs."""
-    return _speedups(job, (count,))[0] if count else 0.0
-
-
-def _speedups(job: PolluxJob, counts: Sequence[int]) -> list[float]:
-    changed = penalty(job.age_s, job.restarts, job.delay_s)
-    return [job.speeds[n] / job.fair * (1.0 if n == job.have else changed) for n in counts]
+    if not count:
+        return 0.0
+    changed = count != job.have
+    return job.speeds[count] / job.fair * (penalty(job.age_s, job.restarts, job.delay_s) if changed else 1.0)
 
 
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
     """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest."""
-    worths = []
-    for job in jobs:
-        counts = sorted(job.speeds)
-        worths.append(
-            {n: 1 / _NOTHING - 1 / (gain + _NOTHING) for n, gain in zip(counts, _speedups(job, counts), strict=True)}
-        )
-    return knapsack(worths, gpus)
+    return knapsack([_worths(job, penalty(job.age_s, job.restarts, job.delay_s)) for job in jobs], gpus)
+
+
+def stays(jobs: Sequence[PolluxJob], gpus: int, later_s: float = math.inf) -> bool:
+    """Return whether no other numbers of GPUs become better than the present ones until `later_s` seconds from now.
+
+    Restarts cost the less the older a job is.
+    """
+    worths = [
+        _worths(job, 1.0 if later_s == math.inf else penalty(job.age_s + later_s, job.restarts, job.delay_s))
+        for job in jobs
+    ]
+    present = math.fsum(worth.get(job.have, 0.0) for job, worth in zip(jobs, worths, strict=True))
+    best = math.fsum(worth.get(count, 0.0) for worth, count in zip(worths, knapsack(worths, gpus), strict=True))
+    return present >= best - _SAME
+
+
+def _worths(job: PolluxJob, changed: float) -> dict[int, float]:
+    """Return what each number of GPUs adds to the sum that `divide` maximises; `changed`: what of a change counts."""
+    return {
+        n: 1 / _NOTHING - 1 / (speed / job.fair * (1.0 if n == job.have else changed) + _NOTHING)
+        for n, speed in sorted(job.speeds.items())
+    }
 
 
 def place(

@@ -38,7 +38,41 @@ class TraceError(ValueError):
 
     def __init__(self, path: Path, line: int, text: str) -> None:
         super().__init__(f"{path}:{line}: {text}" if line else f"{path}: {text}")
-        self.path, self.line = path, line
+        self.path, self.line, self.text = path, line, text
+
+
+class WrongRows:
+    """Rows of a trace that cannot be read: each is skipped and counted if its block (`with`) raises TraceError."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first: TraceError | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, TraceError):
+            return False
+        self._count += 1
+        self._first = self._first or error
+        return True
+
+    def add(self, error: TraceError) -> None:
+        """Count a row that is wrong as a whole."""
+        with self:
+            raise error
+
+    def notices(self, read: int) -> tuple[str, ...]:
+        """Tell how many rows are skipped, and why the first one is; raises its error if not more were `read`."""
+        first = self._first
+        if first is None:
+            return ()
+        if self._count >= read:
+            rest = f"; {self._count} lines or jobs are wrong, {read} can be read" if self._count > 1 else ""
+            raise TraceError(first.path, first.line, first.text + rest)
+        where = f"line {first.line}: " if first.line else ""
+        return (f"{self._count} lines or jobs that are wrong are skipped, the first: {where}{first.text}",)
 
 
 class CsvLine:
@@ -150,6 +184,7 @@ def lines(
     errors: str = "strict",
     command: str = "",
     mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
+    wrong: WrongRows | None = None,
 ) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns; a header that is repeated is no row.
 
@@ -161,6 +196,7 @@ def lines(
         errors: "replace" replaces bytes that are not UTF-8.
         command: the command that prints such a file, for the error.
         mend: gets the header and a row that is not blank, and returns the row to read; None: there is none.
+        wrong: counts rows with too few or too many cells; None: they are errors.
 
     Raises:
         TraceError: the file cannot be read, is empty, lacks a column or has one twice, or a row has too few or too many
@@ -183,10 +219,14 @@ def lines(
                 if row is None or _blank(row, width):
                     continue
                 if len(row) != width:
-                    raise TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
+                    error = TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
+                    if wrong is None:
+                        raise error
+                    wrong.add(error)
+                    continue
                 yield CsvLine(path, rows.line_num, places, row)
-    except csv.Error as error:
-        raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
+    except csv.Error as invalid:
+        raise TraceError(path, rows.line_num, f"is not valid CSV: {invalid}") from None
 
 
 def _has_tabs(file: TextIO) -> bool:

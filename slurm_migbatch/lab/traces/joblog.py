@@ -6,7 +6,8 @@ Alibaba's spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CS
 
 Note: durations are those on the GPUs of the source, and those of Philly's jobs include one attempt only. If a log has
 no users, the virtual cluster or organization is used instead, because a scheduler would consider its share. The times
-of submission are either all dates, in UTC if they name no zone, or all seconds.
+of submission are either all dates, in UTC if they name no zone, or all seconds. Lines with a wrong value are skipped,
+with a notice; a log with as many of them as jobs is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from slurm_migbatch.lab.sim.job import Kind, SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
 from slurm_migbatch.lab.traces.openb import slice_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
@@ -37,8 +38,14 @@ MOST_GPUS: Final = 10**6
 """More GPUs or instances of one job are a typing error."""
 COMPONENTS: Final = "are components of heterogeneous jobs: each is simulated as a job of its own"
 """A remark on jobs, which Slurm starts together."""
+LATER: Final = "arrive when they became eligible: they were held, had dependencies or a begin time"
+"""A remark on jobs."""
+AT_ONCE_S: Final = 1.0
+"""Slurm notes the submission of a job and its eligibility from then on in up to two seconds."""
 _UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """As in `sacct`: a run that ended in a requeue is REQUEUED."""
+_UNKNOWN: Final = frozenset({"", "nan", "none", "null", "\\n"})
+"""Unknown numbers as CSV, pandas, Python and databases write them."""
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 
 
@@ -93,39 +100,49 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
     in_seconds: bool | None = None
     left_out: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
-    for line in lines(path, ("|".join(SUBMITTED), "duration", "|".join(GPUS))):
+    wrong = WrongRows()
+    for line in lines(path, ("|".join(SUBMITTED), "duration", "|".join(GPUS)), wrong=wrong):
         columns = columns or _Columns.of(line)
-        gpus = line.number_of(columns.gpus, 0, MOST_GPUS) if line.text(columns.gpus) else 0.0
-        duration = line.number_of("duration", 0) if line.text("duration") else 0.0
-        if not gpus:
-            left_out["without a GPU"] += 1
-            continue
-        if not duration or (line.has("state") and line.text("state").upper() in _UNFINISHED):
-            left_out["that have not run or not ended"] += 1
-            continue
-        if gpus > 1 and gpus != int(gpus):
-            raise line.wrong(f"{columns.gpus} must be a share of one GPU or a whole number, not {gpus:g}")
-        instances = line.count_of(columns.instances, 1, MOST_GPUS) if columns.instances else 1
-        served = any(line.text(column) in infer for column in columns.groups)
-        if in_seconds is None:  # jobs that have not run may lack a time
-            in_seconds = _SECONDS.fullmatch(line.text(columns.submitted)) is not None
-        jobs.append(
-            LoggedJob(
-                line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
-                line.number,
-                line.text(columns.name) if columns.name else f"job-{line.number}",
-                duration,
-                instances * math.ceil(gpus),
-                line.text(columns.user) if columns.user else "",
-                "infer" if served else "train",
-                slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
+        with wrong:
+            gpus = _known(line, columns.gpus, MOST_GPUS)
+            duration = _known(line, "duration")
+            if not gpus:
+                left_out["without a GPU"] += 1
+                continue
+            if not duration or (line.has("state") and line.text("state").upper() in _UNFINISHED):
+                left_out["that have not run or not ended"] += 1
+                continue
+            if gpus > 1 and gpus != int(gpus):
+                raise line.wrong(f"{columns.gpus} must be a share of one GPU or a whole number, not {gpus:g}")
+            instances = line.count_of(columns.instances, 1, MOST_GPUS) if columns.instances else 1
+            served = any(line.text(column) in infer for column in columns.groups)
+            if in_seconds is None:  # jobs that have not run may lack a time
+                in_seconds = _SECONDS.fullmatch(line.text(columns.submitted)) is not None
+            jobs.append(
+                LoggedJob(
+                    line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
+                    line.number,
+                    line.text(columns.name) if columns.name else f"job-{line.number}",
+                    duration,
+                    instances * math.ceil(gpus),
+                    line.text(columns.user) if columns.user else "",
+                    "infer" if served else "train",
+                    slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
+                )
             )
-        )
-    return trace_of("joblog", jobs, left_out)
+    return trace_of("joblog", jobs, left_out, wrong)
 
 
-def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> Trace:
-    """Return the trace of these jobs in order of submission; `left_out` counts the skipped jobs by the reason."""
+def _known(line: CsvLine, column: str, most: float = math.inf) -> float:
+    """Return a cell as a number, 0 if it is unknown."""
+    return line.number_of(column, 0, most) if line.text(column).lower() not in _UNKNOWN else 0.0
+
+
+def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wrong: WrongRows) -> Trace:
+    """Return the trace of these jobs in order of submission; `left_out` counts the skipped jobs by the reason.
+
+    Raises TraceError if as many rows are wrong as were read.
+    """
     jobs.sort()
     begin = jobs[0].submitted_at if jobs else 0.0
     return Trace(
@@ -144,5 +161,5 @@ def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> T
             )
             for number, job in enumerate(jobs)
         ),
-        notices=tuple(f"{count} jobs {what} are skipped" for what, count in left_out.items()),
+        notices=(*(f"{count} jobs {what} are skipped" for what, count in left_out.items()), *wrong.notices(len(jobs))),
     )

@@ -1,13 +1,15 @@
 """Read a dump of slurmdbd's job table as CSV, such as the log of MIT's Supercloud, or as `mysql -B` prints it.
 
-    SELECT id_job, id_user, `partition`, state, timelimit, time_submit, time_start, time_end, time_suspended, tres_alloc
-    FROM CLUSTER_job_table
+    SELECT id_job, id_user, `partition`, state, timelimit, time_submit, time_eligible, time_start, time_end,
+    time_suspended, tres_alloc FROM CLUSTER_job_table
 
 The first line must name the columns; others are ignored. The table has TRES by number: 1 to 8 are Slurm's own, those
 of a site begin with 1001. Their names are shown by `sacctmgr show tres`; without names, each TRES of the site is taken
 for GPUs. Jobs that got none, jobs that have not run or not ended, and lines that repeat an earlier one (of two dumps
 that overlap) are skipped, with a notice. A requeued job has one line for each run: each is a separate job here, as is
 each component of a heterogeneous job (with `het_job_id`, if that is dumped), with a notice.
+
+With `time_eligible` a job arrives when it became eligible, as with `sacct`.
 
 Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
 allocated resources. Names of jobs are free text and no model's name.
@@ -22,9 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import AT_ONCE_S, COMPONENTS, LATER, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -65,42 +67,48 @@ def read(
     unnamed: set[int] = set()
     seen: set[tuple[str, float, float, float, int]] = set()
     jobs: list[LoggedJob] = []
-    for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
-        started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
-        work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
-        state = line.count_of("state")
-        ended_run = state & _STATE_BASE > _SUSPENDED or state & _ENDED_RUN
-        if not ended_run or not started or work <= 0:
-            left_out["that have not run or not ended"] += 1
-            continue
-        run = line.text("id_job"), line.seconds_of("time_submit"), started, ended, state
-        if run in seen:
-            left_out["that repeat an earlier line"] += 1
-            continue
-        seen.add(run)
-        counts = _counts(line)
-        held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
-        if not held.gpus:
-            left_out[held.remark] += 1
-            continue
-        if held.remark:
-            remarks[held.remark] += 1
-        if line.has("het_job_id") and line.text("het_job_id") not in ("", "0", "NULL"):
-            remarks[COMPONENTS] += 1
-        jobs.append(
-            LoggedJob(
-                run[1],
-                line.number,
-                run[0],
-                work,
-                held.gpus,
-                line.text("id_user"),
-                "infer" if infer and line.text("partition") in infer else "train",
-                held.profile,
-                estimate=_limit(line),
+    wrong = WrongRows()
+    for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS, wrong=wrong):
+        with wrong:
+            started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
+            work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
+            state = line.count_of("state")
+            ended_run = state & _STATE_BASE > _SUSPENDED or state & _ENDED_RUN
+            if not ended_run or not started or work <= 0:
+                left_out["that have not run or not ended"] += 1
+                continue
+            run = line.text("id_job"), line.seconds_of("time_submit"), started, ended, state
+            if run in seen:
+                left_out["that repeat an earlier line"] += 1
+                continue
+            seen.add(run)
+            counts = _counts(line)
+            held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
+            if not held.gpus:
+                left_out[held.remark] += 1
+                continue
+            if held.remark:
+                remarks[held.remark] += 1
+            if line.has("het_job_id") and line.text("het_job_id") not in ("", "0", "NULL"):
+                remarks[COMPONENTS] += 1
+            eligible = line.number_of("time_eligible", 0) if line.has("time_eligible") else 0.0
+            arrived = eligible if run[1] < eligible <= started else run[1]
+            if arrived > run[1] + AT_ONCE_S:
+                remarks[LATER] += 1
+            jobs.append(
+                LoggedJob(
+                    arrived,
+                    line.number,
+                    run[0],
+                    work,
+                    held.gpus,
+                    line.text("id_user"),
+                    "infer" if infer and line.text("partition") in infer else "train",
+                    held.profile,
+                    estimate=_limit(line),
+                )
             )
-        )
-    trace = trace_of("jobtable", jobs, left_out)
+    trace = trace_of("jobtable", jobs, left_out, wrong)
     notices = [f"{count} jobs {remark}" for remark, count in remarks.items()]
     if unnamed:
         notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")

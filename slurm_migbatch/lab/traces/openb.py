@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import lines
+from slurm_migbatch.lab.traces.csvlines import WrongRows, lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -36,39 +36,41 @@ def read(path: Path, geometry: Geometry) -> Trace:
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
     without_gpu = unscheduled = unfinished = negative = 0
-    for line in lines(path, columns):
-        gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
-        created = line.number_of("creation_time", 0)
-        if not gpus:
-            without_gpu += 1
-            continue
-        if not line.text("scheduled_time"):
-            unscheduled += 1
-            continue
-        if not line.text("deletion_time"):
-            unfinished += 1
-            continue
-        work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
-        if work <= 0:
-            negative += 1
-            continue
-        if gpus > 1 and milli != 1000:
-            raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
-        if not 0 < milli <= 1000:
-            raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
-        kind = line.text("qos")
-        jobs.append(
-            SimulatedJob(
-                line.number,
-                line.text("name"),
-                created,
-                work,
-                "infer" if kind in SERVED else "train",
-                gpus=gpus,
-                profile=None if milli == 1000 else slice_of(geometry, milli / 1000),
-                user=kind,
+    wrong = WrongRows()
+    for line in lines(path, columns, wrong=wrong):
+        with wrong:
+            gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
+            created = line.number_of("creation_time", 0)
+            if not gpus:
+                without_gpu += 1
+                continue
+            if not line.text("scheduled_time"):
+                unscheduled += 1
+                continue
+            if not line.text("deletion_time"):
+                unfinished += 1
+                continue
+            work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
+            if work <= 0:
+                negative += 1
+                continue
+            if gpus > 1 and milli != 1000:
+                raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
+            if not 0 < milli <= 1000:
+                raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
+            kind = line.text("qos")
+            jobs.append(
+                SimulatedJob(
+                    line.number,
+                    line.text("name"),
+                    created,
+                    work,
+                    "infer" if kind in SERVED else "train",
+                    gpus=gpus,
+                    profile=None if milli == 1000 else slice_of(geometry, milli / 1000),
+                    user=kind,
+                )
             )
-        )
     jobs.sort(key=lambda job: (job.arrival, job.id))
     begin = BEGIN_DAY * DAY
     late = [replace(job, arrival=job.arrival - begin) for job in jobs if job.arrival >= begin]
@@ -81,7 +83,7 @@ def read(path: Path, geometry: Geometry) -> Trace:
         (early, f"came before day {BEGIN_DAY}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
-    return Trace("openb", tuple(late or jobs), notices=notices)
+    return Trace("openb", tuple(late or jobs), notices=(*notices, *wrong.notices(len(jobs))))
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.traces import joblog
-from slurm_migbatch.lab.traces.csvlines import TraceError, moment, opened
+from slurm_migbatch.lab.traces.csvlines import TraceError, WrongRows, moment, opened
 from slurm_migbatch.lab.traces.joblog import LoggedJob
 from slurm_migbatch.lab.traces.trace import Trace
 
@@ -35,17 +35,19 @@ def read(path: Path) -> Trace:
         raise TraceError(path, 0, "must be a list of jobs")
     left_out: Counter[str] = Counter()
     jobs = []
+    wrong = WrongRows()
     for number, entry in enumerate(log):
-        try:
-            job = _job(number, entry)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            text = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise TraceError(path, 0, f"job {number} of the list: {text}") from None
-        if job.gpus and job.duration > 0:
-            jobs.append(job)
-        else:
-            left_out["that have not run or not ended" if job.gpus else "without a GPU"] += 1
-    return joblog.trace_of("philly", jobs, left_out)
+        with wrong:
+            try:
+                job = _job(number, entry)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                text = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                raise TraceError(path, 0, f"job {number} of the list: {text}") from None
+            if job.gpus and job.duration > 0:
+                jobs.append(job)
+            else:
+                left_out["that have not run or not ended" if job.gpus else "without a GPU"] += 1
+    return joblog.trace_of("philly", jobs, left_out, wrong)
 
 
 def _job(number: int, entry: dict[str, Any]) -> LoggedJob:

@@ -1,6 +1,6 @@
 """Read a site's own history: the output of `sacct -P`.
 
-    sacct -aPX -S 2026-01-01 -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
+    sacct -aPX -S 2026-01-01 -o JobID,User,Partition,Submit,Eligible,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
 
 The first line must name the columns; others are ignored. Steps, jobs that got no GPU, jobs that have not run or not
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
@@ -13,6 +13,9 @@ Other delimiters (`--delimiter`) are recognized in the first line, and `sacct --
 
 JobName is text from users and no model's name, so it is not read. sacct does not escape a `|` or a newline in it: the
 cells of such a line are joined again, if no other column has users' text, or else the line is skipped, with a notice.
+
+With the column Eligible a job arrives when it became eligible: while it was held, waited for another job or for its
+begin time, no policy could have started it. Without the column all jobs arrive when they were submitted.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
 ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
@@ -37,9 +40,9 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.traces import sacctlines
-from slurm_migbatch.lab.traces.csvlines import CsvLine
+from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import COMPONENTS, LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import AT_ONCE_S, COMPONENTS, LATER, LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -49,7 +52,9 @@ from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
 _RUN: Final = tuple(tuple(names.split("|")) for names in COLUMNS)
-COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+COMMAND: Final = (
+    "sacct -aPX -o JobID,User,Partition,Submit,Eligible,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+)
 UNTRACKED: Final = "Slurm records GPUs in AllocTRES only while slurm.conf has gres/gpu in AccountingStorageTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
@@ -74,48 +79,51 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
     users: dict[str, str] = {}
     seen: set[bytes] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    for line in sacctlines.read(path, columns, COMMAND, left_out):
-        run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
-        if "." in run[0]:
-            left_out["steps of jobs"] += 1
-            continue
-        # the cells themselves would be half of the memory that a file of a million lines takes
-        digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if digest in seen:
-            left_out["repeated lines"] += 1
-            continue
-        seen.add(digest)
-        state = line.text("State").split(" ")[0].rstrip("+")
-        ended = not line.has("End") or line.text("End") not in _UNKNOWN
-        if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
-            left_out["jobs that have not run or not ended"] += 1
-            continue
-        held = _held(line, geometry)
-        if not held.gpus:
-            left_out[f"jobs {held.remark}"] += 1
-            continue
-        work = _seconds(line, "Elapsed", 1)
-        if not work:
-            left_out["jobs that ended within a second"] += 1
-            continue
-        partition = line.text("Partition") if infer else ""
-        ran_in.add(partition)
-        remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "")))
-        jobs.append(
-            LoggedJob(
-                _moment(line, "Submit"),
-                line.number,
-                run[0],
-                work,
-                held.gpus,
-                users.setdefault(user := line.text("User"), user),
-                "infer" if partition in infer else "train",
-                held.profile,
-                _seconds(line, "Timelimit", 60),
+    wrong = WrongRows()
+    for line in sacctlines.read(path, columns, COMMAND, left_out, wrong):
+        with wrong:
+            run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
+            if "." in run[0]:
+                left_out["steps of jobs"] += 1
+                continue
+            # the cells themselves would be half of the memory that a file of a million lines takes
+            digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if digest in seen:
+                left_out["repeated lines"] += 1
+                continue
+            seen.add(digest)
+            state = line.text("State").split(" ")[0].rstrip("+")
+            ended = not line.has("End") or line.text("End") not in _UNKNOWN
+            if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
+                left_out["jobs that have not run or not ended"] += 1
+                continue
+            held = _held(line, geometry)
+            if not held.gpus:
+                left_out[f"jobs {held.remark}"] += 1
+                continue
+            work = _seconds(line, "Elapsed", 1)
+            if not work:
+                left_out["jobs that ended within a second"] += 1
+                continue
+            partition = line.text("Partition") if infer else ""
+            ran_in.add(partition)
+            arrived, later = _arrival(line)
+            remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "", LATER if later else "")))
+            jobs.append(
+                LoggedJob(
+                    arrived,
+                    line.number,
+                    run[0],
+                    work,
+                    held.gpus,
+                    users.setdefault(user := line.text("User"), user),
+                    "infer" if partition in infer else "train",
+                    held.profile,
+                    _seconds(line, "Timelimit", 60),
+                )
             )
-        )
-    trace = trace_of("sacct", jobs, {})
-    notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    trace = trace_of("sacct", jobs, {}, wrong)
+    notices = [*(f"{count} {reason} are skipped" for reason, count in left_out.items()), *trace.notices]
     if not jobs and left_out["jobs without a GPU"]:
         notices.append(UNTRACKED)
     notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
@@ -136,6 +144,14 @@ def _held(line: CsvLine, geometry: Geometry | None) -> Held:
         raise line.wrong(f"AllocTRES: {error}") from None
 
 
+def _arrival(line: CsvLine) -> tuple[float, bool]:
+    """Return when a job was submitted and could start, and whether that was later than its submission."""
+    submitted = eligible = _moment(line, "Submit")
+    if line.has("Eligible") and line.text("Eligible") not in _UNKNOWN:
+        eligible = max(submitted, _moment(line, "Eligible"))
+    return eligible, eligible > submitted + AT_ONCE_S
+
+
 def _moment(line: CsvLine, column: str) -> float:
     text = line.text(column)
     if _SECONDS.fullmatch(text):
@@ -148,7 +164,8 @@ def _moment(line: CsvLine, column: str) -> float:
         zone = "+00:00" if utc else f"{hours}:{minutes}" if hours else ""
         return datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp()
     except (ValueError, OverflowError):
-        raise line.wrong(f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'") from None
+        wrong = f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'"
+        raise line.wrong(f"{wrong}: export it with SLURM_TIME_FORMAT=standard") from None
 
 
 def _seconds(line: CsvLine, name: str, raw_unit: int) -> float | None:
@@ -163,6 +180,8 @@ def _seconds(line: CsvLine, name: str, raw_unit: int) -> float | None:
     if column != name and text.isdecimal():
         return line.number_of(column) * raw_unit
     try:
+        if name == "Elapsed" and text.isdecimal():  # sacct prints no bare number, parse_duration takes it for minutes
+            raise line.wrong(f"{column} must be a duration such as 1-02:03:04; name a column of numbers {name}Raw")
         return _duration(text)
     except TimeFormError:
         raise line.wrong(f"{column} must be a duration such as 1-02:03:04, not '{show(text)}'") from None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, lines, opened
+from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, WrongRows, lines, opened
 
 AMBIGUOUS: Final = "lines with a delimiter or a newline in a text of their user"
 """What is skipped, for the notice."""
@@ -24,27 +24,33 @@ TEXTS: Final = frozenset(
 _DELIMITED: Final = re.compile(r'(?:"?[A-Za-z]+"?|(?=,))([^A-Za-z0-9_%" \r\n])')
 _TRES: Final = re.compile(r"((?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=]*)=)", re.ASCII)
 _JSON_COLUMNS: Final = (
-    "JobID", "User", "Partition", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State", "AllocTRES",
+    "JobID", "User", "Partition", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State",
+    "AllocTRES",
 )  # fmt: skip
 
 
-def read(path: Path, columns: Sequence[str], command: str, left_out: Counter[str]) -> Iterator[CsvLine]:
+def read(
+    path: Path, columns: Sequence[str], command: str, left_out: Counter[str], wrong: WrongRows
+) -> Iterator[CsvLine]:
     """Yield every line; `command` prints such a file. Raises TraceError.
 
     Args:
         columns: required columns; `a|b` requires one of them.
         left_out: counts the lines that are skipped, by the reason.
+        wrong: counts lines and jobs that cannot be read.
     """
     with opened(path, "replace") as file:
         head = file.read(1 << 16).lstrip("\ufeff \t\r\n")
     if head.startswith(("{", "[")):
-        yield from _json_jobs(path, command)
+        yield from _json_jobs(path, command, wrong)
         return
     match = _DELIMITED.match(head)
     delimiter = match[1] if match and "|" not in head.partition("\n")[0] else "|"
     mender = RowMender(delimiter, left_out)
     quoted = delimiter == ","  # no option of sacct quotes, but programs that write CSV do
-    yield from lines(path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend)
+    yield from lines(
+        path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend, wrong=wrong
+    )
     mender.end()
 
 
@@ -128,7 +134,7 @@ class _JsonJob(CsvLine):
         return TraceError(self.path, 0, f"job {self.number} of the list: {text}")
 
 
-def _json_jobs(path: Path, command: str) -> Iterator[CsvLine]:
+def _json_jobs(path: Path, command: str, wrong: WrongRows) -> Iterator[CsvLine]:
     try:
         with opened(path, "replace") as file:
             jobs = json.load(file, object_hook=_without_steps)["jobs"]
@@ -143,12 +149,15 @@ def _json_jobs(path: Path, command: str) -> Iterator[CsvLine]:
         raise TraceError(path, 0, f"{why}; write the file with {command}") from None
     columns = {name: place for place, name in enumerate(_JSON_COLUMNS)}
     for number, job in enumerate(jobs):
-        try:
-            cells = _cells(job)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            text = f"lacks {error}" if isinstance(error, KeyError) else "is not a job as sacct --json prints it"
-            raise TraceError(path, 0, f"job {number} of the list: {text}; write the file with {command}") from None
-        yield _JsonJob(path, number, columns, cells)
+        cells: Sequence[str] = ()
+        with wrong:
+            try:
+                cells = _cells(job)
+            except (KeyError, TypeError, AttributeError, IndexError) as error:
+                text = f"lacks {error}" if isinstance(error, KeyError) else "is not a job as sacct --json prints it"
+                raise TraceError(path, 0, f"job {number} of the list: {text}; write the file with {command}") from None
+        if cells:
+            yield _JsonJob(path, number, columns, cells)
 
 
 def _without_steps(row: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +176,7 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         job.get("user") or job.get("association", {}).get("user") or "",
         job.get("partition") or "",
         _number(times["submission"]),
+        _number(times.get("eligible")),
         _number(times["start"]) or "Unknown",
         _number(times["end"]) or "Unknown",
         _number(times["elapsed"]),

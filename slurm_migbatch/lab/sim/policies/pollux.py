@@ -3,16 +3,22 @@
 Speeds are those of the engine's `Speeds` on the fewest nodes, so the policy knows the true speed for every number of
 GPUs. Pollux treats every training job as elastic: a job that is not elastic in the trace may get from one GPU up to
 `stretch` times its request. Inference jobs get what they request, and are not moved.
+
+Two things save work and change no result. Rounds in which no restart can pay yet are left out until a job is submitted
+or ends. Of equal jobs that have not run yet, only as many as there is room for take part in a round: those
+that were submitted first, since the others would count less.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from slurm_migbatch.config.keys import between, key
-from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place
+from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place, stays
 from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -31,10 +37,18 @@ class Pollux(Policy):
     def __init__(self, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0) -> None:
         self.period_s, self.delay_s, self.stretch = period_s, delay_s, stretch
         self.part = Part(0, 0, 0)
-        self.runs: dict[SimulatedRun, None] = {}
-        self._due = self._woken = False
-        self._speeds: dict[tuple[int, int], dict[int, float]] = {}
-        self._shares: dict[tuple[int, int], float] = {}
+        self.runs: dict[SimulatedRun, int] = {}
+        """All jobs, numbered in the order of their submission."""
+        self._begun: dict[SimulatedRun, None] = {}
+        self._fresh: dict[Hashable, dict[SimulatedRun, None]] = {}
+        """Jobs that have not run yet, by what makes them equal."""
+        self._submitted = 0
+        self._next = math.inf
+        """Time of the next round."""
+        self._rest = 1
+        """Half of the periods for which it is tested next whether all rounds can be left out."""
+        self._speeds: dict[tuple[Hashable, int], dict[int, float]] = {}
+        self._shares: dict[tuple[Hashable, int], float] = {}
 
     def begin(self, sim: Simulation) -> None:
         """Determine the policy's GPUs."""
@@ -43,39 +57,42 @@ class Pollux(Policy):
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue the job for the next round; a job that can never fit waits forever."""
         if self._least(run.job) <= self.part.size:
-            self.runs[run] = None
-            if not self._woken:
-                self._woken = True
-                sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
+            self._wake(sim, math.ceil(sim.now / self.period_s) if self.runs else sim.now // self.period_s + 1)
+            self._submitted += 1
+            self.runs[run] = self._submitted
+            self._fresh.setdefault(_class(run.job), {})[run] = None
 
-    def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Remove the job; its GPUs stay free until the next round."""
-        del self.runs[run]
+        del self.runs[run], self._begun[run]
+        self._wake(sim, math.ceil(sim.now / self.period_s))
 
-    def timer(self, _sim: Simulation, key: Any) -> None:
-        """Mark a round as due."""
-        self._due = self._due or key == _ROUND
+    def _wake(self, sim: Simulation, period: float) -> None:
+        if period * self.period_s < self._next:
+            self._next = period * self.period_s
+            sim.wake(self._next, _ROUND)
 
     def decide(self, sim: Simulation) -> None:
         """Divide the GPUs and place the jobs, if a round is due."""
-        if not self._due:
+        if sim.now < self._next:
             return
-        self._due = self._woken = False
-        self._round(sim)
-        if self.runs:
-            self._woken = True
-            sim.wake(sim.now + self.period_s, _ROUND)
+        self._next = math.inf
+        self._wake(sim, round(sim.now / self.period_s) + self._round(sim))
 
-    def _round(self, sim: Simulation) -> None:
-        pinned = {run for run in self.runs if run.job.kind == "infer" and run.places}
-        runs = [run for run in self.runs if run not in pinned]
+    def _round(self, sim: Simulation) -> float:
+        """Return after how many periods another round may change something, if no job is submitted and none ends."""
+        if not self.runs:
+            return math.inf
+        pinned = {run for run in self._begun if run.job.kind == "infer" and run.places}
         capacity = self.part.size - sum(len(run.places) for run in pinned)
+        runs = self._candidates(pinned, capacity)
         if not runs or not capacity:
-            return
+            return math.inf
         fair = max(1, -(-self.part.size // len(self.runs)))
-        counts = divide([self._candidate(sim, run, fair) for run in runs], capacity)
+        candidates = [self._candidate(sim, run, fair) for run in runs]
+        counts = divide(candidates, capacity)
         if all(count == len(run.places) for run, count in zip(runs, counts, strict=True)):
-            return
+            return self._resting(candidates, capacity)
         had = {run: self._by_node(sim, run) for run in runs if run.places}
         free = {
             node: (sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])).bit_count()
@@ -91,16 +108,35 @@ class Pollux(Policy):
             if nodes := placed.get(run):
                 gpus = [gpu for node, count in nodes.items() for gpu in self._empty(sim, node, count)]
                 sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus])
+                self._fresh[_class(run.job)].pop(run, None)
+                self._begun[run] = None
+        return 1
+
+    def _resting(self, candidates: Sequence[PolluxJob], capacity: int) -> float:
+        if stays(candidates, capacity):
+            return math.inf
+        longer = 2 * self._rest
+        self._rest = longer if stays(candidates, capacity, longer * self.period_s) else max(1, self._rest // 2)
+        return self._rest if self._rest == longer else 1
+
+    def _candidates(self, pinned: Collection[SimulatedRun], capacity: int) -> list[SimulatedRun]:
+        """Return the jobs among which a round divides the GPUs, in the order of their submission."""
+        runs = [run for run in self._begun if run not in pinned]
+        for equal in self._fresh.values():
+            if equal:
+                runs += islice(equal, capacity // self._least(next(iter(equal)).job))
+        return sorted(runs, key=self.runs.__getitem__)
 
     def _candidate(self, sim: Simulation, run: SimulatedRun, fair: int) -> PolluxJob:
         job, have = run.job, len(run.places)
-        speeds = self._speeds.get((job.id, have))
+        equal = _class(job)
+        speeds = self._speeds.get((equal, have))
         if speeds is None:
-            speeds = self._speeds[job.id, have] = self._speeds_of(sim, job, have)
-        share = self._shares.get((job.id, fair))
+            speeds = self._speeds[equal, have] = self._speeds_of(sim, job, have)
+        share = self._shares.get((equal, fair))
         if share is None:
             least, most = self._bounds(job)
-            share = self._shares[job.id, fair] = self._speed(sim, job, min(max(fair, least), most))
+            share = self._shares[equal, fair] = self._speed(sim, job, min(max(fair, least), most))
         share = share or max(speeds.values(), default=1.0)
         return PolluxJob(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
 
@@ -133,6 +169,11 @@ class Pollux(Policy):
 
     def _empty(self, sim: Simulation, node: int, count: int) -> list[int]:
         return list(islice(bit_indexes(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
+
+
+def _class(job: SimulatedJob) -> Hashable:
+    """Return what the speed of a job on any number of GPUs, and which numbers it may get, depend on."""
+    return job.kind, job.gpus, job.least, job.most, job.app, job.batch, job.profile
 
 
 def _bits(gpus: range) -> int:

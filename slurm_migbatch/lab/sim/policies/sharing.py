@@ -8,9 +8,11 @@ on a GPU, as in the baselines, and the cost of starting is not predicted.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from slurm_migbatch.config.keys import between, key
 from slurm_migbatch.decide.lending.lookahead import (
@@ -28,6 +30,8 @@ from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.registry import NoParams, simulated
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
+_NONE_REFUSED: Final = (sys.maxsize, math.inf)
+
 
 class GangQueue(SharingQueue):
     """Jobs that need one GPU or several, started in the order of the queue; those that do not fit are skipped."""
@@ -36,13 +40,19 @@ class GangQueue(SharingQueue):
         """Start the jobs that the rule starts; return the number of empty GPUs and the partners of each."""
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         queue = self.queue
+        # by every rule a pair that gains too little gains no more if the job is longer: need and length that found none
+        refused: dict[str, tuple[int, float]] = {}
         position = 0
         while position < len(queue) and (self.free or (self.lone and rule is not None)):
             task = queue[position]
-            place = self._place(task, rule)
+            need, left = refused.get(task.app, _NONE_REFUSED)
+            place = None if task.need >= need and task.left >= left else self._place(task, rule)
             if place is None:
+                if task.need < need:
+                    refused[task.app] = task.need, task.left
                 position += 1
                 continue
+            refused.clear()
             del queue[position]
             self.run(task, *place)
             started.append((task, *place))
