@@ -86,6 +86,8 @@ CLOSED_STATES = frozenset(
 _SILENT_STATES: Final = frozenset({POWERED_DOWN, "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "DOWN"})
 
 
+WHOLE: Final = -1
+"""In `JobRow.memory_per_node`: all memory of each node, as with `--mem=0` and on sites without a default."""
 OTHERS: Final = 0
 """In `JobRow.after`: the job waits for other jobs too, whose ids were not read."""
 
@@ -132,6 +134,8 @@ class JobRow:
     wckey: str = ""
     #: jobs that it still waits for (--dependency), ascending, of arrays the array's id; `OTHERS` first: not all of them
     after: tuple[int, ...] = ()
+    memory_per_node: int = 0  # MiB, or `WHOLE`; 0: it requests memory per CPU, or it is unknown
+    memory_per_cpu: int = 0  # MiB
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -142,6 +146,17 @@ class JobRow:
     def cpus_per_node(self) -> int:
         """CPUs that it takes on each of its nodes."""
         return -(-self.cpus // max(1, self.num_nodes))
+
+    def memory_on(self, node: NodeRow) -> int:
+        """Return the MiB that it takes on a node."""
+        if self.memory_per_node == WHOLE:
+            return node.memory
+        return self.memory_per_node or self.memory_per_cpu * self.cpus_per_node
+
+    def has_room_on(self, node: NodeRow) -> bool:
+        """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
+        enough_cpus = not node.cpus or self.cpus_per_node <= node.cpus_free
+        return enough_cpus and (not node.memory_used or self.memory_on(node) <= node.memory - node.memory_used)
 
     @property
     def pending(self) -> bool:
@@ -202,6 +217,8 @@ class NodeRow:
     reservations: frozenset[str] = frozenset()  # active jobs that hold it
     set_aside: bool = False  # whether it is now limited to jobs of a reservation
     free_for_s: int = 0  # until a coming reservation limits it to its jobs, rounded up; 0: none is known
+    memory: int = 0  # MiB, without those reserved for the system
+    memory_used: int = 0  # MiB of jobs; 0 if memory is no consumable resource of the site
 
     @property
     def cpus_free(self) -> int:

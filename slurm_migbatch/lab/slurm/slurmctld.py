@@ -242,8 +242,10 @@ class Slurmctld(JobQueue):
         for name in nodes:
             machine = self.machines[name]
             machine.used.update(taken)
+            memory = machine.needed(shape) if machine.memory else 0
             machine.cpus_used += shape.cpus
-            machine.holdings[row.job_id] = Holding(taken, shape.cpus, math.inf if end is None else end)
+            machine.memory_used += memory
+            machine.holdings[row.job_id] = Holding(taken, shape.cpus, math.inf if end is None else end, memory)
             self._placing.changed(machine)
         if row.array_job is not None:
             self.arrays[row.array_job].running += 1
@@ -349,6 +351,7 @@ class Slurmctld(JobQueue):
             holding = machine.holdings.pop(job)
             machine.used.subtract(holding.taken)
             machine.cpus_used -= holding.cpus
+            machine.memory_used -= holding.memory
             machine.completing += 1
             self._placing.changed(machine)
         if row.array_job is not None:
