@@ -249,8 +249,8 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
 def _memory(requested: str, tres: str, num_nodes: int) -> tuple[int, int]:
     """Return the MiB that a job requests on each node (`WHOLE`: all of them) and for each CPU; one of them is 0.
 
-    squeue does not show which of them MinMemory is: the memory in all tells. A job that has started shows none if memory
-    is no consumable resource; then it does not matter.
+    squeue does not show which of them MinMemory is: the memory in all tells. A job that has started shows none if
+    memory is no consumable resource; then it does not matter.
     """
     each, total = _mib(requested), _mib(next((word[4:] for word in tres.split(",") if word.startswith("mem=")), ""))
     if each is None:

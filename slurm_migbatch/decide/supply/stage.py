@@ -305,7 +305,7 @@ def _watch_offers(
 def _without_room(
     row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
 ) -> list[str]:
-    """Return the nodes on which other jobs have the CPUs or the memory of a job.
+    """Return the nodes on which other jobs have the CPUs or the memory of a job, if it is offered slices on one of them.
 
     None unless enough other nodes have them.
     """
@@ -313,7 +313,7 @@ def _without_room(
     room = {node.name: row.has_room_on(node) for node in nodes if node.name in pool and node.cpus}
     lacking = [name for name in offered if not room.get(name, True)]
     able = [name for name, enough in room.items() if enough and name not in offered]
-    return lacking if len(able) >= len(lacking) else []
+    return [name for name, enough in room.items() if not enough] if len(able) >= len(lacking) > 0 else []
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
