@@ -316,6 +316,11 @@ class SlurmClient(Protocol):
         `SlurmRefused` names those refused.
         """
 
+    def resume_all(self, job_ids: Iterable[int | str]) -> None:
+        """Resume suspended jobs, before they are requeued: by `scontrol suspend` a job loses its priority, and it would
+        be held after the requeue. If Slurm refuses some, the rest is still done and `SlurmRefused` names those refused.
+        """
+
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
         """Return the nodes that jobs exclude (ExcNodeList) in Slurm's form, for the jobs that exclude any.
 

@@ -229,6 +229,17 @@ def test_loans_are_reclaimed_for_the_cpus_that_inference_lacks(
     assert sum(w.row(job).restarts for job in training) == len(ended), "they wait until the CPUs are free"
 
 
+def test_suspended_loan_is_not_held_after_its_reclaim(world: MakeWorld) -> None:
+    w = world()
+    training = w.train(hints="signal=usr1 min=7g.80gb")
+    w.until(lambda: training in w.loaned())
+    w.slurm.suspend(training)
+    inference = w.infer("7g.80gb", runs=60)
+    w.until(lambda: inference in w.running())
+    assert (w.row(training).pending, w.row(training).reason, w.row(training).restarts) == (True, "BeginTime", 1)
+    w.until(lambda: training in w.loaned() and training in w.running(), most=800)
+
+
 def test_no_loan_is_reclaimed_if_all_loans_hold_too_few_cpus(world: MakeWorld) -> None:
     w = world()
     other = w.infer("1g.10gb", runs=10_000, cpus=60)

@@ -305,9 +305,9 @@ def _watch_offers(
 def _without_room(
     row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
 ) -> list[str]:
-    """Return the nodes on which other jobs have the CPUs or the memory of a job, if it is offered slices on one of them.
+    """Return the nodes on which other jobs have the CPUs or the memory of a job.
 
-    None unless enough other nodes have them.
+    None unless its slices are offered on one of them, and enough other nodes have CPUs and memory.
     """
     pool = next((demand.pool for demand in wanted if demand.job == row.job_id), frozenset[str]())
     room = {node.name: row.has_room_on(node) for node in nodes if node.name in pool and node.cpus}

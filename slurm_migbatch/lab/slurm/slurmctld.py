@@ -331,7 +331,7 @@ class Slurmctld(JobQueue):
 
     def kill(self, job: int, after: str) -> None:
         """Signal a running job to end; `after` is its end state, or PENDING for a requeue."""
-        if self.queue[job].state == "RUNNING":
+        if self.queue[job].state in ("RUNNING", "SUSPENDED"):
             self._leave(job, after)
             self._facts[job].killed = self.clock.time()
             self.nodes_run.terminate(self.queue[job])
@@ -373,6 +373,8 @@ class Slurmctld(JobQueue):
             submit=now,
             eligible=begin,
         )
+        if not row.priority:  # it was suspended
+            row = replace(row, reason="JobHeldAdmin", eligible=None)
         self._put(row)
         self._wake(row.job_id, begin)
 
