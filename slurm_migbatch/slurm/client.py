@@ -8,6 +8,7 @@ only the id is `UNREAD`: neither pending nor active, but present.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
@@ -149,14 +150,16 @@ class JobRow:
 
     def memory_on(self, node: NodeRow) -> int:
         """Return the MiB that it takes on a node."""
-        if self.memory_per_node == WHOLE:
-            return node.memory
+        return node.memory if self.memory_per_node == WHOLE else self.memory_each
+
+    @property
+    def memory_each(self) -> int:
+        """MiB that it takes on each of its nodes, or `WHOLE`."""
         return self.memory_per_node or self.memory_per_cpu * self.cpus_per_node
 
     def has_room_on(self, node: NodeRow) -> bool:
         """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
-        enough_cpus = not node.cpus or self.cpus_per_node <= node.cpus_free
-        return enough_cpus and (not node.memory_used or self.memory_on(node) <= node.memory - node.memory_used)
+        return (not node.cpus or self.cpus_per_node <= node.cpus_free) and self.memory_on(node) <= node.memory_free
 
     @property
     def pending(self) -> bool:
@@ -224,6 +227,11 @@ class NodeRow:
     def cpus_free(self) -> int:
         """CPUs that no job has."""
         return self.cpus - self.cpus_used
+
+    @property
+    def memory_free(self) -> float:
+        """MiB that no job has; infinite if memory is no consumable resource, or no job has any."""
+        return self.memory - self.memory_used if self.memory_used else math.inf
 
     @property
     def open(self) -> bool:

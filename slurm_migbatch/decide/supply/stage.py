@@ -190,8 +190,8 @@ def _moving(
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
     candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wanting_jobs else ()
-    cpus = {job: queue.rows[job].cpus for job in wanting_jobs if job in queue.rows} if candidates else {}
-    return Moving(needed, wanting_jobs, candidates, cpus, possible=queue.any_signalled(may_restart))
+    rows = {job: queue.rows[job] for job in wanting_jobs if job in queue.rows} if candidates else {}
+    return Moving(needed, wanting_jobs, candidates, rows, possible=queue.any_signalled(may_restart))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:

@@ -319,7 +319,7 @@ class JobQueue(ABC):
             row.array_job if array is not None and array.throttle is not None else None,
             row.het_job,
             facts.excluded,
-            row.memory_per_node or row.memory_per_cpu * row.cpus_per_node,
+            row.memory_each,
         )
 
     def _wake(self, job: int, when: float) -> None:
