@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -40,6 +41,8 @@ them.
 """
 _ROOM_AVOID_S: Final = 60.0
 """For how long such a node is not considered again."""
+_ROOM_MOST: Final = 64
+"""How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
 this.
@@ -313,7 +316,9 @@ def _without_room(
     room = {node.name: row.has_room_on(node) for node in nodes if node.name in pool and node.cpus}
     lacking = [name for name in offered if not room.get(name, True)]
     able = [name for name, enough in room.items() if enough and name not in offered]
-    return [name for name, enough in room.items() if not enough] if len(able) >= len(lacking) > 0 else []
+    if not lacking or len(able) < len(lacking):
+        return []
+    return [*lacking, *islice((name for name, enough in room.items() if not enough), _ROOM_MOST)]
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
