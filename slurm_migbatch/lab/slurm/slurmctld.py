@@ -338,7 +338,7 @@ class Slurmctld(JobQueue):
 
     def _over_limit(self, job: int, restarts: int) -> None:
         row = self.queue.get(job)
-        if row is not None and row.restarts == restarts:
+        if row is not None and row.restarts == restarts and row.state == "RUNNING":
             self.kill(job, "TIMEOUT")
 
     def _leave(self, job: int, after: str) -> None:
