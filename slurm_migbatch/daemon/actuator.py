@@ -7,6 +7,7 @@ idempotent, and no call is assumed to have succeeded: the next snapshot shows th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,8 @@ def apply_orders(
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
         signalled = [order for order in orders if order.kind is Kind.SIGNAL and order.signal == signal]
         apply(signalled, partial(client.signal_all, name=signal))
-    apply([order for order in orders if order.kind is Kind.REQUEUE], client.requeue_all)
+    suspended = frozenset(names[job] for job, row in rows.items() if row.state == "SUSPENDED")
+    apply([order for order in orders if order.kind is Kind.REQUEUE], partial(_requeue, client, suspended))
     changing = [order for order in orders if order.kind not in (Kind.SIGNAL, Kind.REQUEUE)]
     now = clock()
     updates = {names[order.job]: _fields(order, rows[order.job], now) for order in changing}
@@ -53,6 +55,13 @@ def apply_orders(
     excluding = [names[order.job] for order in changing if order.away and not away(rows[order.job].gres)]
     apply(changing, lambda _: _update(client, emptying, updates, excluding))
     return outcomes
+
+
+def _requeue(client: SlurmClient, suspended: frozenset[str], names: list[str]) -> None:
+    if resumed := [name for name in names if name in suspended]:
+        with suppress(SlurmRefused):  # it was resumed meanwhile
+            client.resume_all(resumed)
+    client.requeue_all(names)
 
 
 def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:

@@ -281,6 +281,10 @@ class CliClient:
         """Requeue jobs by `scontrol requeue incomplete`, one process for all."""
         self._ask_of_jobs({str(job): ("requeue", "incomplete", checked_job(job)) for job in job_ids})
 
+    def resume_all(self, job_ids: Iterable[int | str]) -> None:
+        """Resume jobs by one scontrol process."""
+        self._ask_of_jobs({str(job): ("resume", checked_job(job)) for job in job_ids})
+
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
         """See SlurmClient; by `scontrol show job`, one process for all."""
         names = [checked_job(job) for job in job_ids]

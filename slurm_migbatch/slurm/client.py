@@ -8,6 +8,7 @@ only the id is `UNREAD`: neither pending nor active, but present.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
@@ -86,6 +87,8 @@ CLOSED_STATES = frozenset(
 _SILENT_STATES: Final = frozenset({POWERED_DOWN, "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "DOWN"})
 
 
+WHOLE: Final = -1
+"""In `JobRow.memory_per_node`: all memory of each node, as with `--mem=0` and on sites without a default."""
 OTHERS: Final = 0
 """In `JobRow.after`: the job waits for other jobs too, whose ids were not read."""
 
@@ -132,6 +135,8 @@ class JobRow:
     wckey: str = ""
     #: jobs that it still waits for (--dependency), ascending, of arrays the array's id; `OTHERS` first: not all of them
     after: tuple[int, ...] = ()
+    memory_per_node: int = 0  # MiB, or `WHOLE`; 0: it requests memory per CPU, or it is unknown
+    memory_per_cpu: int = 0  # MiB
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -142,6 +147,19 @@ class JobRow:
     def cpus_per_node(self) -> int:
         """CPUs that it takes on each of its nodes."""
         return -(-self.cpus // max(1, self.num_nodes))
+
+    def memory_on(self, node: NodeRow) -> int:
+        """Return the MiB that it takes on a node."""
+        return node.memory if self.memory_per_node == WHOLE else self.memory_each
+
+    @property
+    def memory_each(self) -> int:
+        """MiB that it takes on each of its nodes, or `WHOLE`."""
+        return self.memory_per_node or self.memory_per_cpu * self.cpus_per_node
+
+    def has_room_on(self, node: NodeRow) -> bool:
+        """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
+        return (not node.cpus or self.cpus_per_node <= node.cpus_free) and self.memory_on(node) <= node.memory_free
 
     @property
     def pending(self) -> bool:
@@ -202,11 +220,18 @@ class NodeRow:
     reservations: frozenset[str] = frozenset()  # active jobs that hold it
     set_aside: bool = False  # whether it is now limited to jobs of a reservation
     free_for_s: int = 0  # until a coming reservation limits it to its jobs, rounded up; 0: none is known
+    memory: int = 0  # MiB, without those reserved for the system
+    memory_used: int = 0  # MiB of jobs; 0 if memory is no consumable resource of the site
 
     @property
     def cpus_free(self) -> int:
         """CPUs that no job has."""
         return self.cpus - self.cpus_used
+
+    @property
+    def memory_free(self) -> float:
+        """MiB that no job has; infinite if memory is no consumable resource, or no job has any."""
+        return self.memory - self.memory_used if self.memory_used else math.inf
 
     @property
     def open(self) -> bool:
@@ -297,6 +322,11 @@ class SlurmClient(Protocol):
         Jobs that are pending, completing or ended are not requeued: without this check, Slurm would run a job again
         that has just completed. If Slurm refuses some (unknown, or not to be requeued), the rest is still done and
         `SlurmRefused` names those refused.
+        """
+
+    def resume_all(self, job_ids: Iterable[int | str]) -> None:
+        """Resume suspended jobs, before they are requeued: by `scontrol suspend` a job loses its priority, and it would
+        be held after the requeue. If Slurm refuses some, the rest is still done and `SlurmRefused` names those refused.
         """
 
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from sys import intern
 
 from slurm_migbatch.slurm import dependencies
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
@@ -61,6 +61,8 @@ SQUEUE_FIELDS = (
     "QOS",
     "WCKey",
     "Dependency",
+    "MinMemory",
+    "tres-alloc",
 )
 
 _STATE = SQUEUE_FIELDS.index("State")
@@ -69,6 +71,8 @@ _WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _THROTTLE = re.compile(r"%(\d+)\Z")
+_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([KMGTPE]?)\Z")
+_UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3, "E": 1024**4}
 
 
 def new_mark() -> str:
@@ -196,11 +200,13 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
     (
         _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,
         eligible, start, end, limit, nodes, num_nodes, requested, gres, features, cpus, name, comment, gid, qos,
-        wckey, dependency,
+        wckey, dependency, memory, tres,
     ) = values  # fmt: skip
     state, account = intern(checked_state(state)), _shared(account)
     array_task = _text(task)
     throttle = _THROTTLE.search(array_task) if array_task else None
+    least_nodes = max(1, _number(num_nodes.partition("-")[0]) or 1)
+    memory_per_node, memory_per_cpu = _memory(memory, tres, least_nodes)
     return row_of(
         job_id,
         int(array_job) if array_task else None,
@@ -219,7 +225,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         moment(end),
         _limit(limit),
         _nodes(nodes),
-        max(1, _number(num_nodes.partition("-")[0]) or 1),
+        least_nodes,
         _shared(requested),
         _shared(gres),
         "" if comment == "(null)" else comment,
@@ -234,7 +240,29 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         _shared(qos),
         _shared(wckey),
         dependencies.jobs_waited_for(dependency, dependencies.NARROW) if ":" in dependency else (),
+        memory_per_node,
+        memory_per_cpu,
     )
+
+
+@lru_cache(maxsize=1024)
+def _memory(requested: str, tres: str, num_nodes: int) -> tuple[int, int]:
+    """Return the MiB that a job requests on each node (`WHOLE`: all of them) and for each CPU; one of them is 0.
+
+    squeue does not show which of them MinMemory is: the memory in all tells. A job that has started shows none if
+    memory is no consumable resource; then it does not matter.
+    """
+    each, total = _mib(requested), _mib(next((word[4:] for word in tres.split(",") if word.startswith("mem=")), ""))
+    if each is None:
+        return 0, 0
+    if each == 0:
+        return WHOLE, 0
+    return (each, 0) if not total or each * num_nodes == total else (0, each)
+
+
+def _mib(text: str) -> int | None:
+    match = _MEMORY.match(text)
+    return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 
 def _shared(value: str) -> str:
@@ -299,6 +327,7 @@ def _node(text: str) -> NodeRow:
         raise SlurmError(f"a row for node {name!r} without its numbers of CPUs, CPUTot and CPUAlloc: {text[:200]!r}")
     # without those that CoreSpecCount or CpuSpecList reserves for the system, which no job gets
     cpus = _number(values.get("CPUEfctv", "")) or cpus
+    memory = (_number(values.get("RealMemory", "")) or 0) - (_number(values.get("MemSpecLimit", "")) or 0)
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")
@@ -315,6 +344,8 @@ def _node(text: str) -> NodeRow:
         features=frozenset(f for f in (_text(values.get("ActiveFeatures", "")) or "").split(",") if f),
         cpus=cpus,
         cpus_used=cpus_used,
+        memory=max(0, memory),
+        memory_used=_number(values.get("AllocMem", "")) or 0,
     )
 
 

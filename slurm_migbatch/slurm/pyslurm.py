@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, SlurmError
 from slurm_migbatch.slurm.dependencies import MOST, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
@@ -295,6 +295,9 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
         qos=job["qos"] or "",
         wckey=job["wckey"] or "",
         after=_after(job["dependencies"]),
+        # pyslurm has no value for the 0 of a job that is to have all memory
+        memory_per_node=job["memory_per_node"] or (0 if job["memory_per_cpu"] or job["memory_per_gpu"] else WHOLE),
+        memory_per_cpu=job["memory_per_cpu"] or 0,
     )
 
 

@@ -49,6 +49,9 @@ JOB = (
     "qos",
     "wckey",
     "dependencies",
+    "memory_per_node",
+    "memory_per_cpu",
+    "memory_per_gpu",
 )
 
 #: attributes with lists by kind that a user may make long, and how many elements of each list are sent

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.dependencies import jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
@@ -118,6 +118,8 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
         qos=_text(job, "qos"),
         wckey=_text(job, "wckey"),
         after=jobs_waited_for(job["dependency"]),
+        memory_per_node=_memory_per_node(job.get("memory_per_node", 0)),
+        memory_per_cpu=_number(job.get("memory_per_cpu", 0)),
     )
 
 
@@ -154,6 +156,8 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
         features=frozenset(_texts(node, "active_features")),
         cpus=int(node.get("effective_cpus") or node["cpus"]),  # without those reserved for the system
         cpus_used=int(node["alloc_cpus"]),
+        memory=max(0, _number(node.get("real_memory", 0)) - _number(node.get("specialized_memory", 0))),
+        memory_used=_number(node.get("alloc_memory", 0)),
     )
 
 
@@ -226,6 +230,11 @@ def _number(value: Mapping[str, Any] | int) -> int:
     if isinstance(value, int):
         return int(value)  # JSON may have true here
     return int(value["number"]) if value["set"] else 0
+
+
+def _memory_per_node(value: Mapping[str, Any] | int) -> int:
+    """Return MiB, or `WHOLE` for the 0 of a job that is to have all memory."""
+    return _number(value) or (WHOLE if isinstance(value, dict) and value["set"] else 0)
 
 
 def _time(value: Mapping[str, Any] | int) -> float | None:

@@ -229,6 +229,51 @@ def test_loans_are_reclaimed_for_the_cpus_that_inference_lacks(
     assert sum(w.row(job).restarts for job in training) == len(ended), "they wait until the CPUs are free"
 
 
+def test_loans_are_reclaimed_for_the_memory_that_inference_lacks(world: MakeWorld) -> None:
+    w = world()
+    w.slurm.machines["n1"].memory = 500_000
+    sizes = (50_000, 100_000, 250_000, 100_000)  # all of it
+    training = [w.train(hints="signal=usr1 max=1g.10gb", cpus=1, memory_per_node=size) for size in sizes]
+    w.until(lambda: len(w.loaned()) == 4)
+    for _ in range(20):
+        w.step()
+    inference = w.infer("1g.10gb", runs=60, cpus=1, memory_per_node=240_000)
+    w.until(lambda: inference in w.running())
+    ended = [job for job in training if w.row(job).restarts]
+    freed = [w.row(job).memory_per_node for job in ended]
+    assert sum(freed) >= 240_000 > sum(freed) - min(freed), "each was needed"
+    assert [history(w, job)[0] for job in ended] == [(0, "ended", "reclaim")] * len(ended)
+    w.until(lambda: len(w.loaned()) == 4)
+    assert sum(w.row(job).restarts for job in training) == len(ended), "they wait until the memory is free"
+
+
+@pytest.mark.parametrize(("memory", "restarts"), [(440_000, 1), (460_000, 0)])
+def test_no_loan_is_reclaimed_for_a_slice_where_the_memory_could_not_suffice(
+    world: MakeWorld, memory: int, restarts: int
+) -> None:
+    w = world()
+    w.slurm.machines["n1"].memory = 500_000
+    other = w.infer("1g.10gb", runs=10_000, cpus=1, memory_per_node=50_000)
+    training = w.train(hints="signal=usr1 min=4g.40gb max=4g.40gb", cpus=4, memory_per_node=100_000)
+    w.until(lambda: {other, training} <= w.running())
+    inference = w.infer("4g.40gb", runs=60, cpus=1, memory_per_node=memory)
+    for _ in range(30):
+        w.step()
+    assert w.row(training).restarts == restarts
+    assert (inference in w.running()) == bool(restarts)
+
+
+def test_suspended_loan_is_not_held_after_its_reclaim(world: MakeWorld) -> None:
+    w = world()
+    training = w.train(hints="signal=usr1 min=7g.80gb")
+    w.until(lambda: training in w.loaned())
+    w.slurm.suspend(training)
+    inference = w.infer("7g.80gb", runs=60)
+    w.until(lambda: inference in w.running())
+    assert (w.row(training).pending, w.row(training).reason, w.row(training).restarts) == (True, "BeginTime", 1)
+    w.until(lambda: training in w.loaned() and training in w.running(), most=800)
+
+
 def test_no_loan_is_reclaimed_if_all_loans_hold_too_few_cpus(world: MakeWorld) -> None:
     w = world()
     other = w.infer("1g.10gb", runs=10_000, cpus=60)

@@ -10,7 +10,7 @@ from slurm_migbatch.daemon.audit import audit
 from slurm_migbatch.decide.capacity.demand import DemandBook, could_run, demands, profiles, slices
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.queue import JobQueue
-from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, NodeRow
 from tests.support.supply_gpus import P
 
 NOW = 1000.0
@@ -190,3 +190,12 @@ def test_a_job_on_one_node_can_use_only_nodes_with_enough_cpus_if_there_are_any(
         for cpus, count in [(8, 1), (9, 1), (65, 1), (40, 2)]
     }
     assert pools == {(8, 1): SUPPLY, (9, 1): {"n2"}, (65, 1): SUPPLY, (40, 2): SUPPLY}
+
+
+def test_a_job_can_use_only_nodes_with_the_memory_that_it_requests_on_each() -> None:
+    nodes = [replace(NODES[0], memory=250_000), replace(NODES[1], memory=500_000)]
+    pools = {
+        (memory, count): demands([replace(ROW, memory_per_node=memory, num_nodes=count)], nodes, SUPPLY, NOW)[0].pool
+        for memory, count in [(250_000, 1), (250_001, 1), (WHOLE, 1), (250_001, 2)]
+    }
+    assert pools == {(250_000, 1): SUPPLY, (250_001, 1): {"n2"}, (WHOLE, 1): SUPPLY, (250_001, 2): SUPPLY}

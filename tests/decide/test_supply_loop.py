@@ -13,7 +13,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.supply.stage import UNEXPLAINED_S, SupplySettings
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
-from slurm_migbatch.slurm.client import UNREAD, JobRow
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow
 from tests.support.supply_gpus import A30, H100, P, slot
 from tests.support.supply_world import World, backed
 
@@ -383,6 +383,28 @@ def test_offer_is_soon_made_on_another_node_if_other_jobs_have_the_cpus(elsewher
         assert row.nodes and row.nodes != (offered_first,)
     else:
         assert row.pending and not world.loop.memory.supply.avoided, "it starts where CPUs become free first"
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"memory_per_node": 100_000},
+        {"memory_per_cpu": 12_500, "cpus": 8},
+        {"memory_per_node": WHOLE},
+        {"memory_per_node": 100_000, "num_nodes": 2},
+    ],
+)
+def test_offer_is_soon_made_on_another_node_if_a_cpu_job_has_the_memory(asks: dict[str, int]) -> None:
+    world = World(nodes=8, gpus=1, settings=SupplySettings(stuck_s=600))
+    for machine in world.slurm.machines.values():
+        machine.memory = 500_000
+    for _ in range(8 - asks.get("num_nodes", 1)):
+        world.slurm.submit("", cpus=1, memory_per_node=450_000, runs=10_000, limit=None)
+    world.steps(3)
+    job = world.slurm.submit("mig:7g.80gb:1", **asks)
+    world.steps(60)
+    (row,) = [row for row in world.slurm.jobs() if row.job_id == job]
+    assert row.nodes == ("n7", "n8")[-row.num_nodes :]
 
 
 def test_offer_that_slurm_does_not_use_is_not_made_for_equal_jobs_one_after_the_other() -> None:

@@ -26,7 +26,7 @@ from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNod
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmRefused
+from slurm_migbatch.slurm.client import WHOLE, JobRow, NodeRow, SlurmRefused
 from tests.support.examples import examples
 from tests.support.supply_gpus import H100, P, slot
 
@@ -250,6 +250,31 @@ def test_cpus_of_loans_count_as_free_for_the_job_that_gets_the_place() -> None:
     snapshot = ClusterSnapshot(NOW, (row(cpus=4), loan), (NodeRow("n1", frozenset(), cpus=64, cpus_used=60),))
     (run,) = restartable(MoveMemory(), snapshot, JobQueue.of(snapshot.jobs), {"n1": node("n1", held)}, again, RULES)
     assert (run.cpus, run.cpus_free) == (4, 12)
+
+
+def test_no_move_for_a_job_that_then_lacks_memory_or_to_a_node_without_memory() -> None:
+    held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
+    rows = (
+        NodeRow("n1", frozenset(), cpus=64, memory=500, memory_used=450),
+        NodeRow("n2", frozenset(), cpus=64, memory=500, memory_used=450),
+    )
+    loan = row(6, memory_per_node=50, comment="migbatch: role=train [mig:loan:1]")
+    for memory, named in ((50, {"n1", "n2"}), (100, set())):
+        snapshot = ClusterSnapshot(NOW, (row(memory_per_node=memory), loan), rows)
+        queue = JobQueue.of(snapshot.jobs)
+        (run,) = restartable(MoveMemory(), snapshot, queue, {"n1": node("n1", held)}, on_both, RULES)
+        assert run.elsewhere == named
+        fits = [
+            (asked, moves)
+            for asked in (100, 101, 100 + memory, 101 + memory, WHOLE)
+            for moves in (False, True)
+            if run.leaves_room(JobRow(9, memory_per_node=asked), moves=moves)
+        ]
+        assert fits == [(100, False), (100, True), (101, True), (100 + memory, True)]
+    candidates = [replace(run, memory_free=100.0, memory_all=500) for run in may_move(TWO_HALVES, [2])]
+    for asked, planned in ((100, 1), (101, 0), (WHOLE, 0)):
+        moving = Moving((), frozenset({9}), tuple(candidates), {9: JobRow(9, memory_per_node=asked)})
+        assert len(plan(TWO_HALVES, [wants(9, "7g.80gb")], moving).moves) == planned
 
 
 def on_both(shown: JobRow) -> Demand:

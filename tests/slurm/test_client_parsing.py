@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
+from slurm_migbatch.slurm.client import WHOLE, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
 from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_field, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
@@ -256,6 +256,37 @@ def test_partitions_with_capital_letters_are_as_in_slurm_and_in_its_order() -> N
     client.partitions = "gpu-long.a100,cpu,two"
     client.nodes()
     assert [row.partition for row in client.jobs()][:3] == ["gpu-long.a100", "cpu", "two"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "tres", "nodes", "per_node", "per_cpu"),
+    [
+        ("100000M", "cpu=1,mem=100000M,node=1,billing=1", "1", 100_000, 0),
+        ("3G", "cpu=2,mem=6G,node=2,billing=2", "2", 3072, 0),
+        ("3333M", "cpu=5,mem=16665M,node=2,billing=5", "2", 0, 3333),
+        ("1.50T", "cpu=1,mem=1.50T,node=1", "1-3", 1_572_864, 0),
+        ("0", "cpu=1,mem=500000M,node=1,billing=1", "1", WHOLE, 0),
+        ("450G", "cpu=1,node=1,billing=1", "1", 460_800, 0),
+        ("1Q", "cpu=1,mem=many", "1", 0, 0),
+        ("N/A", "N/A", "1", 0, 0),
+    ],
+)
+def test_memory_of_jobs_is_parsed(shown: str, tres: str, nodes: str, per_node: int, per_cpu: int) -> None:
+    fields = {"MinMemory": shown, "tres_alloc": tres, "NumNodes": nodes}
+    (row,) = parse_jobs(squeue_row(1, **fields), MARK)
+    assert (row.memory_per_node, row.memory_per_cpu) == (per_node, per_cpu)
+
+
+def test_recorded_jobs_without_a_memory_request_need_the_whole_memory(jobs: dict[int, JobRow]) -> None:
+    """The recorded site has no DefMemPerNode."""
+    assert {row.memory_per_node for row in jobs.values()} == {WHOLE}
+
+
+def test_memory_of_nodes_is_parsed(nodes: dict[str, NodeRow]) -> None:
+    assert (nodes["n1"].memory, nodes["n1"].memory_used) == (500_000, 0)
+    text = f"NodeName=n1 {CPUS} Gres=(null) State=IDLE RealMemory=500000 AllocMem=460800 MemSpecLimit=20000\n"
+    (row,) = parse_nodes(text)
+    assert (row.memory, row.memory_used) == (480_000, 460_800)
 
 
 def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:

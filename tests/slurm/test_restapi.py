@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.slurm import restrows
-from slurm_migbatch.slurm.client import OTHERS, JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import OTHERS, WHOLE, JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
@@ -181,6 +181,19 @@ def sound(row: JobRow | NodeRow, texts: tuple[str, ...], numbers: tuple[str, ...
 def test_null_text_is_read_as_empty() -> None:
     (row,) = restrows.jobs({"jobs": [{**JOB, "account": None, "wckey": None}]}, 0.0, reserved=False)
     assert (row.account, row.wckey, row.unread) == ("", "", False)
+
+
+def test_memory_of_jobs_and_nodes_is_parsed() -> None:
+    def size(number: int) -> dict[str, Any]:
+        return {"set": True, "infinite": False, "number": number}
+
+    asked = [(size(3072), NONE), (NONE, size(3333)), (size(0), NONE), (NONE, NONE)]
+    jobs = [{**JOB, "memory_per_node": node, "memory_per_cpu": cpu} for node, cpu in asked]
+    rows = restrows.jobs({"jobs": jobs}, 0.0, reserved=False)
+    assert [(row.memory_per_node, row.memory_per_cpu) for row in rows] == [(3072, 0), (0, 3333), (WHOLE, 0), (0, 0)]
+    sizes = {"real_memory": 500_000, "specialized_memory": 20_000, "alloc_memory": 460_800}
+    (node,) = restrows.nodes({"nodes": [{**NODE, **sizes}]}, pytest.fail)
+    assert (node.memory, node.memory_used) == (480_000, 460_800)
 
 
 def test_cpus_reserved_for_the_system_are_not_those_of_jobs() -> None:

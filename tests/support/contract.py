@@ -51,6 +51,9 @@ class World(Protocol):
     def release(self, job: int) -> None:
         """Release a job that was submitted with `hold`."""
 
+    def suspend(self, job: int) -> None:
+        """Suspend a running job, as an administrator does."""
+
     def refusal(self, want: str) -> str:
         """Return Slurm's message for a submission that it refuses; empty if it accepts the job."""
 
@@ -244,6 +247,18 @@ class Changing:
         assert again.eligible is not None and first.start is not None and again.eligible > first.start
         assert again.reason in ("BeginTime", "None")
         assert all(not n.used.get("1g.10gb") for n in world.client.nodes())
+
+    def test_suspended_job_that_is_resumed_first_is_not_held_after_its_requeue(self, world: World) -> None:
+        job, running = world.submit("mig:1g.10gb:1"), world.submit("mig:1g.10gb:1")
+        until(world, job, "RUNNING")
+        until(world, running, "RUNNING")
+        world.suspend(job)
+        until(world, job, "SUSPENDED")
+        refusals = refused(lambda: world.client.resume_all([running, job]), str(running))
+        assert set(refusals) == {str(running)}
+        world.client.requeue_all([job])
+        again = until(world, job, "PENDING")
+        assert again.priority and again.eligible is not None and again.reason in ("BeginTime", "None")
 
     def test_requeued_job_can_be_retyped_at_once(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1")

@@ -48,6 +48,9 @@ class RealWorld:
     def release(self, job: int) -> None:
         self.cluster.run(["scontrol", "release", str(job)])
 
+    def suspend(self, job: int) -> None:
+        self.cluster.run(["scontrol", "suspend", str(job)])
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

@@ -47,6 +47,9 @@ class SimulatedWorld:
     def release(self, job: int) -> None:
         self.client.release(job)
 
+    def suspend(self, job: int) -> None:
+        self.client.suspend(job)
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -38,12 +38,15 @@ RUNNABLE = frozenset(
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
 #: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, its other GRES, CPUs,
-#: and seconds until a coming reservation (0: none).
-_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int, int]
+#: memory, and seconds until a coming reservation (0: none).
+_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int, int, int]
 
-#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_Site._size` of CPUs and
-#: `_Site._free_time` for its time limit.
-_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int, float]
+#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_size` of CPUs and of
+#: memory, and `_Site._free_time` for its time limit.
+_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int, int, float]
+_CPUS: Final = 6
+_MEMORY: Final = 7
+_FREE_TIME: Final = 8
 
 _NONE = frozenset[str]()
 _MOST_POOLS = 4096
@@ -291,10 +294,11 @@ class _Site:
     def __init__(self, facts: Sequence[_NodeFacts], mixed: frozenset[str]) -> None:
         self._facts = {fact[0]: fact for fact in facts}
         self._mixed = mixed
-        #: the numbers of CPUs that nodes have, in use or not, ascending
-        self._sizes = sorted({fact[6] for fact in facts if fact[6]})
+        #: the numbers of CPUs and the MiB that nodes have, in use or not, ascending
+        self._cpus = sorted({fact[_CPUS] for fact in facts if fact[_CPUS]})
+        self._memory = sorted({fact[_MEMORY] for fact in facts if fact[_MEMORY]})
         #: the seconds for which nodes are free until coming reservations, ascending
-        self._free_times = sorted({fact[7] for fact in facts if fact[7]})
+        self._free_times = sorted({fact[_FREE_TIME] for fact in facts if fact[_FREE_TIME]})
         self._in_partition: dict[str, set[str]] = {}
         for name, partitions, *_ in facts:
             for partition in partitions:
@@ -321,24 +325,21 @@ class _Site:
         if avoid:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
-        cpus = self._size(row.cpus) if row.num_nodes == 1 and len(self._sizes) > 1 else 0
+        cpus = _size(row.cpus, self._cpus) if row.num_nodes == 1 else 0
+        memory = _size(row.memory_per_node, self._memory)
         free_time = self._free_time(row.time_limit_s) if self._free_times else 0
         asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
-        request = (*asked, others, cpus, free_time)
+        request = (*asked, others, cpus, memory, free_time)
         pool = self._pools.get((request, apart))
         if pool is None:
-            pool = self._with_cpus(self._found(row), cpus).difference(apart)
+            pool = self._with(cpus, _CPUS, self._found(row), row.num_nodes)
+            pool = self._with(memory, _MEMORY, pool, row.num_nodes).difference(apart)
             if free_time:
-                pool = frozenset([name for name in pool if not 0 < self._facts[name][7] < free_time])
+                pool = frozenset([name for name in pool if not 0 < self._facts[name][_FREE_TIME] < free_time])
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
             pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
         return pool
-
-    def _size(self, cpus: int) -> int:
-        """Return the CPUs of the smallest nodes that have so many; 0 if all nodes have, or none."""
-        number = bisect_left(self._sizes, cpus)
-        return self._sizes[number] if 0 < number < len(self._sizes) else 0
 
     def _free_time(self, limit_s: int | None) -> float:
         """Return the shortest of `_free_times` that is enough for a time limit; 0 if all are, infinite if none is."""
@@ -347,10 +348,11 @@ class _Site:
             return 0
         return self._free_times[number] if number < len(self._free_times) else math.inf
 
-    def _with_cpus(self, names: frozenset[str], cpus: int) -> frozenset[str]:
-        """Return the nodes that have so many CPUs or an unknown number; all of them if none does."""
+    def _with(self, size: int, index: Literal[6, 7], names: frozenset[str], count: int) -> frozenset[str]:
+        """Return the nodes that have so many CPUs or MiB, or an unknown number; all of them if too few do."""
         # Slurm may distribute the tasks of a job that fits on no single node, although it shows one node for it
-        return frozenset([name for name in names if not 0 < self._facts[name][6] < cpus]) or names
+        enough = frozenset([name for name in names if not 0 < self._facts[name][index] < size]) if size else names
+        return enough if len(enough) >= count else names
 
     def _found(self, row: JobRow) -> frozenset[str]:
         names: set[str] = set()
@@ -378,11 +380,17 @@ def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list
         if node.name in supply:
             facts.append((
                 node.name, node.partitions, node.features, node.reservations, node.set_aside, node.other_gres,
-                node.cpus, node.free_for_s,
+                node.cpus, node.memory, node.free_for_s,
             ))  # fmt: skip
         elif node.open:
             mixed.update(node.partitions)
     return facts, frozenset(mixed)
+
+
+def _size(needed: int, sizes: Sequence[int]) -> int:
+    """Return the smallest of the sizes of nodes, ascending, that is enough; 0 if all are, or none is."""
+    number = bisect_left(sizes, needed)
+    return sizes[number] if 0 < number < len(sizes) else 0
 
 
 @lru_cache(maxsize=4096)

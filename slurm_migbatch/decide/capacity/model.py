@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import WHOLE, JobRow
 
 _slot_of = itemgetter(0)
 
@@ -195,8 +197,9 @@ class Restartable:
         demand: its needs after that.
         node, gpu, slot: its current place.
         until: the end of its time limit; None: it has none.
-        elsewhere: the other nodes with enough free CPUs for it.
+        elsewhere: the other nodes with enough free CPUs and memory for it.
         cpus: its CPUs; `cpus_free`: those that no job or only a loan has on its node.
+        memory, memory_free: MiB in the same way; `memory_all`: all of its node's.
     """
 
     demand: Demand
@@ -207,6 +210,15 @@ class Restartable:
     elsewhere: frozenset[str] = frozenset()
     cpus: int = 0
     cpus_free: int = 0
+    memory: int = 0
+    memory_free: float = inf
+    memory_all: int = 0
+
+    def leaves_room(self, row: JobRow, *, moves: bool) -> bool:
+        """Return whether its node has CPUs and memory for a pending job; `moves`: if it restarts on another node."""
+        cpus, memory = (self.cpus, self.memory) if moves else (0, 0)
+        needed = self.memory_all if row.memory_per_node == WHOLE else row.memory_each
+        return row.cpus <= self.cpus_free + cpus and needed <= self.memory_free + memory
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,26 @@
-"""Find pending inference that has its slices but not its CPUs, and the loans that end for it. Pure.
+"""Find pending inference that has its slices but not its CPUs or memory, and the loans that end for it. Pure.
 
-Slurm itself preempts for CPUs as for slices, but only jobs that have run for PreemptExemptTime.
+Slurm itself preempts for them as for slices, but only jobs that have run for PreemptExemptTime.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
-from slurm_migbatch.decide.lending.model import CpuShortage
+from slurm_migbatch.decide.lending.model import Room, Shortage
 from slurm_migbatch.decide.snapshot import passed_s
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 LASTING_S: Final = 3.0
 """A shortage must last for so long: the lists of jobs and of nodes are of slightly different times."""
 
 
-def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[CpuShortage]:
-    """Return the jobs that lack only CPUs, also after jobs that are about to end have freed theirs.
+def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[Shortage]:
+    """Return the jobs that lack only CPUs or memory, also after jobs that are about to end have freed theirs.
 
     The backfill scheduler of 23.11 sets the reason of such a job to None.
     """
@@ -37,18 +37,18 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
     ]
     if not waiting:
         return []
-    free = coming_cpus(inputs, ledger)
+    free, nodes = coming_room(inputs, ledger), {row.name: row for row in inputs.nodes}
     short_jobs = []
     for row, placed in waiting:
-        needed = row.cpus_per_node
-        lacks = {node: needed - free[node] for node in placed.nodes if needed > free.get(node, needed)}
-        lacks_cpus = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
-        if lacks_cpus:
-            short_jobs.append(CpuShortage(row.job_id, lacks, every=row.num_nodes > 1))
+        found = {name: room_of(row, nodes[name]).without(free[name]) for name in placed.nodes if name in free}
+        lacks = {name: lacking for name, lacking in found.items() if any(lacking)}
+        lacks_room = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
+        if lacks_room:
+            short_jobs.append(Shortage(row.job_id, lacks, every=row.num_nodes > 1))
     return short_jobs
 
 
-def lasting(found: Iterable[CpuShortage], since: dict[int, float], now: float) -> tuple[CpuShortage, ...]:
+def lasting(found: Iterable[Shortage], since: dict[int, float], now: float) -> tuple[Shortage, ...]:
     """Return the shortages that have lasted for `LASTING_S`; updates `since`, the time when each was first found."""
     found = list(found)
     first_found = {shortage.job: since.get(shortage.job, now) for shortage in found}
@@ -57,40 +57,52 @@ def lasting(found: Iterable[CpuShortage], since: dict[int, float], now: float) -
     return tuple(shortage for shortage in found if passed_s(first_found[shortage.job], now) >= LASTING_S)
 
 
-def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[int] | None:
-    """Return loans that free `lacking` CPUs, those with the lowest losses first; None if all together do not.
+def cheapest(lacking: Room, loans: Collection[tuple[float, Room, int]]) -> list[int] | None:
+    """Return loans that free what a node lacks, those with the lowest losses first; None if all together do not.
 
     Args:
-        loans: loss, CPUs and job of each.
+        loans: loss, CPUs and memory, and job of each.
     """
-    chosen: list[tuple[float, int, int]] = []
-    freed = 0
+    chosen: list[tuple[float, Room, int]] = []
+    freed = Room(0, 0)
     for loan in sorted(loans):
-        if freed >= lacking:
+        if not any(lacking.without(freed)):
             break
         chosen.append(loan)
-        freed += loan[1]
-    if freed < lacking:
+        freed = freed.plus(loan[1])
+    if any(lacking.without(freed)):
         return None
     for loan in sorted(chosen, reverse=True):
-        if freed - loan[1] >= lacking:
+        if not any(lacking.without(left := Room(freed.cpus - loan[1].cpus, freed.memory - loan[1].memory))):
             chosen.remove(loan)
-            freed -= loan[1]
+            freed = left
     return [job for _, _, job in chosen]
 
 
-def too_small(cpus: int, obtainable: Mapping[str, int]) -> frozenset[str]:
-    """Return the nodes that would lack CPUs for a job even if every loan ended."""
-    return frozenset([node for node, count in obtainable.items() if count < cpus])
+def too_small(row: JobRow, nodes: Iterable[NodeRow], obtainable: Mapping[str, Room]) -> frozenset[str]:
+    """Return the nodes that would lack CPUs or memory for a job even if every loan ended."""
+    return frozenset(
+        [
+            node.name
+            for node in nodes
+            if node.name in obtainable and any(room_of(row, node).without(obtainable[node.name]))
+        ]
+    )
 
 
-def coming_cpus(inputs: LendingInputs, ledger: Ledger, *, of_every_loan: bool = False) -> Counter[str]:
-    """Return how many CPUs of each node are free or about to be free, or could be if every loan ended."""
-    free = Counter({row.name: row.cpus_free for row in inputs.nodes if row.cpus})
+def room_of(row: JobRow, node: NodeRow) -> Room:
+    """Return what a job takes on a node; no memory where that is no consumable resource, or nothing of it is in use."""
+    return Room(row.cpus_per_node, row.memory_on(node) if node.memory_used else 0)
+
+
+def coming_room(inputs: LendingInputs, ledger: Ledger, *, of_every_loan: bool = False) -> dict[str, Room]:
+    """Return what of each node is free or about to be free, or could be if every loan ended."""
+    nodes = {row.name: row for row in inputs.nodes if row.cpus}
+    free = {name: Room(node.cpus_free, node.memory - node.memory_used) for name, node in nodes.items()}
     for row in inputs.rows:
         loan = ledger.open.get(row.job_id)
         ends = row.state == "COMPLETING" or (row.active and loan is not None and (of_every_loan or loan.leaving))
-        for node in row.nodes if ends else ():
-            if node in free:
-                free[node] += row.cpus_per_node
+        for name in row.nodes if ends else ():
+            if name in free:
+                free[name] = free[name].plus(room_of(row, nodes[name]))
     return free

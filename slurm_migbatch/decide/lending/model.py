@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
@@ -51,17 +51,36 @@ class WaitingInference:
     copies: int = 1
 
 
+class Room(NamedTuple):
+    """CPUs and MiB on a node."""
+
+    cpus: int
+    memory: int
+
+    def without(self, other: Room) -> Room:
+        """Return what is left of it, not below 0."""
+        return Room(max(0, self.cpus - other.cpus), max(0, self.memory - other.memory))
+
+    def plus(self, other: Room) -> Room:
+        """Return the sum."""
+        return Room(self.cpus + other.cpus, self.memory + other.memory)
+
+    def __str__(self) -> str:
+        """What there is of it, for messages."""
+        return " and ".join(name for name, count in (("CPUs", self.cpus), ("memory", self.memory)) if count > 0)
+
+
 @dataclass(frozen=True)
-class CpuShortage:
-    """A pending inference job whose slices are offered, but nodes lack CPUs for it.
+class Shortage:
+    """A pending inference job whose slices are offered, but nodes lack CPUs or memory for it.
 
     Attributes:
-        lacks: CPUs that each of these nodes lacks.
+        lacks: what each of these nodes lacks.
         every: whether the job needs all of them, or one.
     """
 
     job: int
-    lacks: Mapping[str, int]
+    lacks: Mapping[str, Room]
     every: bool = False
 
 
@@ -104,7 +123,7 @@ class LendingView:
     capacities: tuple[GpuCapacity, ...] = ()
     about_to_be_free: Mapping[tuple[str, int], int] = field(default_factory=dict)
     starts: tuple[WaitingInference, ...] = ()
-    shortages: tuple[CpuShortage, ...] = ()
+    shortages: tuple[Shortage, ...] = ()
     elastic_jobs: tuple[ElasticJob, ...] = ()
     pending_loans: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)

@@ -20,11 +20,12 @@ from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.cpus import cheapest
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
-    CpuShortage,
     Kind,
     LendingRules,
     LendingView,
     LoanOrder,
+    Room,
+    Shortage,
     WaitingInference,
     coming,
 )
@@ -92,7 +93,7 @@ def reclaim_loans(
                 hopeless.add(key)
         planner.kept.pop(start.job, None)
     for shortage in view.shortages:
-        planner.free_cpus(shortage)
+        planner.free_room(shortage)
     return planner.orders, planner.capacities
 
 
@@ -168,30 +169,33 @@ class _ReclaimPlanner:
                 self.orders.append(self._order(job, start.job, why))
         return True
 
-    def free_cpus(self, shortage: CpuShortage) -> None:
-        """End loans so that nodes have the CPUs that a job lacks; none if that is impossible."""
-        loans_of_node = {node: self._loans_for_cpus(node, lacking) for node, lacking in shortage.lacks.items()}
+    def free_room(self, shortage: Shortage) -> None:
+        """End loans so that nodes have the CPUs and the memory that a job lacks; none if that is impossible."""
+        loans_of_node = {node: self._loans_for_room(node, lacking) for node, lacking in shortage.lacks.items()}
         feasible = [jobs for jobs in loans_of_node.values() if jobs is not None]
         if not feasible or (shortage.every and len(feasible) < len(loans_of_node)):
             return
         ended = (
             feasible if shortage.every else [min(feasible, key=lambda jobs: sum(self.loans[job].loss for job in jobs))]
         )
+        what = Room(*map(max, zip(*shortage.lacks.values(), strict=True)))
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
-            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its CPUs"))
+            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {what}"))
 
-    def _loans_for_cpus(self, node: str, lacking: int) -> list[int] | None:
-        """Return the loans to end on a node for `lacking` CPUs; CPUs of loans that end already count."""
+    def _loans_for_room(self, node: str, lacking: Room) -> list[int] | None:
+        """Return the loans to end on a node for what it lacks; what loans that end already have counts."""
         ending = {order.job for order in self.orders}
         jobs_there = [
             elastic_job
             for elastic_job in self.view.elastic_jobs
             if elastic_job.place is not None and elastic_job.place.node == node
         ]
-        lacking -= sum(elastic_job.cpus for elastic_job in jobs_there if elastic_job.job in ending)
+        for elastic_job in jobs_there:
+            if elastic_job.job in ending:
+                lacking = lacking.without(Room(elastic_job.cpus, elastic_job.memory))
         loans = [
-            (self.loans[elastic_job.job].loss, elastic_job.cpus, elastic_job.job)
+            (self.loans[elastic_job.job].loss, Room(elastic_job.cpus, elastic_job.memory), elastic_job.job)
             for elastic_job in jobs_there
             if elastic_job.job in self.loans
         ]

@@ -100,7 +100,7 @@ class ElasticJob:
         needs_s: the same, as the job itself states it; None: it does not.
         reported: whether its current run has reported anything.
         target: the slice that it is to get next; None: any.
-        cpus: number of CPUs that it requests; 0: unknown.
+        cpus: number of CPUs that it requests; 0: unknown. `memory`: MiB that it holds.
         stopped: whether it is pending only because it was stopped for another slice.
         shares: whether it shares its slice or is about to, so that it is not stopped for another one.
     """
@@ -119,6 +119,7 @@ class ElasticJob:
     reported: bool = False
     target: Target | None = None
     cpus: int = 0
+    memory: int = 0
     stopped: bool = False
     shares: bool = False
 

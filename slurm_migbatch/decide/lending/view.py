@@ -10,12 +10,12 @@ from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
-from slurm_migbatch.decide.lending.cpus import coming_cpus, too_small
+from slurm_migbatch.decide.lending.cpus import coming_room, room_of, too_small
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
-from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
+from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, Room, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.decide.snapshot import Run
@@ -50,7 +50,7 @@ def view_of(
         capacities=tuple(capacities),
         about_to_be_free=about_to_be_free,
         starts=tuple(_starts(inputs, job_views, ledger)),
-        elastic_jobs=tuple(_elastic_jobs(inputs.now, job_views, ledger, known, places, regions, barred)),
+        elastic_jobs=tuple(_elastic_jobs(inputs, job_views, ledger, known, places, regions, barred)),
         pending_loans=(
             *_without_slot(inputs, job_views, ledger, places),
             *_held_to_grow(ledger, pools.keys() - frozenset(barred)),
@@ -197,24 +197,25 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Led
     """Return the jobs for which loans may end, each with the nodes where that could let it start."""
     waiting = frozenset(inputs.plan.waiting) - inputs.plan.unplaceable
     starts = []
-    cpus, obtainable = dict[int, int](), Counter[str]()
+    alone, obtainable = dict[int, JobRow](), dict[str, Room]()
     if waiting and ledger.open:
-        obtainable = coming_cpus(inputs, ledger, of_every_loan=True)
-        cpus = {row.job_id: row.cpus for row in inputs.rows if row.num_nodes == 1 and row.job_id in waiting}
-    pools: dict[tuple[frozenset[str], int], frozenset[str]] = {}  # few, while there may be very many jobs
+        obtainable = coming_room(inputs, ledger, of_every_loan=True)
+        alone = {row.job_id: row for row in inputs.rows if row.num_nodes == 1 and row.job_id in waiting}
+    pools: dict[tuple[object, ...], frozenset[str]] = {}  # few, while there may be very many jobs
     for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:
             placed = inputs.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
-            key = demand.pool, cpus.get(demand.job, 0)
+            row = alone.get(demand.job)
+            key = demand.pool, row and (row.cpus, row.memory_per_node, row.memory_per_cpu)
             if key not in pools:
-                pools[key] = demand.pool - too_small(key[1], obtainable)
+                pools[key] = demand.pool - (too_small(row, inputs.nodes, obtainable) if row else frozenset())
             starts.append(WaitingInference(demand.job, demand.slices, pools[key], demand.nodes, max(1, copies)))
     return starts
 
 
 def _elastic_jobs(
-    now: float,
+    inputs: LendingInputs,
     job_views: Mapping[int, JobView],
     ledger: Ledger,
     known: ElasticJobs,
@@ -223,6 +224,7 @@ def _elastic_jobs(
     barred: Collection[int],
 ) -> list[ElasticJob]:
     elastic_jobs = []
+    now, nodes = inputs.now, {row.name: row for row in inputs.nodes}
     for job, job_view in job_views.items():
         loan, place = ledger.open.get(job), places.get(job)
         if loan is None and (job not in regions or job in barred):
@@ -246,6 +248,7 @@ def _elastic_jobs(
                 reported=(job, job_view.row.restarts) in known.reports,
                 target=ledger.targets.get(job),
                 cpus=job_view.row.cpus,
+                memory=room_of(job_view.row, nodes[place.node]).memory if place is not None else 0,
                 stopped=loan is None and _was_stopped(job_view.row, past),
             )
         )

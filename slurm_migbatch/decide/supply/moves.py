@@ -28,7 +28,7 @@ from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
 SOON_S: Final = 5.0
@@ -211,7 +211,7 @@ def restartable(
         demand: returns the needs of a running job after a restart; None if it could not restart.
     """
     now, rows = snapshot.now, queue.signalled()
-    cpus = {row.name: row.cpus_free for row in snapshot.nodes} if rows else {}
+    slurm_nodes = {row.name: row for row in snapshot.nodes} if rows else {}
     candidates = []
     for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
@@ -222,11 +222,18 @@ def restartable(
             continue
         leases = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
         if len(leases) == 1 and not leases[0][1].guest and needed.slices == (leases[0][1].slot.profile,):
-            elsewhere = frozenset(name for name in needed.pool if cpus.get(name, 0) >= row.cpus)
-            # lending takes back the CPUs of loans once a job has its slice
-            loans = sum([loan.cpus_per_node for loan in queue.holders(node.name) if is_marked(loan.comment)])
-            free, (uuid, lease) = cpus.get(node.name, 0) + loans, leases[0]
-            run = Restartable(needed, node.name, uuid, lease.slot, row.end, elsewhere, row.cpus, free)
+            elsewhere = frozenset(
+                name for name in needed.pool if (other := slurm_nodes.get(name)) is not None and row.has_room_on(other)
+            )
+            slurm_node = slurm_nodes.get(node.name) or NodeRow(node.name, frozenset())
+            # lending takes back the CPUs and the memory of loans once a job has its slice
+            loans = [loan for loan in queue.holders(node.name) if is_marked(loan.comment)]
+            cpus = slurm_node.cpus_free + sum([loan.cpus_per_node for loan in loans])
+            free = slurm_node.memory_free + sum([loan.memory_on(slurm_node) for loan in loans])
+            (uuid, lease), held = leases[0], row.memory_on(slurm_node)
+            run = Restartable(
+                needed, node.name, uuid, lease.slot, row.end, elsewhere, row.cpus, cpus, held, free, slurm_node.memory
+            )
             candidates.append(run)
     return tuple(
         sorted(candidates, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until)))

@@ -53,6 +53,7 @@ from slurm_migbatch.decide.supply.node_plans import node_plans
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
 
 #: Limits on the GPUs to examine, and on the depth, when making room for one kind of demand.
 _REPAIR_TRIES = 200
@@ -77,14 +78,14 @@ class Moving:
         leaving: demands of training jobs that are being moved and are not pending yet; a place is kept for each.
         wanting: jobs for which one more training job may be moved.
         candidates: the training jobs that may be moved, in the order in which they are tried.
-        cpus: CPUs of the jobs in `wanting`; a job without an entry needs none.
+        rows: Slurm's rows of the jobs in `wanting`; a job without an entry needs neither CPUs nor memory.
         possible: whether training jobs run that may be moved at some time.
     """
 
     leaving: tuple[Demand, ...] = ()
     wanting: frozenset[int] = frozenset()
     candidates: tuple[Restartable, ...] = ()
-    cpus: Mapping[int, int] = field(default_factory=dict)
+    rows: Mapping[int, JobRow] = field(default_factory=dict)
     possible: bool = False
 
 
@@ -393,7 +394,7 @@ class _PlanRound:
         """Choose a training job to move: the demand fits in its place, and it fits elsewhere. Claim its new place."""
         if not demand.kind.single:
             return
-        profile, cpus = demand.slices[0], self._moving.cpus.get(demand.job, 0)
+        profile, row = demand.slices[0], self._moving.rows.get(demand.job)
         first_number = self._queued + len(self._moving.leaving)
         for number, run in enumerate(self._moving.candidates, first_number):
             if run.node not in demand.pool or run.node not in self.fleet.nodes or not self.fleet.plannable(run.node):
@@ -409,8 +410,9 @@ class _PlanRound:
             if place is None:
                 continue
             to = place if isinstance(place, str) else place.node
-            # without CPUs for the waiting job the move would be in vain, and the next training job would be moved
-            if to not in {run.node, *run.elsewhere} or cpus > run.cpus_free + (run.cpus if to != run.node else 0):
+            # without CPUs and memory for the waiting job the move would be in vain, and the next one would be moved
+            leaves_room = row is None or run.leaves_room(row, moves=to != run.node)
+            if to not in {run.node, *run.elsewhere} or not leaves_room:
                 continue
             if place is not gpu_claims:
                 self._claim(place, (number, 0, run.slot.profile))

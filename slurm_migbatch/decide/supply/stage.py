@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -34,10 +35,14 @@ HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
 UNEXPLAINED_S: Final = 30.0
 """A node where Slurm counts more slices than are known is noted after so long."""
-CPUS_S: Final = 15.0
-"""An offer that is not taken for so long is made elsewhere if its node lacks the CPUs and another one has them."""
-_CPUS_AVOID_S: Final = 60.0
+ROOM_S: Final = 15.0
+"""An offer that is not taken for so long is made elsewhere if its node lacks the CPUs or the memory and another one has
+them.
+"""
+_ROOM_AVOID_S: Final = 60.0
 """For how long such a node is not considered again."""
+_ROOM_MOST: Final = 64
+"""How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
 this.
@@ -188,8 +193,8 @@ def _moving(
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
     candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wanting_jobs else ()
-    cpus = {job: queue.rows[job].cpus for job in wanting_jobs if job in queue.rows} if candidates else {}
-    return Moving(needed, wanting_jobs, candidates, cpus, possible=queue.any_signalled(may_restart))
+    rows = {job: queue.rows[job] for job in wanting_jobs if job in queue.rows} if candidates else {}
+    return Moving(needed, wanting_jobs, candidates, rows, possible=queue.any_signalled(may_restart))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
@@ -256,9 +261,10 @@ def _avoided(memory: SupplyMemory, now: float, avoid_s: float) -> dict[int, froz
 
 
 def _kind(row: JobRow) -> tuple[object, ...]:
-    """Return what equal jobs have in common, the user first; jobs of other names may request other memory."""
+    """Return what equal jobs have in common, the user first."""
     return (
         *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
+        *(row.memory_per_node, row.memory_per_cpu),
         *(row.features, row.requested_nodes, row.reservation, row.time_limit_s),
     )
 
@@ -272,9 +278,9 @@ def _watch_offers(
 ) -> None:
     """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
 
-    Slurm has a reason then that migbatchd does not know. If it is known, because other jobs have the node's CPUs, and
-    there is a node with enough, `CPUS_S` is enough. Time does not count in which there were no snapshots, mostly
-    because slurmctld was down and could start nothing, or by which the clock was set.
+    Slurm has a reason then that migbatchd does not know. If it is known, because other jobs have the node's CPUs or
+    memory, and there is a node with enough, `ROOM_S` is enough. Time does not count in which there were no snapshots,
+    mostly because slurmctld was down and could start nothing, or by which the clock was set.
     """
     now = snapshot.now
     passed = now - (now if memory.watched is None else memory.watched)
@@ -292,22 +298,27 @@ def _watch_offers(
         since = previous[2] + uncounted
         if now - since >= settings.stuck_s:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-        elif now - since >= CPUS_S and (lacking := _without_cpus(row, placed.nodes, snapshot.nodes, wanted)):
-            memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _CPUS_AVOID_S))
+        elif now - since >= ROOM_S and (lacking := _without_room(row, placed.nodes, snapshot.nodes, wanted)):
+            memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _ROOM_AVOID_S))
         else:
             memory.standing[job] = (placed.nodes, row.tasks, since)
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
 
 
-def _without_cpus(
+def _without_room(
     row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
 ) -> list[str]:
-    """Return the nodes on which other jobs have the CPUs of a job; none unless enough other nodes have them."""
+    """Return the nodes on which other jobs have the CPUs or the memory of a job.
+
+    None unless its slices are offered on one of them, and enough other nodes have CPUs and memory.
+    """
     pool = next((demand.pool for demand in wanted if demand.job == row.job_id), frozenset[str]())
-    free = {node.name: node.cpus_free for node in nodes if node.name in pool and node.cpus}
-    lacking = [name for name in offered if free.get(name, row.cpus_per_node) < row.cpus_per_node]
-    able = [name for name, cpus in free.items() if cpus >= row.cpus_per_node and name not in offered]
-    return lacking if len(able) >= len(lacking) else []
+    room = {node.name: row.has_room_on(node) for node in nodes if node.name in pool and node.cpus}
+    lacking = [name for name in offered if not room.get(name, True)]
+    able = [name for name, enough in room.items() if enough and name not in offered]
+    if not lacking or len(able) < len(lacking):
+        return []
+    return [*lacking, *islice((name for name, enough in room.items() if not enough), _ROOM_MOST)]
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------

@@ -78,5 +78,7 @@ def _printed(row: JobRow, mark: str) -> str:
         "NumCPUs": row.cpus,
         "Comment": row.comment,
         "Dependency": "(null)",
+        "MinMemory": f"{row.memory_per_node}M",
+        "tres-alloc": f"cpu={row.cpus},mem={row.memory_per_node * row.num_nodes}M,node={row.num_nodes}",
     }
     return "".join(f"{values.get(field, '')}{mark}" for field in SQUEUE_FIELDS) + "\n"

@@ -141,12 +141,27 @@ class SimulatedSlurm(Slurmctld):
         def requeue(name: str) -> str:
             rows = self._named(name, split=False)
             for row in rows:
-                if row.state == "RUNNING":
+                if row.state in ("RUNNING", "SUSPENDED"):
                     self.requeues.append(row.job_id)
                     self.requeued(row.job_id)
             return "" if rows else INVALID_JOB
 
         self._change("requeue_all", list(map(str, job_ids)), requeue)
+
+    def suspend(self, job_id: int) -> None:
+        """Do what `scontrol suspend` does: the job keeps what it has, and loses its priority."""
+        self._put(replace(self.queue[job_id], state="SUSPENDED", priority=0))
+
+    def resume_all(self, job_ids: Iterable[int | str]) -> None:
+        """See SlurmClient."""
+
+        def resume(name: str) -> str:
+            rows = [row for row in self._named(name, split=False) if row.state == "SUSPENDED"]
+            for row in rows:
+                self._put(replace(row, state="RUNNING", priority=self._facts[row.job_id].priority))
+            return "" if rows else "Requested operation not supported on this system"
+
+        self._change("resume_all", list(map(str, job_ids)), resume)
 
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
         """See SlurmClient."""

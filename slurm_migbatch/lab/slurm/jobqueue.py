@@ -78,6 +78,7 @@ class JobQueue(ABC):
         states: Iterable[str] = ("IDLE",),
         features: Iterable[str] = (),
         cpus: int = 64,
+        memory: int = 0,
     ) -> NodeRecord:
         """Add a node; `conf` are its mig counts by type in slurm.conf and gres.conf."""
         machine = NodeRecord(
@@ -89,6 +90,7 @@ class JobQueue(ABC):
             set(states),
             frozenset(features),
             cpus,
+            memory,
         )
         self.machines[name] = machine
         for partition in machine.partitions:
@@ -317,6 +319,7 @@ class JobQueue(ABC):
             row.array_job if array is not None and array.throttle is not None else None,
             row.het_job,
             facts.excluded,
+            row.memory_each,
         )
 
     def _wake(self, job: int, when: float) -> None:
@@ -378,6 +381,8 @@ class JobQueue(ABC):
             features=machine.features,
             cpus=machine.cpus,
             cpus_used=machine.cpus_used,
+            memory=machine.memory,
+            memory_used=machine.memory_used,
             other_gres=machine.other_gres,
         )
         self._node_rows[machine.name] = machine.version, row

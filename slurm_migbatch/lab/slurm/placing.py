@@ -21,7 +21,7 @@ class Placing:
         self._pools: dict[tuple[str, str, str, str], tuple[tuple[NodeRecord, ...], frozenset[str]]] = {}
         self._offered: dict[Shape, bool] = {}
         self._listed: dict[Shape, bool] = {}
-        self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
+        self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int, int], tuple[int, float]] = {}
 
     def changed(self, machine: NodeRecord) -> None:
         """Record that a node's offers, used counts or state has changed."""
@@ -127,7 +127,7 @@ class Placing:
 
     def ready(self, machine: NodeRecord, shape: Shape) -> float:
         """Return when the limits of the node's jobs let such a job start if no other starts; infinite: unknown."""
-        key = (machine.name, shape.need, shape.cpus)
+        key = (machine.name, shape.need, shape.cpus, shape.memory)
         cached = self._ready.get(key)
         if cached is None or cached[0] != machine.version:
             cached = self._ready[key] = (machine.version, _ready(machine, shape))
@@ -195,27 +195,32 @@ def _enough(shape: Shape, machines: Sequence[NodeRecord]) -> bool:
 
 
 def _lists(machine: NodeRecord, shape: Shape) -> bool:
-    return machine.cpus >= shape.cpus and all(machine.gres.get(kind, 0) >= max(1, n) for kind, n in shape.need)
+    return (
+        machine.cpus >= shape.cpus
+        and (not machine.memory or machine.memory >= shape.memory)
+        and all(machine.gres.get(kind, 0) >= max(1, n) for kind, n in shape.need)
+    )
 
 
 def _fits(machine: NodeRecord, shape: Shape) -> bool:
     return (
         machine.open
         and not machine.completing
-        and machine.cpus - machine.cpus_used >= shape.cpus
+        and max(machine.lacks(shape)) <= 0
         and all(machine.free(kind) >= max(1, count) for kind, count in shape.need)
     )
 
 
 def _ready(machine: NodeRecord, shape: Shape) -> float:
     lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
-    cpus = shape.cpus - (machine.cpus - machine.cpus_used)
-    if not lacking and cpus <= 0:
+    cpus, memory = machine.lacks(shape)
+    if not lacking and cpus <= 0 and memory <= 0:
         return -inf
     for holding in sorted(machine.holdings.values(), key=lambda holding: holding.end):
         for kind in lacking:
             lacking[kind] -= holding.taken.get(kind, 0)
         cpus -= holding.cpus
-        if cpus <= 0 and all(lack <= 0 for lack in lacking.values()):
+        memory -= holding.memory
+        if cpus <= 0 and memory <= 0 and all(lack <= 0 for lack in lacking.values()):
             return holding.end
     return inf

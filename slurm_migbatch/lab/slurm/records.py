@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from slurm_migbatch.lab.slurm.clock import TimedEvent
 from slurm_migbatch.site import PREEMPT_EXEMPT
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import WHOLE, JobRow
 from slurm_migbatch.slurm.times import parse_duration
 
 _EXEMPT_S: Final = parse_duration(PREEMPT_EXEMPT) or 0.0
@@ -73,6 +73,7 @@ class Holding(NamedTuple):
     taken: Mapping[str, int]
     cpus: int
     end: float
+    memory: int = 0  # MiB
 
 
 @dataclass
@@ -82,6 +83,7 @@ class NodeRecord:
     Attributes:
         conf: slurm.conf's and slurmd's mig counts by type. `gres`: the current counts. `used`: counts held by jobs.
         completing: number of jobs whose Epilogs have not run; until they have, no job is started on the node.
+        memory: MiB; 0: memory is not simulated, and jobs start whatever they request.
         holdings: resources that each running job holds on the node, by job id.
         version: increases with every change that affects when a job could start on the node.
     """
@@ -94,10 +96,12 @@ class NodeRecord:
     states: set[str] = field(default_factory=lambda: {"IDLE"})
     features: frozenset[str] = frozenset()
     cpus: int = 64
+    memory: int = 0
     reason: str = ""
     other_gres: str = ""
     used: Counter[str] = field(default_factory=Counter)
     cpus_used: int = 0
+    memory_used: int = 0
     completing: int = 0
     holdings: dict[int, Holding] = field(default_factory=dict)
     version: int = 0
@@ -113,6 +117,17 @@ class NodeRecord:
         Below zero if less is configured than in use.
         """
         return self.gres.get(kind, 0) - self.used[kind]
+
+    def lacks(self, shape: Shape) -> tuple[int, int]:
+        """Return how many CPUs and MiB are missing for a job to start now; none if below 1."""
+        return (
+            shape.cpus - (self.cpus - self.cpus_used),
+            self.needed(shape) - (self.memory - self.memory_used) if self.memory else 0,
+        )
+
+    def needed(self, shape: Shape) -> int:
+        """Return the MiB that a job takes."""
+        return self.memory if shape.memory == WHOLE else shape.memory
 
 
 class Shape(NamedTuple):
@@ -130,6 +145,7 @@ class Shape(NamedTuple):
     array: int | None = None  # id of an array with a throttle
     het: int | None = None
     excluded: str = ""
+    memory: int = 0  # MiB on each node, or `WHOLE`
 
 
 @dataclass

@@ -242,8 +242,10 @@ class Slurmctld(JobQueue):
         for name in nodes:
             machine = self.machines[name]
             machine.used.update(taken)
+            memory = machine.needed(shape) if machine.memory else 0
             machine.cpus_used += shape.cpus
-            machine.holdings[row.job_id] = Holding(taken, shape.cpus, math.inf if end is None else end)
+            machine.memory_used += memory
+            machine.holdings[row.job_id] = Holding(taken, shape.cpus, math.inf if end is None else end, memory)
             self._placing.changed(machine)
         if row.array_job is not None:
             self.arrays[row.array_job].running += 1
@@ -329,14 +331,14 @@ class Slurmctld(JobQueue):
 
     def kill(self, job: int, after: str) -> None:
         """Signal a running job to end; `after` is its end state, or PENDING for a requeue."""
-        if self.queue[job].state == "RUNNING":
+        if self.queue[job].state in ("RUNNING", "SUSPENDED"):
             self._leave(job, after)
             self._facts[job].killed = self.clock.time()
             self.nodes_run.terminate(self.queue[job])
 
     def _over_limit(self, job: int, restarts: int) -> None:
         row = self.queue.get(job)
-        if row is not None and row.restarts == restarts:
+        if row is not None and row.restarts == restarts and row.state == "RUNNING":
             self.kill(job, "TIMEOUT")
 
     def _leave(self, job: int, after: str) -> None:
@@ -349,6 +351,7 @@ class Slurmctld(JobQueue):
             holding = machine.holdings.pop(job)
             machine.used.subtract(holding.taken)
             machine.cpus_used -= holding.cpus
+            machine.memory_used -= holding.memory
             machine.completing += 1
             self._placing.changed(machine)
         if row.array_job is not None:
@@ -370,6 +373,8 @@ class Slurmctld(JobQueue):
             submit=now,
             eligible=begin,
         )
+        if not row.priority:  # it was suspended
+            row = replace(row, reason="JobHeldAdmin", eligible=None)
         self._put(row)
         self._wake(row.job_id, begin)
 

@@ -85,6 +85,9 @@ class Job:
     )
     constraints = property(lambda self: self._row.features.split(",") if self._row.features else [])
     cpus = property(lambda self: self._row.cpus)
+    memory_per_node = property(lambda self: max(0, self._row.memory_per_node) or None)
+    memory_per_cpu = property(lambda self: self._row.memory_per_cpu or None)
+    memory_per_gpu = None
 
     @property
     def array_task_id(self) -> int | None:
