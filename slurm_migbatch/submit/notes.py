@@ -43,6 +43,7 @@ MESSAGES: Final = {
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
     "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
     "ReservationName=... Nodes=...",
+    "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "

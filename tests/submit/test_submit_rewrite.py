@@ -330,6 +330,17 @@ def test_partition_determines_how_a_request_is_rewritten(ask) -> None:
     assert granted(ask("gres:gpu:1", partition="old,gpu")) == "mig:7g.40gb:1"
 
 
+def test_of_several_partitions_a_new_job_with_slices_keeps_those_that_have_them(ask) -> None:
+    """As in Slurm, which starts a job of several partitions in one that has its GPUs."""
+    for text in ("gres:mig:auto", "gres:mig:2g.20gb:2"):
+        answer = ask(text, partition="cpu,gpu,cpu,mixed")
+        assert isinstance(answer, Accept)
+        assert answer.changes["partition"] == "gpu,mixed"
+        assert "only in gpu,mixed: no MIG GPUs in cpu" in answer.message
+    assert "partition" not in ask("gres:mig:auto", partition="gpu,mixed").changes
+    assert ask("gres:gpu:a100_3g.39gb:1", partition="gpu,cpu").code == "mixed_partitions", "cpu may have other GPUs"
+
+
 def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:
     assert ask(None) == Pass("")
     assert ask("gres:fpga:1", "hello") == Pass("")
