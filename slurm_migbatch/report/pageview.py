@@ -46,7 +46,7 @@ _NARROWEST_CELL: Final = 2
 #: rows of panes that are not in focus
 _ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
 _MOST_SLICES: Final = 64
-#: digits of the largest job id; those of federations are long
+#: characters of the longest job id: those of federations are long, and the number of a task follows
 _LONGEST_JOB: Final = 18
 _LATEST: Final = 253402300799.0
 #: half a year: of times farther away, month and day alone may mean another year
