@@ -132,6 +132,12 @@ class JobRow:
     wckey: str = ""
     #: jobs that it still waits for (--dependency), ascending, of arrays the array's id; `OTHERS` first: not all of them
     after: tuple[int, ...] = ()
+    time_min_s: int | None = None  # --time-min; read only while a node will be reserved
+
+    @property
+    def least_time_s(self) -> int | None:
+        """The shortest time limit with which Slurm may start it: backfill shortens --time down to --time-min."""
+        return self.time_min_s or self.time_limit_s
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -234,6 +234,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         _shared(qos),
         _shared(wckey),
         dependencies.jobs_waited_for(dependency, dependencies.NARROW) if ":" in dependency else (),
+        None,  # time_min_s; see `reservations.with_least_times`
     )
 
 

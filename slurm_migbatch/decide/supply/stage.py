@@ -259,7 +259,7 @@ def _kind(row: JobRow) -> tuple[object, ...]:
     """Return what equal jobs have in common, the user first; jobs of other names may request other memory."""
     return (
         *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
-        *(row.features, row.requested_nodes, row.reservation, row.time_limit_s),
+        *(row.features, row.requested_nodes, row.reservation, row.time_limit_s, row.time_min_s),
     )
 
 
