@@ -330,6 +330,15 @@ def test_partition_determines_how_a_request_is_rewritten(ask) -> None:
     assert granted(ask("gres:gpu:1", partition="old,gpu")) == "mig:7g.40gb:1"
 
 
+def test_user_of_gpus_beside_slices_is_told_where_they_may_come_from(ask) -> None:
+    """SBATCH_GPUS_PER_NODE fills the same field as --gres: Slurm's clients add both."""
+    answer = ask("gres:gpu:1,gres:mig:2g.20gb:1")
+    assert granted(answer) == "mig:7g.80gb:1,mig:2g.20gb:1"
+    assert "SBATCH_GPUS_PER_NODE" in answer.message
+    for text in ("gres:gpu:1", "gres:mig:2g.20gb,gres:mig:auto", "gres:gpu:h100_3g.39gb:1,gres:mig:1g.10gb"):
+        assert "SBATCH_GPUS_PER_NODE" not in ask(text).message
+
+
 def test_of_several_partitions_a_new_job_with_slices_keeps_those_that_have_them(ask) -> None:
     """As in Slurm, which starts a job of several partitions in one that has its GPUs."""
     for text in ("gres:mig:auto", "gres:mig:2g.20gb:2"):
