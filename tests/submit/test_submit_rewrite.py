@@ -148,6 +148,10 @@ def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> No
         answer = ask(None, tres_per_job="gres:gpu:4", **fields)
         assert granted(answer) == "mig:7g.80gb:4" and answer.changes["max_nodes"] == "1"
         assert "all of them on one node" in answer.message and "-N <nodes>" in answer.message
+    for fields in ({"num_tasks": 5}, {"num_tasks": 8, "min_nodes": 1, "max_nodes": 4}):  # some tasks share a GPU
+        answer = ask(None, tres_per_job="gres:gpu:4", **fields)
+        assert granted(answer) == "mig:7g.80gb:4" and answer.changes["max_nodes"] == "1"
+        assert "all of them on one node, which needs the CPUs and memory of all tasks" in answer.message
     for fields in ({"num_tasks": 1}, {"num_tasks": 4, "min_nodes": 2, "max_nodes": 2}):
         assert "on one node" not in ask(None, tres_per_job="gres:gpu:4", **fields).message
     assert "on one node" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4).message
@@ -196,14 +200,12 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 5},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
+        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 65},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "min_nodes": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "req_nodes": "n1,n2"},
