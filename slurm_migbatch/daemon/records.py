@@ -36,10 +36,16 @@ def _option(field: str, text: str) -> str:
 
 def _bare(field: str, text: str) -> str:
     """Return the user's original text: sbatch puts `gres:` (or `gres/`) before every part, and `gpu` before a bare
-    count.
+    count; and cli_filter.lua writes the `mig:auto` of srun as a count alone, which means the same.
     """
     bare = re.sub(r"(^|,)gres[:/]", r"\1", text)
+    bare = re.sub(r"(^|,)mig(?:[:=]([0-9]+))?(?=,|\Z)", _auto, bare)
     return bare if field == "tres_per_node" else re.sub(r"(^|,)gpu[:=]", r"\1", bare)
+
+
+def _auto(entry: re.Match[str]) -> str:
+    count = int(entry[2] or 1)
+    return f"{entry[1]}mig:auto" + (f":{count}" if count != 1 else "")
 
 
 def _candidate(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def prepare(
     if not tmpfs.is_mounted(executor.paths.progress):
         steps.append(
             BootStep(
-                f"cannot mount a tmpfs on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as "
-                "root, in the mount namespace of slurmd"
+                f"cannot mount a tmpfs on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS, and steps "
+                "of a job that run at once may get the same slices: run this as root, in the mount namespace of slurmd"
             )
         )
     helper = caps.helper_is_setuid()

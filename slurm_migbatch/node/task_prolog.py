@@ -444,6 +444,10 @@ def of_step(
 
     limit = seconds(settings.get("ScontrolTimeout", ""))
     chosen = step_slices.of_step(path, step, pid, slices, request, limit)
+    if len(chosen) < len(slices) and not (path and posix.access(path, posix.R_OK | posix.W_OK)):
+        notice = "this node cannot tell which slices other steps of the job have, so steps that run at once may get "
+        notice += "the same: run them one after the other, or ask the administrator to run migbatch node init there"
+        return chosen, f"print migbatch: {notice}\n"
     if not problem:
         return chosen, ""
     return chosen, f"print migbatch: this step sees all slices of its job, what it requested is not known: {problem}\n"

@@ -73,9 +73,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     views = redacted(
         rights, view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted), job_views, visible
     )
-    names |= {
-        job: job_id(SimpleNamespace(**asdict(job_view.row), het_offset=None)) for job, job_view in job_views.items()
-    }
+    names |= queue_names(job_views)
     views = [replace(row, jobid=names.get(row.job, str(row.job))) for row in views]
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
@@ -103,6 +101,11 @@ def _recorded_names(store: Store, jobs: Collection[int]) -> dict[int, str]:
     with store.reading() as connection:
         runs = select_runs(connection, RunFilter(jobs=tuple(map(JobId, jobs))), fields)
         return {run.job_id: job_id(run) for run, _ in runs}
+
+
+def queue_names(job_views: Mapping[int, JobView]) -> dict[int, str]:
+    """Return jobs in the queue as Slurm prints them."""
+    return {job: job_id(SimpleNamespace(**asdict(view.row), het_offset=None)) for job, view in job_views.items()}
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:

@@ -265,6 +265,7 @@ def _loans(asked: _Selection) -> Iterator[LoanRow]:
     seen, rights = asked.seen, asked.rights
     job_views = {job: view for job, view in seen.trainings.items() if job in asked.queue}
     visible = [loan for loan in seen.loans if lending.may_see(rights, loan, job_views)]
+    names = lending.queue_names(job_views)
     indexes = {gpu.uuid: gpu.index for view in seen.views for gpu in view.gpus if gpu.index is not None}
     views = lending.redacted(rights, lending.view(job_views, visible, seen.reasons, indexes), job_views, visible)
     for view in views:
@@ -275,7 +276,7 @@ def _loans(asked: _Selection) -> Iterator[LoanRow]:
         in_full = training is not None and rights.in_full(training.row.uid, training.row.account)
         goal = training.hints.items if in_full and training is not None else None
         yield LoanRow(
-            view.job,
+            names.get(view.job, str(view.job)),
             view.user,
             view.profile,
             view.node if rights.nodes else "",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 #: kinds of slots: held by a job, held on loan, offered to Slurm, disabled
 USED: Final = "used"
@@ -94,9 +94,12 @@ class QueueRow(NamedTuple):
 
 
 class LoanRow(NamedTuple):
-    """A slice on loan, or a training job that waits for one. `goal`: items that it has to do; -1: unknown."""
+    """A slice on loan, or a training job that waits for one, with its id as Slurm prints it (12_3).
 
-    job: int
+    `goal`: items that it has to do; -1: unknown.
+    """
+
+    job: str
     user: str
     profile: str
     node: str

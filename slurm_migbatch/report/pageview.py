@@ -46,8 +46,8 @@ _NARROWEST_CELL: Final = 2
 #: rows of panes that are not in focus
 _ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
 _MOST_SLICES: Final = 64
-#: digits of the largest job id; those of federations are long
-_LONGEST_JOB: Final = 10
+#: characters of the longest job id: those of federations are long, and the number of a task follows
+_LONGEST_JOB: Final = 18
 _LATEST: Final = 253402300799.0
 #: half a year: of times farther away, month and day alone may mean another year
 _FAR_S: Final = 182 * 86400
@@ -347,7 +347,7 @@ def _loan_texts(row: LoanRow, now: float) -> Sequence[str]:
     progress = f"{100 * row.items / row.goal:.0f}% done" if row.goal > 0 and math.isfinite(row.items / row.goal) else ""
     why = "; ".join(text for text in (progress if row.items >= 0 else "", row.why) if text)
     return (
-        str(row.job), row.user, row.profile or "-", _place(row) or "-", row.state, _span(now - row.since),
+        row.job, row.user, row.profile or "-", _place(row) or "-", row.state, _span(now - row.since),
         str(row.steps) if row.steps >= 0 else "-", str(row.restarts), why,
     )  # fmt: skip
 

@@ -105,7 +105,7 @@ class CliClient:
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
         self._odd_reservations = Unread("reservation")
-        self._reserved = False
+        self._reserved = self._coming = False
         self._reservations: list[reservations.NodeReservation] = []
         self._reservations_at = 0.0  # unix seconds
         #: commands run so far, for reports and tests
@@ -140,10 +140,14 @@ class CliClient:
         return {job: jobs_waited_for(text) for job, text in texts.items()}
 
     def _in_reservations(self, rows: list[JobRow]) -> list[JobRow]:
-        """Return the rows with each job's reservation, if a node was reserved when nodes were last listed."""
-        if not self._reserved:
-            return rows
-        return reservations.of_jobs(rows, self._field("Reservation", "--array"))
+        """Return the rows with each job's reservation, if a node was reserved when nodes were last listed, and with
+        its --time-min, if a node will be reserved.
+        """
+        if self._reserved:
+            rows = reservations.of_jobs(rows, self._field("Reservation", "--array"))
+        if self._coming:
+            rows = reservations.with_least_times(rows, self._field("MinTime", "--array"))
+        return rows
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark, ordered = new_mark(), not self._misplaced()
@@ -213,6 +217,7 @@ class CliClient:
             self._reservations_at = now
         # those that were active are over
         known = [held for held in self._reservations if self._reserved or held.start > now]
+        self._coming = any(held.start > now for held in known)
         return reservations.of_nodes(rows, known, now) if known else rows
 
     def _current_reservations(

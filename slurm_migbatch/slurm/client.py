@@ -137,6 +137,12 @@ class JobRow:
     after: tuple[int, ...] = ()
     memory_per_node: int = 0  # MiB, or `WHOLE`; 0: it requests memory per CPU, or it is unknown
     memory_per_cpu: int = 0  # MiB
+    time_min_s: int | None = None  # --time-min; read only while a node will be reserved
+
+    @property
+    def least_time_s(self) -> int | None:
+        """The shortest time limit with which Slurm may start it: backfill shortens --time down to --time-min."""
+        return self.time_min_s or self.time_limit_s
 
     @property
     def partitions(self) -> tuple[str, ...]:

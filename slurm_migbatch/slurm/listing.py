@@ -242,6 +242,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         dependencies.jobs_waited_for(dependency, dependencies.NARROW) if ":" in dependency else (),
         memory_per_node,
         memory_per_cpu,
+        None,  # time_min_s; see `reservations.with_least_times`
     )
 
 

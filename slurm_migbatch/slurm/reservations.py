@@ -14,7 +14,7 @@ from typing import Final
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.fields import fields_of
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.times import TimeFormError, parse_time
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
 RESERVED: Final = "RESERVED"
 """Node flag (scontrol's spelling) of a node that an active reservation holds."""
@@ -119,3 +119,18 @@ def _rounded_up(seconds: float) -> int:
 def of_jobs(rows: Sequence[JobRow], named: Mapping[int, str]) -> list[JobRow]:
     """Return the rows with each job's requested reservation, by job id."""
     return [replace(row, reservation=named[row.job_id]) if named.get(row.job_id) else row for row in rows]
+
+
+def with_least_times(rows: Sequence[JobRow], shown: Mapping[int, str]) -> list[JobRow]:
+    """Return the rows with each pending job's --time-min, by job id as squeue shows it; it may print zero for none."""
+    return [
+        replace(row, time_min_s=seconds) if row.pending and (seconds := _duration(shown.get(row.job_id))) else row
+        for row in rows
+    ]
+
+
+def _duration(text: str | None) -> int:
+    try:
+        return int(parse_duration(text or "0") or 0)
+    except TimeFormError:
+        return 0

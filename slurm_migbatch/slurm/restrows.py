@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
@@ -40,13 +41,14 @@ _THROTTLE: Final = re.compile(r"%(\d+)\Z")
 _ODD: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, NodeListError)
 
 
-def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow]:
+def jobs(found: Mapping[str, Any], now: float, *, reserved: bool, coming: bool = False) -> list[JobRow]:
     """Return the jobs that are pending or hold resources; one with an invalid record is UNREAD.
 
     Args:
         found: the answer to `jobs/`.
         now: the current time, unix seconds.
         reserved: whether to include each job's requested reservation.
+        coming: whether to include the --time-min of pending jobs.
 
     Raises:
         SlurmError: there is no list of jobs.
@@ -59,7 +61,9 @@ def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow
         try:
             states = frozenset(_texts(record, "job_state"))
             if states.intersection(PRESENT) or not states.intersection(ENDED):
-                rows.append(_job(job_id, record, states, now, reserved))
+                row = _job(job_id, record, states, now, reserved)
+                least_s = _number(record.get("time_minimum", 0)) * 60 if coming and row.pending else 0
+                rows.append(replace(row, time_min_s=least_s) if least_s else row)
         except _ODD as error:
             rows.append(JobRow(job_id, state=UNREAD, reason=f"{type(error).__name__}: {error}"))
     return rows

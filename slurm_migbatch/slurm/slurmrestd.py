@@ -81,8 +81,8 @@ class SlurmrestdClient(CliClient):
         tiers = restrows.tiers(self.api.ask("GET", "partitions/"), unread.__setitem__)
         self._odd_partitions.name(unread)
         answer, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
-        rows = [row.with_ending_run_count(now) for row in restrows.jobs(answer, now, reserved=self._reserved)]
-        return in_order(self._known(rows), tiers)
+        rows = restrows.jobs(answer, now, reserved=self._reserved, coming=self._coming)
+        return in_order(self._known([row.with_ending_run_count(now) for row in rows]), tiers)
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """List jobs as `jobs` does, because the API has no smaller request; see SlurmClient."""

@@ -255,9 +255,9 @@ def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | Non
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
-    With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With at least
-    one for each task (`-n 4 --gpus=4`, `-N 1-4 --gpus=4`, `-n 4 --gpus-per-task=1`, `--gpus=2 --ntasks-per-gpu=2`) one
-    node is enough, and Slurm takes no more where it has them; how it would spread them over several is not known here.
+    With one slice (`-n 4 --gpus=1`) it can have only one, because each node of a job has at least one. With several
+    (`-n 4 --gpus=4`, `-n 4 --gpus=2`, `-N 1-4 --gpus=4`, `-n 4 --gpus-per-task=1`) one node is enough, and Slurm takes
+    no more where it has them and the CPUs (tried on 22.05); how it would spread them over several is not known here.
     """
     if (
         asking.field not in ("tres_per_job", "tres_per_task")
@@ -275,7 +275,7 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
         return tasks > 1 and not request.ntasks_per_node and 1 <= total * tasks <= MAX_COUNT
     if total <= 1:
         return total == 1
-    return tasks <= total * (request.ntasks_per_tres or 1) and tasks <= (request.ntasks_per_node or tasks)
+    return tasks <= (request.ntasks_per_node or tasks)
 
 
 def nodes_of(request: JobRequest) -> int | None:

@@ -23,6 +23,8 @@ MESSAGES: Final = {
     "whole_below": "mem=%s MiB does not change that, and each has only %s MiB",
     "several": "slices are separate devices, and NCCL does not connect them: start one task for each (srun -n), and "
     "use whole GPUs outside MIG for a program that needs several GPUs",
+    "both": "the job gets GPUs beside slices: leave out --gpus-per-node, and unset SBATCH_GPUS_PER_NODE, "
+    "SALLOC_GPUS_PER_NODE and SLURM_GPUS_PER_NODE, if only --gres=mig: is meant",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
     "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
     "cpus_of_task": "--cpus-per-gpu is granted as --cpus-per-task=%s",
@@ -43,6 +45,7 @@ MESSAGES: Final = {
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
     "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
     "ReservationName=... Nodes=...",
+    "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
@@ -86,16 +89,19 @@ def unapplied(whole_gpu: ProfileOffer, limits: JobLimits) -> list[str]:
 
 
 def several(asking: GresRequest, request: JobRequest, count: int) -> list[str]:
-    """Return notes on a job with several slices, `count` on each node: one if it gets one node only for their number,
-    and one if it may be one program on all of them: with fewer tasks than slices, or with whole GPUs, among which such
-    programs communicate.
+    """Return notes on a job with several slices, `count` on each node: one if some of them are whole GPUs, one if it
+    gets one node only for their number, and one if it may be one program on all of them: with fewer tasks than slices,
+    or with whole GPUs, among which such programs communicate.
     """
-    one_node = [MESSAGES["one_node"]] if count > 1 and takes_one_node(asking, request) else []
-    if any(part.name == "gpu" for part in asking.parts):
+    names = {part.name for part in asking.parts}
+    notes = [MESSAGES["both"]] if len(names) > 1 else []
+    if count > 1 and takes_one_node(asking, request):
+        notes.append(MESSAGES["one_node"])
+    if "gpu" in names:
         shared = count > 1 or (request.min_nodes or 1) > 1
     else:
         shared = count > (request.ntasks_per_node or request.num_tasks or 1)
-    return [*one_node, MESSAGES["several"]] if shared else one_node
+    return [*notes, MESSAGES["several"]] if shared else notes
 
 
 def converted(changes: Mapping[str, str]) -> list[str]:

@@ -249,7 +249,7 @@ class _Job:
         asking = read(request, gpus=bool(managed))
         if asking is None:
             return Pass()
-        self._check_partitions(names, managed)
+        self._check_partitions(names, managed, asking)
         choice = nodes.choose(request, self.catalog, managed, MESSAGES["nodes_left"])
         kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
         partition = self.catalog.view(managed, kinds)
@@ -265,7 +265,11 @@ class _Job:
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
             nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
-        return self._among(answer, choice, self._ignored(unread, asking))
+        notes = self._ignored(unread, asking)
+        if others := [name for name in names if name not in managed]:
+            answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
+            notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
+        return self._among(answer, choice, notes)
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
         """Return notes on text that is not read as hints, if the profile is left to migbatch."""
@@ -290,12 +294,15 @@ class _Job:
         message = "; ".join([answer.message, *notes]) if answer.message else message_of(notes)
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
 
-    def _check_partitions(self, names: Sequence[str], managed: Sequence[str]) -> None:
+    def _check_partitions(self, names: Sequence[str], managed: Sequence[str], asking: GresRequest) -> None:
+        """Refuse partitions without MIG GPUs, unless a new job for slices names others too: it can start only there,
+        whereas one for GPUs may start in each.
+        """
         if not self.catalog.partitions:
             raise Refusal("no_site")
         if not managed:
             raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
-        if len(managed) < len(names):
+        if len(managed) < len(names) and (self.request.now or any(part.name == "gpu" for part in asking.parts)):
             raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 
     def _compose(

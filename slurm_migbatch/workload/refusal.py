@@ -38,7 +38,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "no_partition": "partition %s has no MIG GPUs: choose one of %s with --partition",
         "no_site": "the submit filter knows no MIG GPU of this cluster yet: retry in a few minutes, or tell your "
         "administrator that no node has reported its GPUs",
-        "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those (%s)",
+        "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those (%s) or only the others",
         "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type, one of %s, or "
         "mig:<profile> for a slice",
         "two_ways": "slices are requested by more than one option (%s): request them once, per node: "

@@ -194,6 +194,8 @@ def test_submit_process_starts_without_importing_sqlalchemy_or_scipy():
     ("field", "text", "option"),
     [
         ("tres_per_node", "gres/mig:auto,gres/fpga:1", "--gres=mig:auto,fpga:1"),
+        ("tres_per_node", "gres:mig:1", "--gres=mig:auto"),
+        ("tres_per_node", "gres/fpga:1,gres/mig=2,gres/mig:1g.10gb:1", "--gres=fpga:1,mig:auto:2,mig:1g.10gb:1"),
         ("tres_per_job", "gres:gpu:2", "--gpus=2"),
         ("tres_per_task", "gres:gpu:1", "--gpus-per-task=1"),
         ("tres_per_task", "gres/mig:auto", "--tres-per-task=gres/mig:auto"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.node import conf, cudaform, handoff, task_prolog
+from slurm_migbatch.node import conf, cudaform, handoff, task_prolog, tmpfs
 from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
@@ -361,6 +361,22 @@ def test_steps_need_no_directory_that_others_can_write(node, tmp_path):
     assert files == {"1.0": (ALICE, 0o600), "1.0.steps": (ALICE, 0o600)}
     node.epilog(1)
     assert not list(directory.iterdir())
+
+
+def test_user_is_told_that_steps_may_share_slices_on_a_node_that_cannot_separate_them(new_node, tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(tmpfs, "mount", refused)
+    node = new_node()
+    node.prolog(1, "[mig:1g.10gb:2]")
+    scontrol_that(node, tmp_path, 'echo "   TresPerNode=gres:mig:$(cat %s)"' % (tmp_path / "count"))
+    values = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"SLURM_STEP_ID": b"0", b"SLURM_TASK_PID": b"1"}
+    for count, told in (("1", True), ("2", False)):
+        (tmp_path / "count").write_text(count)
+        lines = exports(str(node.etc), values, ALICE).splitlines()
+        assert f"export MIGBATCH_SLICES={count}" in lines
+        assert any("may get the same:" in line for line in lines if line.startswith("print ")) is told
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ QUEUE = [
     job(21, "ann", "PENDING", reason="Resources", priority=9),
     job(22, "bobby", "PENDING", reason="Resources", array_job=22, array_task="1-9", tasks=9),
     job(23, "bobby", "PENDING", "7g.80gb:1", reason="Priority"),
-    job(24, "bobby", "PENDING", "loan:1", partition="train", comment=TRAIN % "loan"),
+    job(24, "bobby", "PENDING", "loan:1", partition="train", comment=TRAIN % "loan", array_job=24, array_task="3"),
 ]
 NODES = [
     NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 3, "2g.20gb": 1, "none": 9, "loan": 1}, {"1g.10gb": 1}, ("gpu",)),
@@ -135,9 +135,9 @@ def test_queue_is_grouped_by_requested_slices(ask: Ask) -> None:
 
 def test_loans_are_shown_with_their_progress(ask: Ask) -> None:
     running, waiting = ask().loans
-    assert (running.job, running.state, running.gpu, running.steps, running.goal) == (12, "running", "0", 40, 1000)
+    assert (running.job, running.state, running.gpu, running.steps, running.goal) == ("12", "running", "0", 40, 1000)
     assert running.items == 250
-    assert (waiting.job, waiting.state, waiting.why) == (24, "waiting", "no GPU has room")
+    assert (waiting.job, waiting.state, waiting.why) == ("24_3", "waiting", "no GPU has room")
 
 
 def test_events_are_in_order_and_without_dry_runs(ask: Ask) -> None:
@@ -161,7 +161,7 @@ def test_page_can_be_limited_to_a_user_profile_partition_or_nodes(ask: Ask) -> N
     assert ([row.jobs for row in ann.queue], ann.loans, ann.waiting) == ([1], (), 1)
     assert {row.user for row in ann.events} == {"ann"}
     assert [row.wants for row in ask(only="7g.80gb").queue] == ["7g.80gb"]
-    assert [loan.job for loan in ask(only="train").loans] == [12, 24]
+    assert [loan.job for loan in ask(only="train").loans] == ["12", "24_3"]
     assert [gpu.node for gpu in ask(only="gpu").gpus] == ["n1", "n2"]
     assert [gpu.node for gpu in ask(names="n[2-3]").gpus] == ["n2"]
     assert ask(user="nobody").gpus == ()

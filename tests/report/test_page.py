@@ -56,7 +56,7 @@ ODD = st.builds(
     rows(ProfileRow, TEXTS, NUMBERS, NUMBERS), NUMBERS,
     rows(GpuRow, TEXTS, NUMBERS, st.integers(-3, 100), TEXTS, st.booleans(), TEXTS, SLOTS),
     rows(QueueRow, TEXTS, NUMBERS, REALS, TEXTS, TEXTS, TEXTS, REALS),
-    rows(LoanRow, NUMBERS, TEXTS, TEXTS, TEXTS, TEXTS, REALS, TEXTS, NUMBERS, NUMBERS, REALS, REALS, TEXTS),
+    rows(LoanRow, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, REALS, TEXTS, NUMBERS, NUMBERS, REALS, REALS, TEXTS),
     rows(EventRow, REALS, TEXTS, TEXTS, NUMBERS, TEXTS, TEXTS), NUMBERS,
 )  # fmt: skip
 PAGES = st.none() | st.just(page()) | ODD
@@ -156,13 +156,15 @@ def test_nodes_and_jobs_with_long_names_are_distinguished(width):
         return row._replace(node=row.node and row.node.replace("gpu", "rack12-dgx-00"))
 
     gpus, loans, events = (tuple(map(renamed, rows)) for rows in (page().gpus, page().loans, page().events))
-    loans = tuple(row._replace(job=row.job + (63 << 26)) for row in loans)
+    loans = tuple(row._replace(job=str(int(row.job) + (63 << 26))) for row in loans)
     shown = replace(page(), gpus=gpus, loans=loans, events=events)
     drawn = text(shown, width)
     for row in gpus:
         assert f"\n{row.node}  " in drawn
     for row in loans:
         assert f"\n{row.job} " in drawn and (not row.gpu or f"{row.node}:{row.gpu} " in drawn)
+    task = loans[0]._replace(job=f"{loans[0].job}_100")
+    assert f"\n{task.job} " in text(replace(shown, loans=(task,)), width)
     for row in events:
         assert f" {row.node} " in drawn
     assert " mixed" in drawn and " alloc" in drawn

@@ -10,7 +10,7 @@ import pytest
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.reservations import of_jobs, of_nodes, parse
+from slurm_migbatch.slurm.reservations import of_jobs, of_nodes, parse, with_least_times
 from slurm_migbatch.slurm.times import parse_time
 
 LINE = (
@@ -102,6 +102,21 @@ def test_jobs_must_end_before_a_coming_reservation(flags: str, cpus: int, limit_
     assert pools(text, job_row, now=START - 3600) == [nodes]
     assert pools(text.replace("2026-11-22T22:32:08", str(int(START))), job_row, now=START - 3600) == [nodes]
     assert pools(text, job_row, now=START + 1) == [{"n1", "n2", "n3"}]
+
+
+@pytest.mark.parametrize(
+    ("shown", "nodes"),
+    [("30:00", {"n1", "n2", "n3"}), ("2:00:00", {"n3"}), ("0:00", {"n3"}), ("UNLIMITED", {"n3"}), ("odd", {"n3"})],
+)
+def test_a_job_that_accepts_less_time_ends_before_a_coming_reservation(shown: str, nodes: set[str]) -> None:
+    """As in Slurm, whose backfill starts a job for as long as there is time, at least --time-min."""
+    text = line("soon", "n[1-2]", 128, state="INACTIVE")
+    limited = replace(job(1), time_limit_s=3 * 3600)
+    assert pools(text, limited, now=START - 3600) == [{"n3"}]
+    (row,) = with_least_times([limited], {1: shown})
+    assert row.time_limit_s == 3 * 3600
+    assert pools(text, row, now=START - 3600) == [nodes]
+    assert with_least_times([replace(limited, state="RUNNING")], {1: shown})[0].time_min_s is None
 
 
 def test_first_of_several_coming_reservations_counts() -> None:

@@ -42,6 +42,7 @@ JOB = {
     "start_time": NONE,
     "end_time": NONE,
     "time_limit": {"set": False, "infinite": True, "number": 0},
+    "time_minimum": NONE,
     "nodes": "",
     "node_count": NUMBER,
     "required_nodes": "",
@@ -196,6 +197,14 @@ def test_memory_of_jobs_and_nodes_is_parsed() -> None:
     assert (node.memory, node.memory_used) == (480_000, 460_800)
 
 
+def test_the_least_time_of_pending_jobs_is_read_while_a_reservation_is_coming() -> None:
+    half = {**JOB, "time_minimum": {**NUMBER, "number": 30}}
+    jobs = {"jobs": [JOB, {**half, "job_id": 8}, {**half, "job_id": 9, "job_state": ["RUNNING"]}]}
+    rows = restrows.jobs(jobs, 0.0, reserved=False, coming=True)
+    assert [row.time_min_s for row in rows] == [None, 1800, None]
+    assert {row.time_min_s for row in restrows.jobs(jobs, 0.0, reserved=False)} == {None}
+
+
 def test_cpus_reserved_for_the_system_are_not_those_of_jobs() -> None:
     nodes = [{**NODE, "effective_cpus": 60, "alloc_cpus": 60}, {**NODE, "name": "n2"}]
     rows = restrows.nodes({"nodes": nodes}, {}.__setitem__)
@@ -209,7 +218,7 @@ JOB_TEXTS += ("features", "reservation", "qos", "wckey")
 @given(st.dictionaries(st.sampled_from(sorted(JOB)), st.sampled_from(SHAPES), min_size=1, max_size=3))
 def test_malformed_job_does_not_affect_other_jobs(shapes: dict[str, Any]) -> None:
     odd = {**changed(JOB, shapes), "job_id": 8}
-    rows = restrows.jobs({"jobs": [JOB, odd, {**JOB, "job_id": 9}]}, 0.0, reserved=True)
+    rows = restrows.jobs({"jobs": [JOB, odd, {**JOB, "job_id": 9}]}, 0.0, reserved=True, coming=True)
     assert [row.job_id for row in rows] == [7, 8, 9]
     assert rows[0].pending and rows[2].pending
     assert rows[1].unread or sound(rows[1], JOB_TEXTS, ("uid", "priority", "restarts", "cpus", "tasks"), ("nodes",))

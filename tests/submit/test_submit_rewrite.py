@@ -148,6 +148,10 @@ def test_a_slice_for_each_task_limits_the_job_to_one_node_and_says_so(ask) -> No
         answer = ask(None, tres_per_job="gres:gpu:4", **fields)
         assert granted(answer) == "mig:7g.80gb:4" and answer.changes["max_nodes"] == "1"
         assert "all of them on one node" in answer.message and "-N <nodes>" in answer.message
+    for fields in ({"num_tasks": 5}, {"num_tasks": 8, "min_nodes": 1, "max_nodes": 4}):  # some tasks share a GPU
+        answer = ask(None, tres_per_job="gres:gpu:4", **fields)
+        assert granted(answer) == "mig:7g.80gb:4" and answer.changes["max_nodes"] == "1"
+        assert "all of them on one node, which needs the CPUs and memory of all tasks" in answer.message
     for fields in ({"num_tasks": 1}, {"num_tasks": 4, "min_nodes": 2, "max_nodes": 2}):
         assert "on one node" not in ask(None, tres_per_job="gres:gpu:4", **fields).message
     assert "on one node" not in ask(None, tres_per_job="gres:gpu:1", num_tasks=4).message
@@ -196,14 +200,12 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 5},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
+        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 65},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "min_nodes": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "req_nodes": "n1,n2"},
@@ -328,6 +330,26 @@ def test_partition_determines_how_a_request_is_rewritten(ask) -> None:
     assert granted(ask("gres:mig:auto", partition="old")) == "mig:2g.10gb:1"  # the site's default there
     assert granted(ask("gres:gpu:a100:1", partition="mixed")) == "mig:7g.40gb:1"
     assert granted(ask("gres:gpu:1", partition="old,gpu")) == "mig:7g.40gb:1"
+
+
+def test_user_of_gpus_beside_slices_is_told_where_they_may_come_from(ask) -> None:
+    """SBATCH_GPUS_PER_NODE fills the same field as --gres: Slurm's clients add both."""
+    answer = ask("gres:gpu:1,gres:mig:2g.20gb:1")
+    assert granted(answer) == "mig:7g.80gb:1,mig:2g.20gb:1"
+    assert "SBATCH_GPUS_PER_NODE" in answer.message
+    for text in ("gres:gpu:1", "gres:mig:2g.20gb,gres:mig:auto", "gres:gpu:h100_3g.39gb:1,gres:mig:1g.10gb"):
+        assert "SBATCH_GPUS_PER_NODE" not in ask(text).message
+
+
+def test_of_several_partitions_a_new_job_with_slices_keeps_those_that_have_them(ask) -> None:
+    """As in Slurm, which starts a job of several partitions in one that has its GPUs."""
+    for text in ("gres:mig:auto", "gres:mig:2g.20gb:2"):
+        answer = ask(text, partition="cpu,gpu,cpu,mixed")
+        assert isinstance(answer, Accept)
+        assert answer.changes["partition"] == "gpu,mixed"
+        assert "only in gpu,mixed: no MIG GPUs in cpu" in answer.message
+    assert "partition" not in ask("gres:mig:auto", partition="gpu,mixed").changes
+    assert ask("gres:gpu:a100_3g.39gb:1", partition="gpu,cpu").code == "mixed_partitions", "cpu may have other GPUs"
 
 
 def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:

@@ -43,8 +43,8 @@ def page() -> Page:
          ProfileRow("4g.40gb", 1, 0), ProfileRow("7g.80gb", 1, 0)), 14, gpus,
         (QueueRow("7g.80gb", 2, NOW - 4000, "Resources", "reserved on gpu2", "at", NOW + 1800),
          QueueRow("1g.10gb", 12, NOW - 90, "Priority", "", "now", 0.0)),
-        (LoanRow(4690, "carol", "4g.40gb", "gpu1", "1", NOW - 7200, "running", 1, 5200, 3.0, 4.0, "idle"),
-         LoanRow(4720, "carol", "", "", "", NOW - 30, "waiting", 0, -1, -1, -1, "no GPU has room")),
+        (LoanRow("4690", "carol", "4g.40gb", "gpu1", "1", NOW - 7200, "running", 1, 5200, 3.0, 4.0, "idle"),
+         LoanRow("4720", "carol", "", "", "", NOW - 30, "waiting", 0, -1, -1, -1, "no GPU has room")),
         (EventRow(NOW - 900, "start", "gpu1", 4711, "alice", "3g.40gb"),
          EventRow(NOW - 60, "fault", "gpu3", 0, "", "GPU 0: fell off the bus")),
     )  # fmt: skip

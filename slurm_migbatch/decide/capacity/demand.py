@@ -42,7 +42,7 @@ _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 _NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str, int, int, int]
 
 #: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job; `_size` of CPUs and of
-#: memory, and `_Site._free_time` for its time limit.
+#: memory, and `_Site._free_time` for its shortest time limit.
 _Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...], int, int, float]
 _CPUS: Final = 6
 _MEMORY: Final = 7
@@ -327,7 +327,7 @@ class _Site:
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
         cpus = _size(row.cpus, self._cpus) if row.num_nodes == 1 else 0
         memory = _size(row.memory_per_node, self._memory)
-        free_time = self._free_time(row.time_limit_s) if self._free_times else 0
+        free_time = self._free_time(row.least_time_s) if self._free_times else 0
         asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
         request = (*asked, others, cpus, memory, free_time)
         pool = self._pools.get((request, apart))

@@ -265,7 +265,7 @@ def _kind(row: JobRow) -> tuple[object, ...]:
     return (
         *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
         *(row.memory_per_node, row.memory_per_cpu),
-        *(row.features, row.requested_nodes, row.reservation, row.time_limit_s),
+        *(row.features, row.requested_nodes, row.reservation, row.time_limit_s, row.time_min_s),
     )
 
 
