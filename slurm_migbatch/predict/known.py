@@ -129,8 +129,8 @@ def _of_language_model(name: str) -> Known | None:
 
     Those of a generative one are uncertain: an item of a table may be a pass over the input, or generated tokens too.
     """
-    found = names.resolve(name)
-    if found is None or found.how != "public" or found.architecture.kind == "plain":
+    found = names.public(name)
+    if found is None or found.architecture.kind == "plain":
         return None
     architecture = found.architecture
     family = "encoder" if architecture.kind == "encoder" else "decoder"
@@ -146,14 +146,14 @@ def _of_language_model(name: str) -> Known | None:
     return replace(from_facts(facts), doubt=0 if family == "encoder" else 1)
 
 
-def _with_plain(name: str, estimate: Known, params: float | None) -> Known:
-    """Return the estimate with the memory of the model's table of architectures, if its parameters are all that one
-    describes of it (a generator of images): `params` are those that a measured table states.
+def _of_plain(found: names.Found, family: str, params: float | None, size: int | None) -> Known:
+    """Return the specifications of a model of which parameters and memory are all that is known (a generator of
+    images). The rest is estimated; `params` and `size` are those that a measured table states.
     """
-    found = names.resolve(name)
-    if found is None or found.architecture.kind != "plain" or not found.architecture.item_mib:
-        return estimate
     architecture = found.architecture
+    if architecture.item_px:
+        family, size = family or "cnn", size or architecture.item_px
+    estimate = guessed(family, params, None, size)
     parameters = params or float(architecture.parameters)
     scale = (estimate.reference / architecture.item_px) ** 2 if architecture.item_px and estimate.unit == "px" else 1.0
     return replace(
@@ -210,8 +210,10 @@ class ModelKnowledge:
             row = next((row for row in described if row.input_size == middle), described[0])
             estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)
             return replace(estimate, quadratic=_quadratic(described, estimate))
-        estimate = guessed(family, params, None, middle)
-        return _with_plain(name, estimate, params) if self.facts else estimate
+        found = names.resolve(name) if self.facts else None
+        if found is not None and found.architecture.kind == "plain" and found.architecture.item_mib:
+            return _of_plain(found, family, params, middle)
+        return guessed(family, params, None, middle)
 
 
 def _quadratic(rows: Sequence[Measurement], known: Known) -> float:

@@ -250,6 +250,12 @@ def known(name: str) -> Model | None:
     return _BY_NAME.get(squeeze(name))
 
 
+def public(name: str) -> Found | None:
+    """Return the public model whose name is a part of this one, as `resolve` does; None if there is none."""
+    found = resolve(name)
+    return None if found is None or found.how != "public" else found
+
+
 def generates(name: str) -> bool:
     """Return whether a name is that of a public generative model, whose memory can be computed."""
     model = known(name)
