@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL
-from slurm_migbatch.predict.llm.memory import need_of, weights_mib
-from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.predict.llm.memory import activations_mib, need_of, weights_mib
+from slurm_migbatch.predict.llm.workload import Training, Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
 
@@ -775,6 +775,96 @@ def test_config_of_an_encoder_is_described_as_one(config: dict[str, object], mil
     found = of_config({**ENCODER, **config}, "ours").architecture
     assert found.kind == "encoder" and found.cache_values(512) == 0
     assert found.parameters == pytest.approx(1e6 * millions, rel=0.02)
+
+
+ALBERT = {**ENCODER, "model_type": "albert", "embedding_size": 128, "num_hidden_groups": 1, "vocab_size": 30000}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "millions"),
+    [
+        ("albert-base-v2", {}, 11.7),
+        ("albert-xlarge-v2", {"hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192}, 58.7),
+        ("albert-xxlarge-v2", {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}, 222.6),
+    ],
+)
+def test_weights_that_all_layers_share_are_counted_once(name: str, config: dict[str, object], millions: float) -> None:
+    """Parameters of transformers' checkpoints (ALBERT, arXiv 1909.11942, table 1: 12 to 235 million)."""
+    described = of_config(ALBERT | config, name)
+    public, own = workload(f"model={name}").architecture, described.architecture
+    assert public.parameters == pytest.approx(1e6 * millions, rel=0.02)
+    # its embedding is narrower than its layers, which `arch=` does not say
+    assert 1e6 * millions < own.parameters < 1e6 * millions + 30_000 * own.width
+    # each layer computes and keeps as much as one with its own weights
+    distinct = of_config({**ALBERT, **config, "model_type": "bert"}, name).architecture
+    assert own.operations(512.0) == pytest.approx(distinct.operations(512.0), rel=0.01)
+    assert own.operations(512.0) == pytest.approx(public.operations(512.0), rel=0.01)
+    training = Training("full", "adamw", checkpointing=False, seq=512, micro_batch=8, share=0.95)
+    assert activations_mib(own, training, 4.0) == activations_mib(distinct, training, 4.0)
+
+
+RECURRENT = {
+    "model_type": "recurrent_gemma", "block_types": ["recurrent", "recurrent", "attention"],
+    "attention_window_size": 2048, "num_key_value_heads": 1, "vocab_size": 256000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "billions"),
+    [
+        ("2b", {"hidden_size": 2560, "intermediate_size": 15360, "num_attention_heads": 10, "num_hidden_layers": 26,
+                "lru_width": 2560}, 2.68),
+        ("9b", {"hidden_size": 4096, "intermediate_size": 24576, "num_attention_heads": 16, "num_hidden_layers": 38,
+                "lru_width": 4096}, 8.58),
+    ],
+)  # fmt: skip
+def test_recurrent_gemma_is_described_with_a_cache_that_does_not_grow(
+    size: str, config: dict[str, object], billions: float
+) -> None:
+    """Parameters of its paper (arXiv 2404.07839, table 1); each half of `intermediate_size` is one matrix."""
+    found = of_config(RECURRENT | config, "recurrentgemma").architecture
+    assert found.parameters == pytest.approx(1e9 * billions, rel=0.02)
+    assert found.cache_values(200_000) == found.cache_values(4_000) > 0
+    public = workload(f"model=google/recurrentgemma-{size}-it").architecture
+    assert public.parameters == pytest.approx(found.parameters, rel=0.02)
+    assert public.cache_values(200_000) == found.cache_values(4_000)
+
+
+def _half(layers: int, width: int, heads: int, ffn: int) -> dict[str, object]:
+    return {
+        "model_type": "t5_gemma_module", "hidden_size": width, "intermediate_size": ffn, "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2, "head_dim": 256, "num_hidden_layers": layers, "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoder", "billions"), [(_half(26, 2304, 8, 9216), 5.6), (_half(42, 3584, 16, 14336), 12.3)])
+def test_encoder_and_decoder_that_are_described_apart_are_both_counted(
+    encoder: dict[str, object], billions: float
+) -> None:
+    """T5Gemma 2B-2B and 9B-2B (arXiv 2504.06225), whose halves have an embedding each."""
+    config = {
+        "model_type": "t5gemma",
+        "is_encoder_decoder": True,
+        "encoder": encoder,
+        "decoder": _half(26, 2304, 8, 9216),
+    }
+    found = of_config(config, "t5gemma")
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.03)
+    assert found.architecture.kind == "both"
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+def test_decoder_that_reads_images_is_described_with_their_encoder() -> None:
+    """TrOCR base: 334 million parameters (its checkpoint), a vision transformer and a decoder of twelve layers."""
+    vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+           "intermediate_size": 3072, "image_size": 384, "patch_size": 16}  # fmt: skip
+    trocr = {"model_type": "trocr", "d_model": 1024, "decoder_layers": 12, "decoder_attention_heads": 16,
+             "decoder_ffn_dim": 4096, "vocab_size": 50265, "max_position_embeddings": 512}  # fmt: skip
+    config = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True, "encoder": vit, "decoder": trocr}
+    found = of_config(config, "trocr").architecture
+    assert 334e6 < found.parameters < 1.6 * 334e6
 
 
 def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:

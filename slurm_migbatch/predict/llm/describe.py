@@ -23,7 +23,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
     "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
-    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14,
+    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14, "groups": 1024,
 }  # fmt: skip
 """Keys of `arch=` and the largest number that each accepts."""
 NEEDED: Final = ("layers", "hidden", "heads")
@@ -47,6 +47,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "nope": ("qk_nope_head_dim",),
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
+    "groups": ("num_hidden_groups",),
 }
 """Keys of each number in configurations in Hugging Face's form."""
 GATED_ENCODERS: Final = frozenset(
@@ -64,12 +65,13 @@ UNGATED: Final = (
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
     )
-    | {"apertus", "arcee", "nemotron", "nemotron_h"}
+    | {"apertus", "arcee", "nemotron", "nemotron_h", "trocr"}
 )
 BIASED: Final = UNGATED - {"apertus", "mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
-    "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3",
+    "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3", "recurrent_gemma",
+    "t5_gemma_module", "t5gemma2_decoder",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
@@ -86,7 +88,7 @@ IMAGES: Final = ("image_size", "patch_size", "num_channels")
 """Keys of a model that takes images; a language model beside it has a configuration of its own."""
 
 
-LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config")
+LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config", "decoder")
 """Keys of the language model within a model of several parts, an outer one before an inner one."""
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 """Keys of the number of experts that all tokens pass."""
@@ -181,6 +183,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         source=given("source", 0),
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
         outputs=VOCAB if unknown else 0,
+        groups=min(given("groups", 0), layers),
     )
     return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
 
@@ -226,6 +229,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
     numbers |= _feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
+    if model_type == "recurrent_gemma":  # its two matrices of a feed-forward have this width together
+        numbers["ffn"] = numbers.get("ffn", 0) // 2
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
     if text.get("is_encoder_decoder") is True:
         numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
@@ -252,6 +257,14 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         ) from None
     towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
     beside = towers + _embedded_by_layer(text, architecture.layers)
+    # a layer without attention has one matrix more than keys, values and their output take
+    beside += (
+        (kinds or []).count("recurrent")
+        * architecture.width
+        * min(_number(text, ("lru_width",)) or 0, LIMITS["hidden"])
+    )
+    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
+    beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
     if not beside:
         return described
     return replace(
@@ -276,6 +289,18 @@ def _tower(config: Any) -> int:
     if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
         return 0
     return layers * (4 * width**2 + 2 * width * ffn)
+
+
+def _part(config: Any) -> int:
+    """Return the parameters of an encoder that is described apart from its decoder (T5Gemma, TrOCR, MusicGen); 0 if
+    there is none.
+    """
+    if not isinstance(config, dict):
+        return 0
+    try:
+        return of_config({key: value for key, value in config.items() if key != "encoder"}, "").architecture.parameters
+    except DescribeError:
+        return _tower(config)
 
 
 def _with_files(found: Described, folder: Path) -> Described:
@@ -354,6 +379,9 @@ def _kinds(text: Mapping[str, Any], layers: int) -> list[object] | None:
     for key in ("layer_types", "layers_block_type"):
         if isinstance(text.get(key), list):
             return list(text[key][:layers])
+    blocks = text.get("block_types") or text.get("_block_types")  # of RecurrentGemma, repeated
+    if isinstance(blocks, list) and blocks:
+        return [blocks[layer % len(blocks)] for layer in range(layers)]
     pattern, attending = text.get("hybrid_override_pattern"), text.get("attn_layer_indices")  # Nemotron-H, Bamba
     if isinstance(pattern, str):
         return [_LETTERS.get(letter) for letter in pattern[:layers]]
@@ -386,6 +414,9 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[ob
     """
     layers = numbers.get("layers", 0)
     window, pattern = _number(text, ("sliding_window",)), _number(text, ("sliding_window_pattern",))
+    narrow = _number(text, ("attention_window_size",))  # of all layers with attention in RecurrentGemma
+    if narrow:
+        return {"window": narrow}
     if kinds is None:
         return {"window": window, "wide_layers": layers // pattern} if window and pattern and pattern > 1 else {}
     if window and "sliding_attention" in kinds:
