@@ -972,7 +972,7 @@ def test_layers_without_attention_keep_a_state_instead_of_a_cache() -> None:
     found = of_config(HYBRID, "hybrid").architecture
     dense = of_config({**HYBRID, "layer_types": ["attention"] * 40}, "dense").architecture
     few = of_config({**HYBRID, "layer_types": None, "num_hidden_layers": 4}, "few").architecture
-    assert found.parameters == dense.parameters
+    assert found.parameters == pytest.approx(32.2e9, rel=0.01), "Granite 4.0 H Small: those of its checkpoint"
     grown = found.cache_values(100_000) - found.cache_values(50_000)
     assert grown == few.cache_values(100_000) - few.cache_values(50_000) < dense.cache_values(50_000)
     state = found.cache_values(50_000) - few.cache_values(50_000)
@@ -1049,6 +1049,160 @@ def test_layers_of_several_kinds_are_counted_as_what_they_are(name: str) -> None
     assert grown == attending * 2 * found.kv_heads * found.head * 100_000
     parsed = parse("migbatch: " + of_config(config, "h").hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # gemma-3-4b-it, llava-1.5-7b-hf, llava-v1.6-mistral-7b-hf, Qwen2-Audio-7B: parameters of their checkpoints; the
+        # defaults of transformers' classes are what their text_config leaves out
+        ({"text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                          "num_hidden_layers": 34, "sliding_window": 1024},
+          "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}}, 4.30),
+        ({"text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+          "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}}, 7.06),
+        ({"text_config": {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8,
+                          "vocab_size": 32064},
+          "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}}, 7.57),
+        ({"text_config": {"model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 156032},
+          "audio_config": {"d_model": 1280, "encoder_layers": 32, "encoder_ffn_dim": 5120}}, 8.40),
+    ],
+)  # fmt: skip
+def test_part_that_leaves_out_its_class_s_defaults_is_described(config: dict[str, object], billions: float) -> None:
+    assert of_config(config, "seer").architecture.parameters == pytest.approx(1e9 * billions, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # mamba-2.8b-hf, Falcon Mamba 7B, Mamba Codestral 7B (their checkpoints), RWKV-7 2.9B (arXiv 2503.14456)
+        ({"model_type": "mamba", "hidden_size": 2560, "intermediate_size": 5120, "num_hidden_layers": 64,
+          "state_size": 16, "vocab_size": 50280}, 2.77),
+        ({"model_type": "falcon_mamba", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 64,
+          "state_size": 16, "vocab_size": 65024, "tie_word_embeddings": False}, 7.27),
+        ({"model_type": "mamba2", "hidden_size": 4096, "num_heads": 128, "head_dim": 64, "num_hidden_layers": 64,
+          "state_size": 128, "n_groups": 8, "expand": 2, "vocab_size": 32768, "tie_word_embeddings": False}, 7.29),
+        ({"model_type": "rwkv7", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32,
+          "head_dim": 64, "vocab_size": 65536, "tie_word_embeddings": False}, 2.95),
+    ],
+)  # fmt: skip
+def test_config_of_a_model_without_attention_is_described_with_its_state(
+    config: dict[str, object], billions: float
+) -> None:
+    found = of_config(config, "stateful")
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.04)
+    cached = found.architecture.cache_values(4096)
+    assert cached == found.architecture.cache_values(200_000)
+    assert cached == pytest.approx(found.architecture.layers * 528 * found.architecture.width, rel=0.01)
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+MAMBA2: dict[str, tuple[dict[str, object], float]] = {
+    # the parameters that the model cards or checkpoints state
+    "qwen3.5-27b, without its images": (
+        {
+            "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24,
+            "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 64, "vocab_size": 248320,
+            "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+            "linear_num_value_heads": 48, "linear_value_head_dim": 128, "tie_word_embeddings": False,
+        }, 26.9,
+    ),
+    "qwen3-next-80b": (
+        {
+            "model_type": "qwen3_next", "hidden_size": 2048, "moe_intermediate_size": 512, "intermediate_size": 5120,
+            "shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 48,
+            "vocab_size": 151936, "full_attention_interval": 4, "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        }, 79.7,
+    ),
+    "falcon-h1-7b": (
+        {
+            "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 44, "vocab_size": 130048,
+            "mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_groups": 1, "tie_word_embeddings": False,
+        }, 7.59,
+    ),
+    "granite-4.0-h-small": (
+        {
+            "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_local_experts": 72, "num_experts_per_tok": 10, "intermediate_size": 768,
+            "shared_intermediate_size": 1536, "layer_types": [*["mamba"] * 36, *["attention"] * 4],
+            "vocab_size": 100352, "mamba_expand": 2, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+            "mamba_n_groups": 1, "tie_word_embeddings": True,
+        }, 32.2,
+    ),
+    "nemotron-nano-9b-v2": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 4480, "intermediate_size": 15680, "num_hidden_layers": 56,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "mamba_num_heads": 128, "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8,
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        }, 8.89,
+    ),
+    "lfm2-1.2b": (
+        {
+            "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 65536,
+            "layer_types": [*["conv", "conv", "full_attention"] * 3, "conv", *["full_attention", "conv"] * 3],
+        }, 1.17,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAMBA2)
+def test_layers_without_attention_are_counted_with_their_own_matrices(name: str) -> None:
+    """They were counted as attention, which made up to a sixth of the model too little."""
+    config, billions = MAMBA2[name]
+    assert of_config(config, "hybrid").architecture.parameters == pytest.approx(1e9 * billions, rel=0.02)
+
+
+def test_interval_of_layers_with_attention_limits_the_cache() -> None:
+    config = MAMBA2["qwen3-next-80b"][0]
+    found = of_config(config, "q").architecture
+    assert found.cache_values(200_000) - found.cache_values(100_000) == 12 * 2 * 2 * 256 * 100_000
+    listed = [*["linear_attention"] * 3, "full_attention"] * 12
+    assert of_config({**config, "layer_types": listed}, "q").numbers == of_config(config, "q").numbers
+
+
+def test_flags_of_layers_with_attention_limit_the_cache() -> None:
+    """MiniMax-Text-01: seven layers of linear attention before each one of softmax attention."""
+    config = {**LLAMA, "num_hidden_layers": 80, "attn_type_list": [*[0] * 7, 1] * 10}
+    found = of_config(config, "minimax").architecture
+    assert found.cache_values(200_000) - found.cache_values(100_000) == 10 * 2 * 8 * 128 * 100_000
+
+
+def test_pattern_of_windows_in_letters_is_read() -> None:
+    config = {**LLAMA, "sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    listed = [*["sliding_attention"] * 3, "full_attention"] * 8
+    assert of_config(config, "e").numbers == of_config({**config, "layer_types": listed}, "e").numbers
+    assert of_config(config, "e").numbers["wide_layers"] == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # CodeGen 16B, BioGPT Large, XGLM 7.5B: their papers and checkpoints
+        ({"model_type": "codegen", "n_embd": 6144, "n_head": 24, "n_layer": 34, "n_positions": 2048,
+          "vocab_size": 51200, "tie_word_embeddings": False}, 16.0),
+        ({"model_type": "biogpt", "hidden_size": 1600, "intermediate_size": 6400, "num_attention_heads": 25,
+          "num_hidden_layers": 48, "vocab_size": 57717, "tie_word_embeddings": True}, 1.57),
+        ({"model_type": "xglm", "d_model": 4096, "ffn_dim": 16384, "num_layers": 32, "attention_heads": 32,
+          "vocab_size": 256008, "tie_word_embeddings": True}, 7.5),
+    ],
+)  # fmt: skip
+def test_feed_forward_of_two_matrices_is_counted_so(config: dict[str, object], billions: float) -> None:
+    assert of_config(config, "ours").architecture.parameters == pytest.approx(1e9 * billions, rel=0.02)
+
+
+def test_encoder_of_a_t5_alone_has_no_cache() -> None:
+    """ProtT5's encoder, 1.2 billion parameters (its checkpoint of half precision)."""
+    config = {"model_type": "t5", "architectures": ["T5EncoderModel"], "d_model": 1024, "d_ff": 16384, "d_kv": 128,
+              "num_heads": 32, "num_layers": 24, "vocab_size": 128, "feed_forward_proj": "relu"}  # fmt: skip
+    found = of_config(config, "prot-t5").architecture
+    assert found.kind == "encoder" and found.parameters == pytest.approx(1.21e9, rel=0.01)
 
 
 def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
