@@ -527,6 +527,54 @@ def test_longer_context_needs_a_larger_cache(name: str) -> None:
     assert grown > 10 * 1024, "MiB for 124 thousand tokens of at least 46 layers with eight heads"
 
 
+CACHED = {
+    "llama-2-7b": 512, "llama-2-13b": 800, "llama-2-70b": 320, "llama-3.1-8b": 128, "llama-3.1-70b": 320,
+    "llama-3.1-405b": 504, "llama-3.2-1b": 32, "llama-3.2-3b": 112, "mistral-7b": 128, "mistral-nemo": 160,
+    "mistral-small-24b": 160, "mistral-large": 352, "mixtral-8x7b": 128, "mixtral-8x22b": 224,
+    "qwen1.5-7b": 512, "qwen1.5-14b": 800, "qwen2-audio-7b": 512, "qwen2.5-0.5b": 12, "qwen2.5-3b": 36,
+    "qwen2.5-7b": 56, "qwen2.5-14b": 192, "qwen2.5-32b": 256, "qwen2.5-72b": 320, "qwen3-0.6b": 112,
+    "qwen3-4b": 144, "qwen3-8b": 144, "qwen3-14b": 160, "qwen3-32b": 256, "qwen3-30b-a3b": 96,
+    "qwen3-235b-a22b": 188, "gemma-7b": 448, "gemma-2b": 18, "phi-2": 320, "phi-3-mini": 384, "phi-4": 200,
+    "phi-4-mini": 128, "yi-6b": 64, "yi-34b": 240, "deepseek-llm-7b": 480, "deepseek-coder-33b": 248,
+    "falcon-7b": 8, "falcon-40b": 120, "gpt-j-6b": 448, "gpt-neox-20b": 1056, "opt-13b": 800, "bloom-7b1": 480,
+    "mpt-7b": 512, "starcoder": 20, "starcoder2-15b": 80, "command-r": 1280, "command-r-08-2024": 160,
+    "solar-10.7b": 192, "chatglm3-6b": 28, "glm-4-9b": 40, "internlm2-7b": 128, "baichuan2-13b": 800,
+    "olmo-2-7b": 512, "smollm2-1.7b": 192, "smollm3-3b": 72, "granite-3.3-8b": 160, "dbrx": 160,
+    "llava-1.5-7b": 512, "llava-v1.6-mistral-7b": 128, "hunyuan-a13b": 128, "dots.llm1": 992,
+}  # fmt: skip
+"""KiB that a token takes in a cache of 16 bits: 4 bytes for each layer, head of keys and value of it, by the models'
+config.json. The number of parameters does not show a wrong one.
+"""
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_cache_of_a_token_is_that_of_the_published_layers_and_heads(name: str) -> None:
+    assert BY_NAME[name].architecture.cache_values(1) * 2 == CACHED[name] * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("tencent/Hunyuan-A13B-Instruct-FP8", 80.4),
+        ("nvidia/NV-Embed-v2", 7.85),
+        ("rednote-hilab/dots.llm1.inst", 142.8),
+        ("sarvamai/sarvam-m", 23.6),
+        ("PixArt-alpha/PixArt-Sigma-XL-2-1024-MS", 5.45),
+        ("facebook/musicgen-stereo-large", 3.3),
+        ("google/recurrentgemma-9b-it", 8.58),
+    ],
+)
+def test_public_model_under_its_full_name_has_the_parameters_of_its_card(name: str, billions: float) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.01)
+
+
+def test_encoder_of_images_beside_a_molmo_is_counted() -> None:
+    """Molmo 7B-D: 8.02 billion parameters (its checkpoint)."""
+    assert workload("model=allenai/Molmo-7B-D-0924").architecture.parameters >= 8.02e9
+
+
 def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
     gemma, deepseek = BY_NAME["gemma-3-27b"].architecture, BY_NAME["deepseek-v3"].architecture
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)

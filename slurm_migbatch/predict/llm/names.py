@@ -82,7 +82,9 @@ _OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|f
 """Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
 removes noise.
 """
-SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
+SENSES: Final = frozenset(
+    ["vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral", "molmo", "molmo2"]
+)
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 SENSED: Final = re.compile(
     r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|"
