@@ -211,6 +211,32 @@ def workload(hints: str) -> Workload:
     return found
 
 
+def test_tag_of_the_ollama_library_is_served_by_ollama_unless_the_engine_is_stated() -> None:
+    """`name:tag` without an organisation is a name of that library alone; in 16 bits for eight sequences it took a
+    slice of three times the memory.
+    """
+    tagged, stated = workload("model=llama3.1:8b"), workload("model=llama3.1:8b engine=ollama")
+    assert (tagged.precision, tagged.serving) == (stated.precision, stated.serving)
+    assert tagged.assumed[0] == "engine=ollama"
+    assert workload("model=llama3.1:8b engine=vllm").precision.bits == 16
+    assert workload("model=org/llama3.1:8b").precision.bits == 16
+    assert workload("model=llama3.1:8b max_num_seqs=4").served.concurrency == 4
+    assert workload("model=llama3.1:8b method=lora").precision.bits == 16
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [("nvfp4a16", 4.5), ("mxfp4a16", 4.5), ("fp8_e4m3", 8.1), ("fp8_block", 8.1), ("ptpc_fp8", 8.1), ("int4_awq", 4.16),
+     ("w8a8_int8", 8.1), ("blockwise_int8", 8.1), ("modelopt_fp8", 8.1), ("petit_nvfp4", 4.5), ("w4a8_awq", 4.16),
+     ("gptq_marlin_24", 4.16), ("int8_sq", 8.1), ("q4km", 4.9)],
+)  # fmt: skip
+def test_names_of_the_engines_for_quantisations_are_known(quantisation: str, bits: float) -> None:
+    """Of vLLM, SGLang and TensorRT-LLM; weights in `-NVFP4A16` counted as 16 bits."""
+    assert workload(f"model=qwen3-32b quantization={quantisation}").precision.bits == bits
+    named = workload(f"model=org/Qwen3-32B-{quantisation.upper()}")
+    assert named.model.name == "qwen3-32b" and named.precision.bits == bits
+
+
 def test_precision_in_an_ollama_tag_overrides_the_ollama_default() -> None:
     assert workload("model=llama3.3:70b engine=ollama").precision.bits == 4.9
     assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16

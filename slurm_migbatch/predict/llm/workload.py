@@ -208,7 +208,19 @@ def workload_of(hints: Hints) -> Workload | None:
     # a server of adapters may state their rank too
     tunes = hints.llm.lora_rank is not None and hints.role is None and hints.llm.engine is None
     trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None or tunes
-    return replace(_training(hints, resolved) if trains else _serving(hints, resolved), px=_pixels(hints, resolved))
+    if trains:
+        return replace(_training(hints, resolved), px=_pixels(hints, resolved))
+    assumed: tuple[str, ...] = ()
+    if hints.llm.engine is None and resolved.architecture.kind == "decoder" and _of_library(hints.model or ""):
+        hints, assumed = replace(hints, llm=replace(hints.llm, engine="ollama")), ("engine=ollama",)
+        resolved = replace(resolved, precision=_precision(hints.llm, resolved))
+    served = _serving(hints, resolved)
+    return replace(served, assumed=assumed + served.assumed, px=_pixels(hints, resolved))
+
+
+def _of_library(name: str) -> bool:
+    """Return whether a name is a tag of Ollama's library, which alone has such names: `llama3.1:8b`."""
+    return ":" in name and "/" not in name
 
 
 def _pixels(hints: Hints, found: Found) -> int:
