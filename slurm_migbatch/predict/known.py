@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
-from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS
+from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS, USUAL_SEQ
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.modelfile import spellings, without_ending
@@ -124,8 +124,18 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     )
 
 
-def _of_language_model(name: str) -> Known | None:
-    """Return the specifications of a public language model by its architecture; None if it is no such model.
+def usual_tokens(name: str) -> int | None:
+    """Return the tokens of a text of a public encoder where neither a table nor a request states them: as many as it
+    takes, up to USUAL_SEQ; None if it is no such model.
+    """
+    found = names.public(name)
+    encodes = found is not None and found.architecture.kind == "encoder"
+    return min(found.architecture.context, USUAL_SEQ) if found is not None and encodes else None
+
+
+def _of_language_model(name: str, size: int | None) -> Known | None:
+    """Return the specifications of a public language model by its architecture, of an encoder for texts of `size`
+    tokens; None if it is no such model.
 
     Those of a generative one are uncertain: an item of a table may be a pass over the input, or generated tokens too.
     """
@@ -143,6 +153,9 @@ def _of_language_model(name: str) -> Known | None:
         embed_m=(architecture.parameters - architecture.active) / 1e6,
         weight_bytes=4 if family == "encoder" else 2,
     )
+    if family == "encoder" and size:
+        scale = size / facts.reference
+        facts = replace(facts, reference=size, gflops=scale * facts.gflops, activation_mib=scale * facts.activation_mib)
     return replace(from_facts(facts), doubt=0 if family == "encoder" else 1)
 
 
@@ -199,13 +212,13 @@ class ModelKnowledge:
         params = next((row.params for row in rows if row.params), None)
         described = [row for row in rows if row.flops_per_item]
         of_text = family in TEXT_FAMILIES or family not in _families()
-        public = _of_language_model(name) if self.facts and of_text else None
+        sizes = sorted({row.input_size for row in rows if row.input_size})
+        middle = sizes[len(sizes) // 2] if sizes else usual_tokens(name) if self.facts and of_text else None
+        public = _of_language_model(name, middle) if self.facts and of_text else None
         if public is not None:
             if not described and params is None:
                 return public
             family, params = family or public.family, params or public.params
-        sizes = sorted({row.input_size for row in rows if row.input_size})
-        middle = sizes[len(sizes) // 2] if sizes else None
         if described:
             row = next((row for row in described if row.input_size == middle), described[0])
             estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)

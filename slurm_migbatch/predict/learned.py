@@ -21,13 +21,13 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
-from slurm_migbatch.predict.known import Known, ModelKnowledge
+from slurm_migbatch.predict.known import Known, ModelKnowledge, usual_tokens
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.names import Found, public, resolve
+from slurm_migbatch.predict.llm.names import Found, resolve
 from slurm_migbatch.predict.llm.served import ServedMeasurements
 from slurm_migbatch.predict.llm.speed import Correction, Machine, machine_of, step_interval
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
-from slurm_migbatch.predict.llm.workload import USUAL_SEQ, Workload, training_of
+from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -265,8 +265,7 @@ class LearnedPredictor:
         takes, and than its jobs had before that table.
         """
         given = known.unit == "px" or model in self.knowledge.facts or not self.knowledge.facts
-        found = None if given else public(model)
-        return known.reference if found is None else max(known.reference, min(found.architecture.context, USUAL_SEQ))
+        return max(known.reference, (not given and usual_tokens(model)) or 0)
 
 
 def _share(machine: Machine, kind: GpuKind) -> float:

@@ -436,6 +436,21 @@ def test_a_job_without_input_has_the_size_that_the_model_takes_after_a_table_too
     assert bucket.cell == cell
 
 
+@pytest.mark.parametrize("kind", ["infer", "train"])
+@pytest.mark.parametrize("params", [None, 650e6])
+def test_a_job_without_input_needs_what_a_table_without_input_measured(kind: str, params: float | None) -> None:
+    """Both are of the size that the model takes: from texts of 128 tokens it would be eight times as much."""
+    rows = [
+        replace(row, kind=kind, params=params, memory_mib=4000.0 + 300.0 * row.batch)
+        for row in of_inference("esm2-t33-650m", 1.0)
+    ]
+    chooser = Chooser(LearnedPredictor(learn(rows, ModelKnowledge())))
+    hints = parse(f"migbatch: model=esm2-t33-650m batch=4{' role=train' * (kind == 'train')}")
+    figures = chooser.choose(hints, Partition("gpu", (H100,))).figures
+    assert isinstance(figures, Figures)
+    assert 5200 <= figures.need_mib < 1.3 * 5200
+
+
 @pytest.mark.parametrize(
     ("model", "size", "unit"), [("sam2-hiera-large", 512, "px"), ("dinov2-base", 512, "px"), ("bge-m3", 512, "tok")]
 )
