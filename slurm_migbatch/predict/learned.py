@@ -27,7 +27,7 @@ from slurm_migbatch.predict.llm.names import Found, resolve
 from slurm_migbatch.predict.llm.served import ServedMeasurements
 from slurm_migbatch.predict.llm.speed import Correction, Machine, machine_of, step_interval
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
-from slurm_migbatch.predict.llm.workload import Workload, training_of
+from slurm_migbatch.predict.llm.workload import Workload, plain_serving_of, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -121,18 +121,18 @@ class LearnedPredictor:
 
     def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Found | None:
         """Return the model whose time or memory in training is computed from its architecture; None if it was measured,
-        or its architecture is unknown. That of a plain model gives the memory alone.
+        or its architecture is unknown. That of a plain model gives the memory alone, of inference too.
 
         On the measured slices of MIGPerf and on an H100 that is more accurate than the curves of other models
         (`migbatch eval torch`).
         """
-        found = resolve(model) if role == "train" else None
+        found = resolve(model)
         if found is None:
             return None
         if found.architecture.kind == "plain":
             described = figure == "memory" and model not in self.knowledge.facts
         else:
-            described = found.how == "public"
+            described = role == "train" and found.how == "public"
         fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
         measured = fitted is not None and fitted.points >= ENOUGH_POINTS and figure in fitted.beliefs
         return found if described and not measured else None
@@ -141,7 +141,7 @@ class LearnedPredictor:
         """Return the seconds of a training step (3 x cells x profiles) as computed, corrected by measured trainings."""
         gpu, machines = model_of(kind.name), [machine_of(kind, info) for info in infos]
         ends = []
-        for workload in self._trainings(found, block):
+        for workload in self._workloads(found, block):
             need = need_of(workload, kind.full.memory_mib)
             for machine in machines:
                 correction = self._trained.correction(workload, gpu, machine, _share(machine, kind))
@@ -150,9 +150,10 @@ class LearnedPredictor:
         shaped: Array = seconds.reshape(3, len(block), len(infos))
         return shaped
 
-    def _trainings(self, found: Found, block: Block) -> Iterator[Workload]:
+    def _workloads(self, found: Found, block: Block) -> Iterator[Workload]:
+        workload_of = training_of if block.role == "train" else plain_serving_of
         for batch, size in itertools.product(block.batches, block.inputs):
-            yield self.sized(training_of(found, batch, size))
+            yield self.sized(workload_of(found, batch, size))
 
     def _ends(self, figure: str, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
         """Return low, mid and high of the seconds or of the MiB, 3 x cells x profiles."""
@@ -164,8 +165,8 @@ class LearnedPredictor:
             return ends.reshape(3, len(block), len(infos))
         if figure == "time":
             return self._computed_seconds(found, block, kind, infos)
-        # of a training job it depends on no slice
-        needs = [need_of(workload, kind.full.memory_mib) for workload in self._trainings(found, block)]
+        # it depends on no slice
+        needs = [need_of(workload, kind.full.memory_mib) for workload in self._workloads(found, block)]
         doubt = self.widening * np.array([need.doubt for need in needs])
         used = np.array([need.used for need in needs])
         mib = np.stack([used - doubt, used, used + doubt])

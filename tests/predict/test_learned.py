@@ -436,6 +436,26 @@ def test_a_job_without_input_has_the_size_that_the_model_takes_after_a_table_too
     assert bucket.cell == cell
 
 
+@pytest.mark.parametrize(
+    ("model", "memory_mib"),
+    [("clip-vit-large-patch14", 9000.0), ("dinov2-base", 3000.0), ("wav2vec2-base", 4000.0), ("sam2-hiera-large", 9e3)],
+)
+def test_inference_of_a_model_measured_in_training_alone_is_sized_as_before_the_table(
+    model: str, memory_mib: float
+) -> None:
+    rows = [replace(row, kind="train") for row in of_inference(model, memory_mib)]
+    needs = []
+    for learned in (Learned(), learn(rows, ModelKnowledge())):
+        choice = Chooser(LearnedPredictor(learned)).choose(
+            parse(f"migbatch: model={model} batch=8"), Partition("gpu", (H100,))
+        )
+        figures = choice.figures
+        assert figures is not None
+        needs.append(figures.slice_mib if isinstance(figures, TokenFigures) else figures.need_mib)
+    before, after = needs
+    assert 0.9 * before < after < 1.2 * before
+
+
 @pytest.mark.parametrize("kind", ["infer", "train"])
 @pytest.mark.parametrize("params", [None, 650e6])
 def test_a_job_without_input_needs_what_a_table_without_input_measured(kind: str, params: float | None) -> None:

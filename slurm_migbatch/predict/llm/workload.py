@@ -378,6 +378,12 @@ def training_of(found: Found, micro_batch: int, size: int) -> Workload:
     return Workload(model, None, training, px=size if found.architecture.item_px else 0)
 
 
+def plain_serving_of(found: Found, batch: int, size: int) -> Workload:
+    """Return the inference of a plain model on `batch` items at once, if they are images of `size` pixels."""
+    serving = Serving(1, batch, 1, 1, 16.0, "", SHARES["transformers"])
+    return Workload(found, serving, None, px=size if found.architecture.item_px else 0)
+
+
 def _trainable(kept: Precision) -> Precision:
     """Return the precision of weights that a full training keeps: quantised ones are trained in 16 bits."""
     return kept if kept.bits >= 16 else precision.plain("bf16")
