@@ -930,6 +930,15 @@ def test_encoder_and_decoder_that_are_described_apart_are_both_counted(
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
+@pytest.mark.parametrize("part", ["encoder", "text_encoder", "audio_encoder"])
+def test_encoders_within_encoders_are_read_once(part: str) -> None:
+    """A file of less than 1 MiB may nest hundreds."""
+    config: dict[str, object] = dict(LLAMA)
+    for _ in range(300):
+        config = {**LLAMA, part: config}
+    assert of_config(config, "nested").architecture.parameters == pytest.approx(2 * 8.03e9, rel=0.01)
+
+
 def test_decoder_that_reads_images_is_described_with_their_encoder() -> None:
     """TrOCR base: 334 million parameters (its checkpoint), a vision transformer and a decoder of twelve layers."""
     vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,

@@ -388,8 +388,9 @@ def _part(config: Any) -> int:
     """
     if not isinstance(config, dict):
         return 0
+    alone = {key: value for key, value in config.items() if not key.endswith("encoder")}
     try:
-        return of_config({key: value for key, value in config.items() if key != "encoder"}, "").architecture.parameters
+        return of_config(alone, "").architecture.parameters
     except DescribeError:
         return _tower(config)
 
