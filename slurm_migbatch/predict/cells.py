@@ -36,7 +36,9 @@ Array = npt.NDArray[np.float64]
 _SHORT = re.compile(r"[a-z0-9-]+-([0-9]{1,4})gb(?:-v[0-9]+)?")
 _VARIANT = re.compile(r"-v[0-9]+$")
 USABLE_SHARE = 98 / 108
-"""SMs of the largest MIG profile over those of the whole A100, if a table does not say and SMS does not."""
+"""SMs of the largest MIG profile over those of the whole A100, if a table does not say and SMS does not; the same on
+other GPUs of seven slices.
+"""
 SMS: Final[Mapping[int, Mapping[int, int]]] = {
     56: {1: 14, 2: 28, 4: 56},
     114: {1: 14, 2: 30, 3: 46, 4: 62, 7: 114},
@@ -187,9 +189,10 @@ def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     wide = row.memory_slices == 2 if row.memory_slices else double
     sms = row.sm_count or (SMS_OF_DOUBLE.get(facts.sm_count) if wide and compute == 1 else None)
     sms = sms or SMS.get(facts.sm_count, {}).get(compute)
-    sm = sms / facts.sm_count if sms and facts.sm_count else USABLE_SHARE * compute / total
+    usable = USABLE_SHARE if total == 7 else 1.0
+    sm = sms / facts.sm_count if sms and facts.sm_count else usable * compute / total
+    if total < 7:
+        return min(sm, 1.0), min(compute / total, 1.0)
     if row.memory_slices:
         return min(sm, 1.0), min(row.memory_slices / facts.memory_slices, 1.0)
-    if total == 4:
-        return min(sm, 1.0), min(compute / 4, 1.0)
     return min(sm, 1.0), (2 if double else _MEMORY_SLICES.get(compute, 8)) / 8

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
-from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS
+from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS, USUAL_SEQ
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.modelfile import spellings, without_ending
@@ -124,13 +124,23 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     )
 
 
-def _of_language_model(name: str) -> Known | None:
-    """Return the specifications of a public language model by its architecture; None if it is no such model.
+def usual_tokens(name: str) -> int | None:
+    """Return the tokens of a text of a public encoder where neither a table nor a request states them: as many as it
+    takes, up to USUAL_SEQ; None if it is no such model.
+    """
+    found = names.public(name)
+    encodes = found is not None and found.architecture.kind == "encoder"
+    return min(found.architecture.context, USUAL_SEQ) if found is not None and encodes else None
+
+
+def _of_language_model(name: str, size: int | None) -> Known | None:
+    """Return the specifications of a public language model by its architecture, of an encoder for texts of `size`
+    tokens; None if it is no such model.
 
     Those of a generative one are uncertain: an item of a table may be a pass over the input, or generated tokens too.
     """
-    found = names.resolve(name)
-    if found is None or found.how != "public" or found.architecture.kind == "plain":
+    found = names.public(name)
+    if found is None or found.architecture.kind == "plain":
         return None
     architecture = found.architecture
     family = "encoder" if architecture.kind == "encoder" else "decoder"
@@ -143,17 +153,20 @@ def _of_language_model(name: str) -> Known | None:
         embed_m=(architecture.parameters - architecture.active) / 1e6,
         weight_bytes=4 if family == "encoder" else 2,
     )
+    if family == "encoder" and size:
+        scale = size / facts.reference
+        facts = replace(facts, reference=size, gflops=scale * facts.gflops, activation_mib=scale * facts.activation_mib)
     return replace(from_facts(facts), doubt=0 if family == "encoder" else 1)
 
 
-def _with_plain(name: str, estimate: Known, params: float | None) -> Known:
-    """Return the estimate with the memory of the model's table of architectures, if its parameters are all that one
-    describes of it (a generator of images): `params` are those that a measured table states.
+def _of_plain(found: names.Found, family: str, params: float | None, size: int | None) -> Known:
+    """Return the specifications of a model of which parameters and memory are all that is known (a generator of
+    images). The rest is estimated; `params` and `size` are those that a measured table states.
     """
-    found = names.resolve(name)
-    if found is None or found.architecture.kind != "plain" or not found.architecture.item_mib:
-        return estimate
     architecture = found.architecture
+    if architecture.item_px:
+        family, size = family or "cnn", size or architecture.item_px
+    estimate = guessed(family, params, None, size)
     parameters = params or float(architecture.parameters)
     scale = (estimate.reference / architecture.item_px) ** 2 if architecture.item_px and estimate.unit == "px" else 1.0
     return replace(
@@ -199,19 +212,21 @@ class ModelKnowledge:
         params = next((row.params for row in rows if row.params), None)
         described = [row for row in rows if row.flops_per_item]
         of_text = family in TEXT_FAMILIES or family not in _families()
-        public = _of_language_model(name) if self.facts and of_text else None
+        sizes = sorted({row.input_size for row in rows if row.input_size})
+        middle = sizes[len(sizes) // 2] if sizes else usual_tokens(name) if self.facts and of_text else None
+        public = _of_language_model(name, middle) if self.facts and of_text else None
         if public is not None:
             if not described and params is None:
                 return public
             family, params = family or public.family, params or public.params
-        sizes = sorted({row.input_size for row in rows if row.input_size})
-        middle = sizes[len(sizes) // 2] if sizes else None
         if described:
             row = next((row for row in described if row.input_size == middle), described[0])
             estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)
             return replace(estimate, quadratic=_quadratic(described, estimate))
-        estimate = guessed(family, params, None, middle)
-        return _with_plain(name, estimate, params) if self.facts else estimate
+        found = names.resolve(name) if self.facts else None
+        if found is not None and found.architecture.kind == "plain" and found.architecture.item_mib:
+            return _of_plain(found, family, params, middle)
+        return guessed(family, params, None, middle)
 
 
 def _quadratic(rows: Sequence[Measurement], known: Known) -> float:

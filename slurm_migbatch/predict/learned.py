@@ -21,14 +21,13 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
-from slurm_migbatch.predict.known import Known, ModelKnowledge
-from slurm_migbatch.predict.llm.families import Model
+from slurm_migbatch.predict.known import Known, ModelKnowledge, usual_tokens
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.names import known as public_model
+from slurm_migbatch.predict.llm.names import Found, resolve
 from slurm_migbatch.predict.llm.served import ServedMeasurements
 from slurm_migbatch.predict.llm.speed import Correction, Machine, machine_of, step_interval
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
-from slurm_migbatch.predict.llm.workload import Workload, training_of
+from slurm_migbatch.predict.llm.workload import Workload, plain_serving_of, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -120,23 +119,29 @@ class LearnedPredictor:
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 
-    def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Model | None:
-        """Return the public model whose time or memory in training is computed from its architecture; None if it was
-        measured, or its architecture is unknown.
+    def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Found | None:
+        """Return the model whose time or memory in training is computed from its architecture; None if it was measured,
+        or its architecture is unknown. That of a plain model gives the memory alone, of inference too.
 
         On the measured slices of MIGPerf and on an H100 that is more accurate than the curves of other models
         (`migbatch eval torch`).
         """
-        public = public_model(model) if role == "train" else None
+        found = resolve(model)
+        if found is None:
+            return None
+        if found.architecture.kind == "plain":
+            described = figure == "memory" and model not in self.knowledge.facts
+        else:
+            described = role == "train" and found.how == "public"
         fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
         measured = fitted is not None and fitted.points >= ENOUGH_POINTS and figure in fitted.beliefs
-        return None if public is None or public.architecture.kind == "plain" or measured else public
+        return found if described and not measured else None
 
-    def _computed_seconds(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
+    def _computed_seconds(self, found: Found, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
         """Return the seconds of a training step (3 x cells x profiles) as computed, corrected by measured trainings."""
         gpu, machines = model_of(kind.name), [machine_of(kind, info) for info in infos]
         ends = []
-        for workload in self._trainings(public, block):
+        for workload in self._workloads(found, block):
             need = need_of(workload, kind.full.memory_mib)
             for machine in machines:
                 correction = self._trained.correction(workload, gpu, machine, _share(machine, kind))
@@ -145,22 +150,23 @@ class LearnedPredictor:
         shaped: Array = seconds.reshape(3, len(block), len(infos))
         return shaped
 
-    def _trainings(self, public: Model, block: Block) -> Iterator[Workload]:
-        for batch, tokens in itertools.product(block.batches, block.inputs):
-            yield self.sized(training_of(public, batch, tokens))
+    def _workloads(self, found: Found, block: Block) -> Iterator[Workload]:
+        workload_of = training_of if block.role == "train" else plain_serving_of
+        for batch, size in itertools.product(block.batches, block.inputs):
+            yield self.sized(workload_of(found, batch, size))
 
     def _ends(self, figure: str, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
         """Return low, mid and high of the seconds or of the MiB, 3 x cells x profiles."""
-        public = self.computable(figure, block.model, block.role, gpu)
-        if public is None:
+        found = self.computable(figure, block.model, block.role, gpu)
+        if found is None:
             known = self._known[block.model]
             cells = _cells(block, infos, gpu, known)
             ends = self.interval(figure, block.model, known, gpu, block.role, cells)
             return ends.reshape(3, len(block), len(infos))
         if figure == "time":
-            return self._computed_seconds(public, block, kind, infos)
-        # of a training job it depends on no slice
-        needs = [need_of(workload, kind.full.memory_mib) for workload in self._trainings(public, block)]
+            return self._computed_seconds(found, block, kind, infos)
+        # it depends on no slice
+        needs = [need_of(workload, kind.full.memory_mib) for workload in self._workloads(found, block)]
         doubt = self.widening * np.array([need.doubt for need in needs])
         used = np.array([need.used for need in needs])
         mib = np.stack([used - doubt, used, used + doubt])
@@ -251,8 +257,16 @@ class LearnedPredictor:
             belief = min(measured, key=lambda fitted: (fitted.kind, -fitted.points, fitted.gpu)).beliefs["time"]
         else:
             belief = self.learned.population("time", "infer").prior(model, known, gpu)
-        anchors = frozenset({known.reference, *(size for fitted in measured for size in fitted.inputs)})
-        return _grid_of(known, tuple(belief.mean.tolist()), anchors)
+        usual = self._usual_input(model, known)
+        anchors = frozenset({known.reference, usual, *(size for fitted in measured for size in fitted.inputs)})
+        return _grid_of(known, tuple(belief.mean.tolist()), anchors, usual)
+
+    def _usual_input(self, model: str, known: Known) -> int:
+        """Return the input size of a request that states none. A table may have shorter texts than a public model
+        takes, and than its jobs had before that table.
+        """
+        given = known.unit == "px" or model in self.knowledge.facts or not self.knowledge.facts
+        return max(known.reference, (not given and usual_tokens(model)) or 0)
 
 
 def _share(machine: Machine, kind: GpuKind) -> float:
@@ -270,15 +284,17 @@ def _edge_cells() -> Sequence[Cells]:
 
 
 @lru_cache(maxsize=1024)  # most models have the same grid in every version of the predictor
-def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int]) -> Grid:
-    """Return the bucket edges of a model whose time has the parameters `mean`; `anchors`: input sizes to include."""
+def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int], usual: int) -> Grid:
+    """Return the bucket edges of a model whose time has the parameters `mean`; `anchors`: input sizes to include;
+    `usual`: the one of a request that states none.
+    """
     columns = [np.exp(SURFACES["time"].curve(np.array(mean), cells)) for cells in _edge_cells()]
     largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
     return Grid(
         known.unit,
         input_edges(known.work, anchors, max(largest, *anchors)),
         batch_edges(np.column_stack(columns)),
-        known.reference,
+        usual,
     )
 
 

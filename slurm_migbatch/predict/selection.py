@@ -413,10 +413,17 @@ class Chooser:
         return SliceChoice(offer, reason, text, None, ranked_by_memory(partition, limits))
 
     def _meant(self, name: str) -> str | None:
-        """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
+        """Return the known model that some words of an unknown name are, or else the one with the most similar name;
+        None if there is none or it is known.
+        """
         if len(name) > llm_names.LONGEST or self.has_curve(name):
             return None
         known = {*self.grids, *self.aliases}
+        words = name.replace("_", "-").split("-")
+        runs = ("-".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
+        named = max((run for run in runs if run in known), key=len, default=None)
+        if named is not None:
+            return named
         same_initial = (model for model in sorted(known) if model[:1] == name[:1])
         near = [model for model in same_initial if abs(len(model) - len(name)) <= _LETTERS_OFF]
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)

@@ -27,7 +27,7 @@ class GpuModelFacts(NamedTuple):
     @property
     def compute_slices(self) -> int:
         """MIG compute slices of the whole GPU."""
-        return 4 if self.memory_slices in (4, 12) else 7
+        return {2: 2, 4: 4, 12: 4}.get(self.memory_slices, 7)
 
 
 #: the first pattern found in the name applies: in lower case, with blanks between words, and sizes as in `80gb`
@@ -50,6 +50,11 @@ _KNOWN = (
     (r"\bgb200\b", GpuModelFacts(2250, 8000, 148, mib=189471)),
     (r"\bb200\b", GpuModelFacts(2250, 8000, 148, mib=183359)),
     (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12, 97887)),
+    # two instances at most; the placements of their memory are not published
+    (r"rtx pro 5000\b.*\b72gb", GpuModelFacts(258, 1344, 110, 2, 73415)),
+    (r"rtx pro 5000", GpuModelFacts(258, 1344, 110, 2, 48935)),
+    # the bandwidth of the Server Edition; the other one's is 896
+    (r"rtx pro 4500", GpuModelFacts(211, 800, 82, 2, 32623)),
 )
 FORM = re.compile(r"[ -](pcie|nvl)\b")
 LESS = 0.9

@@ -16,15 +16,18 @@ from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.samples import samples_of
-from slurm_migbatch.predict.selection import canonical
+from slurm_migbatch.predict.selection import Chooser, canonical
 from slurm_migbatch.predict.sheet import Block
+from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload.buckets import Bucket
-from slurm_migbatch.workload.catalog import GpuKind
+from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.gpufacts import guess
+from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import A100_40, H100, P
 from tests.support.shown_calls import ROOT
 
@@ -376,6 +379,106 @@ def test_larger_batches_and_training_of_a_generator_measured_at_one_image_need_m
     assert need("infer", 4) > weights + 4 * item / 1.5
     assert need("train", 8) > 4 * weights + 8 * kept
     assert ModelKnowledge(()).of(model, rows).doubt == 2, "`eval predictor --blind` uses no specifications"
+
+
+def of_inference(model: str, memory_mib: float, input_size: int | None = None) -> list[Measurement]:
+    """A laboratory's table of one model, which it did not train; most such tables state no input size."""
+    return [
+        Measurement("h100-80gb", model, "", "infer", profile, None, None, None, batch, input_size,
+                    latency_s=batch * seconds, memory_mib=memory_mib * (1 + batch / 16))
+        for batch in (1, 4) for profile, seconds in (("2g.20gb", 0.06), ("3g.40gb", 0.03), ("7g.80gb", 0.015))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_mib", "hints"),
+    [
+        ("clip-vit-large-patch14", 2300.0, "batch=4"),
+        ("facebook/dinov2-base", 1000.0, "batch=16"),
+        ("siglip-base-patch16-512", 1700.0, "batch=4"),
+        ("wav2vec2-base", 1200.0, "batch=4"),
+        ("stable-diffusion-v1-5", 3500.0, "batch=2 input=512px"),
+        ("sam2-hiera-large", 4000.0, "batch=4"),
+        ("BAAI/bge-m3", 3000.0, "batch=4"),
+        ("esm2_t33_650M_UR50D", 3400.0, "batch=4"),
+    ],
+)
+def test_training_of_a_model_measured_in_inference_alone_is_sized_as_before_the_table(
+    model: str, memory_mib: float, hints: str
+) -> None:
+    """A table says nothing about gradients, optimizer and what a backward pass keeps: the model's description does."""
+    wanted = parse(f"migbatch: model={model} role=train {hints}")
+    needs = []
+    for learned in (Learned(), learn(of_inference(model, memory_mib), ModelKnowledge())):
+        figures = Chooser(LearnedPredictor(learned)).choose(wanted, Partition("gpu", (H100,))).figures
+        assert figures is not None
+        needs.append(figures.slice_mib if isinstance(figures, TokenFigures) else figures.need_mib)
+    before, after = needs
+    assert 0.9 * before < after < 1.2 * before
+
+
+@pytest.mark.parametrize(
+    ("model", "cell"),
+    [
+        ("esm2-t33-650m", "esm2-t33-650m/infer/b8/1024tok"),
+        ("modernbert-base", "modernbert-base/infer/b8/2048tok"),
+        ("sam2-hiera-large", "sam2-hiera-large/infer/b8/1024px"),
+        ("dinov2-base", "dinov2-base/infer/b8/224px"),
+    ],
+)
+@pytest.mark.parametrize("measured", [None, 128])
+def test_a_job_without_input_has_the_size_that_the_model_takes_after_a_table_too(
+    model: str, cell: str, measured: int | None
+) -> None:
+    rows = of_inference(model, 2000.0, measured if cell.endswith("tok") else None)
+    bucket = Chooser(LearnedPredictor(learn(rows, ModelKnowledge()))).bucket(parse(f"migbatch: model={model} batch=8"))
+    assert bucket is not None
+    assert bucket.cell == cell
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_mib"),
+    [("clip-vit-large-patch14", 9000.0), ("dinov2-base", 3000.0), ("wav2vec2-base", 4000.0), ("sam2-hiera-large", 9e3)],
+)
+def test_inference_of_a_model_measured_in_training_alone_is_sized_as_before_the_table(
+    model: str, memory_mib: float
+) -> None:
+    rows = [replace(row, kind="train") for row in of_inference(model, memory_mib)]
+    needs = []
+    for learned in (Learned(), learn(rows, ModelKnowledge())):
+        choice = Chooser(LearnedPredictor(learned)).choose(
+            parse(f"migbatch: model={model} batch=8"), Partition("gpu", (H100,))
+        )
+        figures = choice.figures
+        assert figures is not None
+        needs.append(figures.slice_mib if isinstance(figures, TokenFigures) else figures.need_mib)
+    before, after = needs
+    assert 0.9 * before < after < 1.2 * before
+
+
+@pytest.mark.parametrize("kind", ["infer", "train"])
+@pytest.mark.parametrize("params", [None, 650e6])
+def test_a_job_without_input_needs_what_a_table_without_input_measured(kind: str, params: float | None) -> None:
+    """Both are of the size that the model takes: from texts of 128 tokens it would be eight times as much."""
+    rows = [
+        replace(row, kind=kind, params=params, memory_mib=4000.0 + 300.0 * row.batch)
+        for row in of_inference("esm2-t33-650m", 1.0)
+    ]
+    chooser = Chooser(LearnedPredictor(learn(rows, ModelKnowledge())))
+    hints = parse(f"migbatch: model=esm2-t33-650m batch=4{' role=train' * (kind == 'train')}")
+    figures = chooser.choose(hints, Partition("gpu", (H100,))).figures
+    assert isinstance(figures, Figures)
+    assert 5200 <= figures.need_mib < 1.3 * 5200
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "unit"), [("sam2-hiera-large", 512, "px"), ("dinov2-base", 512, "px"), ("bge-m3", 512, "tok")]
+)
+def test_a_size_in_a_table_is_of_the_model_s_kind_of_input(model: str, size: int, unit: str) -> None:
+    chooser = Chooser(LearnedPredictor(learn(of_inference(model, 2000.0, size), ModelKnowledge())))
+    bucket = chooser.bucket(parse(f"migbatch: model={model} batch=8 input={size}{unit}"))
+    assert bucket is not None
+    assert bucket.cell == f"{model}/infer/b8/{size}{unit}"
 
 
 @pytest.mark.parametrize(

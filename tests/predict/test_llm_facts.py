@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL
-from slurm_migbatch.predict.llm.memory import need_of, weights_mib
-from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.predict.llm.memory import activations_mib, need_of, weights_mib
+from slurm_migbatch.predict.llm.workload import Training, Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
 
@@ -209,6 +209,32 @@ def workload(hints: str) -> Workload:
     found = workload_of(parse(f"migbatch: {hints}"))
     assert found is not None
     return found
+
+
+def test_tag_of_the_ollama_library_is_served_by_ollama_unless_the_engine_is_stated() -> None:
+    """`name:tag` without an organisation is a name of that library alone; in 16 bits for eight sequences it took a
+    slice of three times the memory.
+    """
+    tagged, stated = workload("model=llama3.1:8b"), workload("model=llama3.1:8b engine=ollama")
+    assert (tagged.precision, tagged.serving) == (stated.precision, stated.serving)
+    assert tagged.assumed[0] == "engine=ollama"
+    assert workload("model=llama3.1:8b engine=vllm").precision.bits == 16
+    assert workload("model=org/llama3.1:8b").precision.bits == 16
+    assert workload("model=llama3.1:8b max_num_seqs=4").served.concurrency == 4
+    assert workload("model=llama3.1:8b method=lora").precision.bits == 16
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [("nvfp4a16", 4.5), ("mxfp4a16", 4.5), ("fp8_e4m3", 8.1), ("fp8_block", 8.1), ("ptpc_fp8", 8.1), ("int4_awq", 4.16),
+     ("w8a8_int8", 8.1), ("blockwise_int8", 8.1), ("modelopt_fp8", 8.1), ("petit_nvfp4", 4.5), ("w4a8_awq", 4.16),
+     ("gptq_marlin_24", 4.16), ("int8_sq", 8.1), ("q4km", 4.9)],
+)  # fmt: skip
+def test_names_of_the_engines_for_quantisations_are_known(quantisation: str, bits: float) -> None:
+    """Of vLLM, SGLang and TensorRT-LLM; weights in `-NVFP4A16` counted as 16 bits."""
+    assert workload(f"model=qwen3-32b quantization={quantisation}").precision.bits == bits
+    named = workload(f"model=org/Qwen3-32B-{quantisation.upper()}")
+    assert named.model.name == "qwen3-32b" and named.precision.bits == bits
 
 
 def test_precision_in_an_ollama_tag_overrides_the_ollama_default() -> None:
@@ -527,6 +553,54 @@ def test_longer_context_needs_a_larger_cache(name: str) -> None:
     assert grown > 10 * 1024, "MiB for 124 thousand tokens of at least 46 layers with eight heads"
 
 
+CACHED = {
+    "llama-2-7b": 512, "llama-2-13b": 800, "llama-2-70b": 320, "llama-3.1-8b": 128, "llama-3.1-70b": 320,
+    "llama-3.1-405b": 504, "llama-3.2-1b": 32, "llama-3.2-3b": 112, "mistral-7b": 128, "mistral-nemo": 160,
+    "mistral-small-24b": 160, "mistral-large": 352, "mixtral-8x7b": 128, "mixtral-8x22b": 224,
+    "qwen1.5-7b": 512, "qwen1.5-14b": 800, "qwen2-audio-7b": 512, "qwen2.5-0.5b": 12, "qwen2.5-3b": 36,
+    "qwen2.5-7b": 56, "qwen2.5-14b": 192, "qwen2.5-32b": 256, "qwen2.5-72b": 320, "qwen3-0.6b": 112,
+    "qwen3-4b": 144, "qwen3-8b": 144, "qwen3-14b": 160, "qwen3-32b": 256, "qwen3-30b-a3b": 96,
+    "qwen3-235b-a22b": 188, "gemma-7b": 448, "gemma-2b": 18, "phi-2": 320, "phi-3-mini": 384, "phi-4": 200,
+    "phi-4-mini": 128, "yi-6b": 64, "yi-34b": 240, "deepseek-llm-7b": 480, "deepseek-coder-33b": 248,
+    "falcon-7b": 8, "falcon-40b": 120, "gpt-j-6b": 448, "gpt-neox-20b": 1056, "opt-13b": 800, "bloom-7b1": 480,
+    "mpt-7b": 512, "starcoder": 20, "starcoder2-15b": 80, "command-r": 1280, "command-r-08-2024": 160,
+    "solar-10.7b": 192, "chatglm3-6b": 28, "glm-4-9b": 40, "internlm2-7b": 128, "baichuan2-13b": 800,
+    "olmo-2-7b": 512, "smollm2-1.7b": 192, "smollm3-3b": 72, "granite-3.3-8b": 160, "dbrx": 160,
+    "llava-1.5-7b": 512, "llava-v1.6-mistral-7b": 128, "hunyuan-a13b": 128, "dots.llm1": 992,
+}  # fmt: skip
+"""KiB that a token takes in a cache of 16 bits: 4 bytes for each layer, head of keys and value of it, by the models'
+config.json. The number of parameters does not show a wrong one.
+"""
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_cache_of_a_token_is_that_of_the_published_layers_and_heads(name: str) -> None:
+    assert BY_NAME[name].architecture.cache_values(1) * 2 == CACHED[name] * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("tencent/Hunyuan-A13B-Instruct-FP8", 80.4),
+        ("nvidia/NV-Embed-v2", 7.85),
+        ("rednote-hilab/dots.llm1.inst", 142.8),
+        ("sarvamai/sarvam-m", 23.6),
+        ("PixArt-alpha/PixArt-Sigma-XL-2-1024-MS", 5.45),
+        ("facebook/musicgen-stereo-large", 3.3),
+        ("google/recurrentgemma-9b-it", 8.58),
+    ],
+)
+def test_public_model_under_its_full_name_has_the_parameters_of_its_card(name: str, billions: float) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.01)
+
+
+def test_encoder_of_images_beside_a_molmo_is_counted() -> None:
+    """Molmo 7B-D: 8.02 billion parameters (its checkpoint)."""
+    assert workload("model=allenai/Molmo-7B-D-0924").architecture.parameters >= 8.02e9
+
+
 def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
     gemma, deepseek = BY_NAME["gemma-3-27b"].architecture, BY_NAME["deepseek-v3"].architecture
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)
@@ -777,6 +851,105 @@ def test_config_of_an_encoder_is_described_as_one(config: dict[str, object], mil
     assert found.parameters == pytest.approx(1e6 * millions, rel=0.02)
 
 
+ALBERT = {**ENCODER, "model_type": "albert", "embedding_size": 128, "num_hidden_groups": 1, "vocab_size": 30000}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "millions"),
+    [
+        ("albert-base-v2", {}, 11.7),
+        ("albert-xlarge-v2", {"hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192}, 58.7),
+        ("albert-xxlarge-v2", {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}, 222.6),
+    ],
+)
+def test_weights_that_all_layers_share_are_counted_once(name: str, config: dict[str, object], millions: float) -> None:
+    """Parameters of transformers' checkpoints (ALBERT, arXiv 1909.11942, table 1: 12 to 235 million)."""
+    described = of_config(ALBERT | config, name)
+    public, own = workload(f"model={name}").architecture, described.architecture
+    assert public.parameters == pytest.approx(1e6 * millions, rel=0.02)
+    # its embedding is narrower than its layers, which `arch=` does not say
+    assert 1e6 * millions < own.parameters < 1e6 * millions + 30_000 * own.width
+    # each layer computes and keeps as much as one with its own weights
+    distinct = of_config({**ALBERT, **config, "model_type": "bert"}, name).architecture
+    assert own.operations(512.0) == pytest.approx(distinct.operations(512.0), rel=0.01)
+    assert own.operations(512.0) == pytest.approx(public.operations(512.0), rel=0.01)
+    training = Training("full", "adamw", checkpointing=False, seq=512, micro_batch=8, share=0.95)
+    assert activations_mib(own, training, 4.0) == activations_mib(distinct, training, 4.0)
+
+
+RECURRENT = {
+    "model_type": "recurrent_gemma", "block_types": ["recurrent", "recurrent", "attention"],
+    "attention_window_size": 2048, "num_key_value_heads": 1, "vocab_size": 256000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "billions"),
+    [
+        ("2b", {"hidden_size": 2560, "intermediate_size": 15360, "num_attention_heads": 10, "num_hidden_layers": 26,
+                "lru_width": 2560}, 2.68),
+        ("9b", {"hidden_size": 4096, "intermediate_size": 24576, "num_attention_heads": 16, "num_hidden_layers": 38,
+                "lru_width": 4096}, 8.58),
+    ],
+)  # fmt: skip
+def test_recurrent_gemma_is_described_with_a_cache_that_does_not_grow(
+    size: str, config: dict[str, object], billions: float
+) -> None:
+    """Parameters of its paper (arXiv 2404.07839, table 1); each half of `intermediate_size` is one matrix."""
+    found = of_config(RECURRENT | config, "recurrentgemma").architecture
+    assert found.parameters == pytest.approx(1e9 * billions, rel=0.02)
+    assert found.cache_values(200_000) == found.cache_values(4_000) > 0
+    public = workload(f"model=google/recurrentgemma-{size}-it").architecture
+    assert public.parameters == pytest.approx(found.parameters, rel=0.02)
+    assert public.cache_values(200_000) == found.cache_values(4_000)
+
+
+def _half(layers: int, width: int, heads: int, ffn: int) -> dict[str, object]:
+    return {
+        "model_type": "t5_gemma_module", "hidden_size": width, "intermediate_size": ffn, "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2, "head_dim": 256, "num_hidden_layers": layers, "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoder", "billions"), [(_half(26, 2304, 8, 9216), 5.6), (_half(42, 3584, 16, 14336), 12.3)])
+def test_encoder_and_decoder_that_are_described_apart_are_both_counted(
+    encoder: dict[str, object], billions: float
+) -> None:
+    """T5Gemma 2B-2B and 9B-2B (arXiv 2504.06225), whose halves have an embedding each."""
+    config = {
+        "model_type": "t5gemma",
+        "is_encoder_decoder": True,
+        "encoder": encoder,
+        "decoder": _half(26, 2304, 8, 9216),
+    }
+    found = of_config(config, "t5gemma")
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.03)
+    assert found.architecture.kind == "both"
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+@pytest.mark.parametrize("part", ["encoder", "text_encoder", "audio_encoder"])
+def test_encoders_within_encoders_are_read_once(part: str) -> None:
+    """A file of less than 1 MiB may nest hundreds."""
+    config: dict[str, object] = dict(LLAMA)
+    for _ in range(300):
+        config = {**LLAMA, part: config}
+    assert of_config(config, "nested").architecture.parameters == pytest.approx(2 * 8.03e9, rel=0.01)
+
+
+def test_decoder_that_reads_images_is_described_with_their_encoder() -> None:
+    """TrOCR base: 334 million parameters (its checkpoint), a vision transformer and a decoder of twelve layers."""
+    vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+           "intermediate_size": 3072, "image_size": 384, "patch_size": 16}  # fmt: skip
+    trocr = {"model_type": "trocr", "d_model": 1024, "decoder_layers": 12, "decoder_attention_heads": 16,
+             "decoder_ffn_dim": 4096, "vocab_size": 50265, "max_position_embeddings": 512}  # fmt: skip
+    config = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True, "encoder": vit, "decoder": trocr}
+    found = of_config(config, "trocr").architecture
+    assert 334e6 < found.parameters < 1.6 * 334e6
+
+
 def test_embeddings_that_layers_have_of_their_own_are_counted() -> None:
     config = {
         "model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
@@ -882,7 +1055,7 @@ def test_layers_without_attention_keep_a_state_instead_of_a_cache() -> None:
     found = of_config(HYBRID, "hybrid").architecture
     dense = of_config({**HYBRID, "layer_types": ["attention"] * 40}, "dense").architecture
     few = of_config({**HYBRID, "layer_types": None, "num_hidden_layers": 4}, "few").architecture
-    assert found.parameters == dense.parameters
+    assert found.parameters == pytest.approx(32.2e9, rel=0.01), "Granite 4.0 H Small: those of its checkpoint"
     grown = found.cache_values(100_000) - found.cache_values(50_000)
     assert grown == few.cache_values(100_000) - few.cache_values(50_000) < dense.cache_values(50_000)
     state = found.cache_values(50_000) - few.cache_values(50_000)
@@ -959,6 +1132,160 @@ def test_layers_of_several_kinds_are_counted_as_what_they_are(name: str) -> None
     assert grown == attending * 2 * found.kv_heads * found.head * 100_000
     parsed = parse("migbatch: " + of_config(config, "h").hints)
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # gemma-3-4b-it, llava-1.5-7b-hf, llava-v1.6-mistral-7b-hf, Qwen2-Audio-7B: parameters of their checkpoints; the
+        # defaults of transformers' classes are what their text_config leaves out
+        ({"text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                          "num_hidden_layers": 34, "sliding_window": 1024},
+          "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}}, 4.30),
+        ({"text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+          "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}}, 7.06),
+        ({"text_config": {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8,
+                          "vocab_size": 32064},
+          "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}}, 7.57),
+        ({"text_config": {"model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 156032},
+          "audio_config": {"d_model": 1280, "encoder_layers": 32, "encoder_ffn_dim": 5120}}, 8.40),
+    ],
+)  # fmt: skip
+def test_part_that_leaves_out_its_class_s_defaults_is_described(config: dict[str, object], billions: float) -> None:
+    assert of_config(config, "seer").architecture.parameters == pytest.approx(1e9 * billions, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # mamba-2.8b-hf, Falcon Mamba 7B, Mamba Codestral 7B (their checkpoints), RWKV-7 2.9B (arXiv 2503.14456)
+        ({"model_type": "mamba", "hidden_size": 2560, "intermediate_size": 5120, "num_hidden_layers": 64,
+          "state_size": 16, "vocab_size": 50280}, 2.77),
+        ({"model_type": "falcon_mamba", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 64,
+          "state_size": 16, "vocab_size": 65024, "tie_word_embeddings": False}, 7.27),
+        ({"model_type": "mamba2", "hidden_size": 4096, "num_heads": 128, "head_dim": 64, "num_hidden_layers": 64,
+          "state_size": 128, "n_groups": 8, "expand": 2, "vocab_size": 32768, "tie_word_embeddings": False}, 7.29),
+        ({"model_type": "rwkv7", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32,
+          "head_dim": 64, "vocab_size": 65536, "tie_word_embeddings": False}, 2.95),
+    ],
+)  # fmt: skip
+def test_config_of_a_model_without_attention_is_described_with_its_state(
+    config: dict[str, object], billions: float
+) -> None:
+    found = of_config(config, "stateful")
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.04)
+    cached = found.architecture.cache_values(4096)
+    assert cached == found.architecture.cache_values(200_000)
+    assert cached == pytest.approx(found.architecture.layers * 528 * found.architecture.width, rel=0.01)
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+MAMBA2: dict[str, tuple[dict[str, object], float]] = {
+    # the parameters that the model cards or checkpoints state
+    "qwen3.5-27b, without its images": (
+        {
+            "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24,
+            "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 64, "vocab_size": 248320,
+            "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+            "linear_num_value_heads": 48, "linear_value_head_dim": 128, "tie_word_embeddings": False,
+        }, 26.9,
+    ),
+    "qwen3-next-80b": (
+        {
+            "model_type": "qwen3_next", "hidden_size": 2048, "moe_intermediate_size": 512, "intermediate_size": 5120,
+            "shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 48,
+            "vocab_size": 151936, "full_attention_interval": 4, "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        }, 79.7,
+    ),
+    "falcon-h1-7b": (
+        {
+            "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 44, "vocab_size": 130048,
+            "mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_groups": 1, "tie_word_embeddings": False,
+        }, 7.59,
+    ),
+    "granite-4.0-h-small": (
+        {
+            "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_local_experts": 72, "num_experts_per_tok": 10, "intermediate_size": 768,
+            "shared_intermediate_size": 1536, "layer_types": [*["mamba"] * 36, *["attention"] * 4],
+            "vocab_size": 100352, "mamba_expand": 2, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+            "mamba_n_groups": 1, "tie_word_embeddings": True,
+        }, 32.2,
+    ),
+    "nemotron-nano-9b-v2": (
+        {
+            "model_type": "nemotron_h", "hidden_size": 4480, "intermediate_size": 15680, "num_hidden_layers": 56,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "mamba_num_heads": 128, "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8,
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        }, 8.89,
+    ),
+    "lfm2-1.2b": (
+        {
+            "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 65536,
+            "layer_types": [*["conv", "conv", "full_attention"] * 3, "conv", *["full_attention", "conv"] * 3],
+        }, 1.17,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAMBA2)
+def test_layers_without_attention_are_counted_with_their_own_matrices(name: str) -> None:
+    """They were counted as attention, which made up to a sixth of the model too little."""
+    config, billions = MAMBA2[name]
+    assert of_config(config, "hybrid").architecture.parameters == pytest.approx(1e9 * billions, rel=0.02)
+
+
+def test_interval_of_layers_with_attention_limits_the_cache() -> None:
+    config = MAMBA2["qwen3-next-80b"][0]
+    found = of_config(config, "q").architecture
+    assert found.cache_values(200_000) - found.cache_values(100_000) == 12 * 2 * 2 * 256 * 100_000
+    listed = [*["linear_attention"] * 3, "full_attention"] * 12
+    assert of_config({**config, "layer_types": listed}, "q").numbers == of_config(config, "q").numbers
+
+
+def test_flags_of_layers_with_attention_limit_the_cache() -> None:
+    """MiniMax-Text-01: seven layers of linear attention before each one of softmax attention."""
+    config = {**LLAMA, "num_hidden_layers": 80, "attn_type_list": [*[0] * 7, 1] * 10}
+    found = of_config(config, "minimax").architecture
+    assert found.cache_values(200_000) - found.cache_values(100_000) == 10 * 2 * 8 * 128 * 100_000
+
+
+def test_pattern_of_windows_in_letters_is_read() -> None:
+    config = {**LLAMA, "sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    listed = [*["sliding_attention"] * 3, "full_attention"] * 8
+    assert of_config(config, "e").numbers == of_config({**config, "layer_types": listed}, "e").numbers
+    assert of_config(config, "e").numbers["wide_layers"] == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        # CodeGen 16B, BioGPT Large, XGLM 7.5B: their papers and checkpoints
+        ({"model_type": "codegen", "n_embd": 6144, "n_head": 24, "n_layer": 34, "n_positions": 2048,
+          "vocab_size": 51200, "tie_word_embeddings": False}, 16.0),
+        ({"model_type": "biogpt", "hidden_size": 1600, "intermediate_size": 6400, "num_attention_heads": 25,
+          "num_hidden_layers": 48, "vocab_size": 57717, "tie_word_embeddings": True}, 1.57),
+        ({"model_type": "xglm", "d_model": 4096, "ffn_dim": 16384, "num_layers": 32, "attention_heads": 32,
+          "vocab_size": 256008, "tie_word_embeddings": True}, 7.5),
+    ],
+)  # fmt: skip
+def test_feed_forward_of_two_matrices_is_counted_so(config: dict[str, object], billions: float) -> None:
+    assert of_config(config, "ours").architecture.parameters == pytest.approx(1e9 * billions, rel=0.02)
+
+
+def test_encoder_of_a_t5_alone_has_no_cache() -> None:
+    """ProtT5's encoder, 1.2 billion parameters (its checkpoint of half precision)."""
+    config = {"model_type": "t5", "architectures": ["T5EncoderModel"], "d_model": 1024, "d_ff": 16384, "d_kv": 128,
+              "num_heads": 32, "num_layers": 24, "vocab_size": 128, "feed_forward_proj": "relu"}  # fmt: skip
+    found = of_config(config, "prot-t5").architecture
+    assert found.kind == "encoder" and found.parameters == pytest.approx(1.21e9, rel=0.01)
 
 
 def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:

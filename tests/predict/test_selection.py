@@ -122,6 +122,25 @@ def test_misspelt_model_gets_the_default_slice_and_a_suggestion() -> None:
     assert "did you mean" not in text("swin-tiny") + text("resnet50", {}) + text("r" * 400)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("resnet50-fp16", "resnet50"),
+        ("my_resnet50_imagenet_run3", "resnet50"),
+        ("yolov8m-custom", "yolov8m"),
+        ("vit-base-finetuned-cifar10", "vit-base"),
+        ("ours_convnext_base_v7", "convnext-base"),
+        ("tf_efficientnet_b5_mine", "tf-efficientnet-b5"),
+        ("my-own-net-50", ""),
+    ],
+)
+def test_name_with_other_words_gets_the_model_in_it_as_a_suggestion(name: str, meant: str) -> None:
+    """The longest one: it said nothing, or for a YOLOv8m the classifier of that name."""
+    text = Chooser(LearnedPredictor()).choose(Hints(model=name), GPU).text
+    assert f"nothing is known about {name}" in text
+    assert text.partition(" (did you mean model=")[2].partition("?")[0] == meant
+
+
 def test_profiles_without_figures_are_left_out() -> None:
     assert chosen(Hints(model="m"), {"2g.20gb": (1.0, 1.0)}) == ("2g.20gb", "fits")
 

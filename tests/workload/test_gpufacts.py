@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_migbatch.predict.cells import GpuSpec
+from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.gpufacts import ALIKE, facts_of, memory_gb_of, model_of, short_name
 
@@ -31,6 +31,9 @@ NAMES = {
     "NVIDIA B300 SXM6 AC": "b300-269gb",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
     "NVIDIA RTX PRO 5000 Blackwell": "rtx-pro-5000-48gb",
+    "NVIDIA RTX PRO 5000 72GB Blackwell": "rtx-pro-5000-72gb",
+    "NVIDIA RTX PRO 4500 Blackwell": "rtx-pro-4500-32gb",
+    "NVIDIA RTX PRO 4500 Blackwell Server Edition": "rtx-pro-4500-32gb",
     "Graphics Device": "graphics-device-5gb",
 }
 """NVML's names, and the short ones."""
@@ -98,11 +101,32 @@ def test_gpu_facts_depend_on_variant_and_memory() -> None:
         "NVIDIA H100 PCIe": (756, 2039),
         "h100_nvl": (835, 3938),
         "NVIDIA GH200 144G HBM3e": (990, 4900),
+        # an eighth of the "AI TOPS" (FP4 with sparsity) of their data sheets
+        "NVIDIA RTX PRO 5000 Blackwell": (258, 1344),
+        "NVIDIA RTX PRO 5000 72GB Blackwell": (258, 1344),
+        "NVIDIA RTX PRO 4500 Blackwell": (211, 800),
     }
     for name, speed in speeds.items():
         found = facts_of(name)
         assert found is not None and found[:2] == speed, name
     assert facts_of("Graphics Device") is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "half", "whole"),
+    [("NVIDIA RTX PRO 5000 Blackwell", "1g.24gb", "2g.48gb"), ("NVIDIA RTX PRO 4500 Blackwell", "1g.16gb", "2g.32gb")],
+)
+@pytest.mark.parametrize("slices", [None, 2, 6])
+def test_slices_of_a_gpu_that_is_only_halved_are_halves(gpu: str, half: str, whole: str, slices: int | None) -> None:
+    """MIG user guide, "Supported GPUs": at most two instances. Its placements are not published."""
+    parts = {half: 1, whole: 2}
+    rows = [
+        Measurement(gpu, "net", profile=profile, memory_slices=slices and slices * part // 2, latency_s=1.0)
+        for profile, part in parts.items()
+    ]
+    spec = GpuSpec.of_rows(rows)
+    assert spec.memory_gb == int(whole[3:-2])
+    assert [shares_of(row, spec) for row in rows] == [(0.5, 0.5), (1.0, 1.0)]
 
 
 def test_former_name_of_the_h100_nvl_is_read_as_the_h100_nvl() -> None:

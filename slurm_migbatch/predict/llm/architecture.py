@@ -91,7 +91,8 @@ class Architecture:
     model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image); `kept_mib`: what training
     keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
     `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
-    `recurrent`: those of the layers without attention.
+    `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
+    share (ALBERT); 0: all.
     """
 
     layers: int
@@ -125,6 +126,7 @@ class Architecture:
     outputs: int = 0
     scores: bool = False
     span: int = 0
+    groups: int = 0
 
     @property
     def generates(self) -> bool:
@@ -202,6 +204,13 @@ class Architecture:
         """All parameters."""
         return self.embedding + self.body
 
+    @property
+    def shared(self) -> int:
+        """Parameters that layers would have beside the body, if none used those of another."""
+        norms = self.norms * self.width * (2 if self.norm_bias else 1)
+        layers = self.layers - self.groups if self.groups else 0
+        return layers * (self.attention + norms + self.feed_forward(self.ffn))
+
     @cached_property
     def body(self) -> int:
         """Parameters without the embedding and the output."""
@@ -209,7 +218,7 @@ class Architecture:
             return self.extra
         norm = self.width * (2 if self.norm_bias else 1)
         layer = self.attention + self.norms * norm
-        total = self.attending * self.attention + self.layers * self.norms * norm
+        total = self.attending * self.attention + self.layers * self.norms * norm - self.shared
         total += self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
         if self.encoder_layers:  # cross attention and its norm; the encoder's own last norm
             total += self.layers * (self.attention + norm) + norm
@@ -226,7 +235,7 @@ class Architecture:
     @cached_property
     def active(self) -> int:
         """Parameters of the body and of the output that one token is multiplied with."""
-        parameters = self.body
+        parameters = self.body + self.shared
         if self.experts is not None:
             parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
         return parameters + (0 if self.headless else self.vocab * self.width)

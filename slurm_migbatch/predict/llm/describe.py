@@ -23,14 +23,14 @@ LIMITS: Final[Mapping[str, int]] = {
     "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
     "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
-    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14,
+    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14, "groups": 1024,
 }  # fmt: skip
 """Keys of `arch=` and the largest number that each accepts."""
 NEEDED: Final = ("layers", "hidden", "heads")
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads"),
     "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads"),
     "head": ("head_dim", "d_kv", "attention_head_dim"),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim"),
@@ -47,8 +47,25 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "nope": ("qk_nope_head_dim",),
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
+    "groups": ("num_hidden_groups",),
 }
 """Keys of each number in configurations in Hugging Face's form."""
+_SIZES: Final = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+    "max_position_embeddings",
+)  # fmt: skip
+DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
+    "llama": dict(zip(_SIZES, (4096, 11008, 32, 32, 32000, 2048), strict=True)),
+    "mistral": dict(zip((*_SIZES, "num_key_value_heads"), (4096, 14336, 32, 32, 32000, 131072, 8), strict=True)),
+    "qwen2": dict(zip(_SIZES, (4096, 22016, 32, 32, 151936, 32768), strict=True)),
+    "gemma3_text": {
+        **dict(zip(_SIZES, (2304, 9216, 26, 8, 262208, 131072), strict=True)),
+        "num_key_value_heads": 4, "head_dim": 256, "sliding_window_pattern": 6,
+    },
+}  # fmt: skip
+"""What the configuration of a language model within a larger one leaves out (LLaVA, Gemma 3 4B, Qwen2-Audio): the
+defaults of transformers' classes, by model type.
+"""
 GATED_ENCODERS: Final = frozenset(
     ["modernbert", "nomic_bert", "eurobert", "gte", "new", "neobert", "esmc", "longformer"]
 )
@@ -64,29 +81,34 @@ UNGATED: Final = (
     | frozenset(
         ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
     )
-    | {"apertus", "arcee", "nemotron", "nemotron_h"}
+    | {"apertus", "arcee", "nemotron", "nemotron_h", "trocr", "codegen", "biogpt", "xglm", "musicgen_decoder"}
 )
 BIASED: Final = UNGATED - {"apertus", "mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
-    "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3",
+    "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3", "recurrent_gemma",
+    "mamba", "t5_gemma_module", "t5gemma2_decoder",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
 """
+STATEFUL: Final = re.compile(r"(?:falcon_)?mamba2?|rwkv[0-9]*")
+"""Model types without any attention."""
+STATEFUL_HEADS: Final = 8
+"""Heads that stand for the state of such a layer: so few that a usual sequence fills the window."""
 ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention|hybrid")
 """Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4). `hybrid`
 ones of Zamba2 have attention, a feed-forward and a state.
 """
 _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Kinds of layers in Nemotron-H's pattern; each layer has one of these parts only."""
-_TOWER: Final = (("depth", "layers"), ("embed_dim", "hidden"))
-"""Keys of a vision tower: Qwen-VL's, where hidden_size may be the language model's, and the usual ones."""
+_TOWER: Final = ((("depth", "encoder_layers"), "layers"), (("embed_dim",), "hidden"))
+"""Keys of a tower: Qwen-VL's, where hidden_size may be the language model's, Whisper's, and the usual ones."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
 """Keys of a model that takes images; a language model beside it has a configuration of its own."""
 
 
-LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config")
+LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config", "decoder")
 """Keys of the language model within a model of several parts, an outer one before an inner one."""
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 """Keys of the number of experts that all tokens pass."""
@@ -181,6 +203,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         source=given("source", 0),
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
         outputs=VOCAB if unknown else 0,
+        groups=min(given("groups", 0), layers),
     )
     return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
 
@@ -211,13 +234,7 @@ def describe(path: Path) -> Described:
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
     """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
-    text = config
-    for part in LANGUAGE:
-        inner = text.get(part)
-        text = {**text, **inner} if isinstance(inner, dict) else text
-    for part in ("attn_config", "ffn_config"):  # of DBRX
-        if isinstance(config.get(part), dict):
-            text = {**config[part], **text}
+    text = _language(config)
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
@@ -226,6 +243,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
     numbers |= _feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
+    numbers |= _of_type(text, model_type, numbers.get("ffn", 0))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
     if text.get("is_encoder_decoder") is True:
         numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
@@ -234,7 +252,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         model_type in UNGATED or str(text.get("feed_forward_proj") or "gated").partition("-")[0] != "gated"
     )
     numbers["bias"] = int(model_type in BIASED)
-    numbers["encoder"] = int(model_type in ENCODERS)
+    numbers["encoder"] = int(model_type in ENCODERS or "EncoderModel'" in str(config.get("architectures")))
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
@@ -251,12 +269,28 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
     towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
-    beside = towers + _embedded_by_layer(text, architecture.layers)
+    beside = towers + _embedded_by_layer(text, architecture.layers) + _in_layers(text, architecture, kinds)
+    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
+    beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
     if not beside:
         return described
     return replace(
         described, numbers={**described.numbers, "params": min(architecture.parameters + beside, LIMITS["params"])}
     )
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the language model, with what it leaves out if it is a part of another one."""
+    text = config
+    for part in LANGUAGE:
+        inner = text.get(part)
+        text = {**text, **inner} if isinstance(inner, dict) else text
+    if text is not config:
+        text = {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
+    for part in ("attn_config", "ffn_config"):  # of DBRX
+        if isinstance(config.get(part), dict):
+            text = {**config[part], **text}
+    return text
 
 
 def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
@@ -271,11 +305,94 @@ def _tower(config: Any) -> int:
     """
     if not isinstance(config, dict):
         return 0
-    layers, width = (_number(config, (first, *KEYS[key])) or 0 for first, key in _TOWER)
+    layers, width = (_number(config, (*first, *KEYS[key])) or 0 for first, key in _TOWER)
     ffn = _number(config, KEYS["ffn"]) or 4 * width
     if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
         return 0
     return layers * (4 * width**2 + 2 * width * ffn)
+
+
+def _of_type(text: Mapping[str, Any], model_type: str, ffn: int) -> dict[str, int]:
+    """Return the numbers that mean something else in this type of model; `ffn` is the one stated."""
+    if model_type == "recurrent_gemma":  # its two matrices of a feed-forward have this width together
+        return {"ffn": ffn // 2}
+    if text.get("block_auto_adjust_ff_dim") is True:  # LFM2
+        multiple = _number(text, ("block_multiple_of",)) or 1
+        return {"ffn": -(-2 * ffn // 3 // multiple) * multiple}
+    return _stateful(text, model_type) if STATEFUL.fullmatch(model_type) else {}
+
+
+def _stateful(text: Mapping[str, Any], model_type: str) -> dict[str, int]:
+    """Return the numbers of a model without attention: a few heads with a window that takes as much as its state, and a
+    gated feed-forward with the other parameters of a layer, which has thirteen squares of the width in RWKV.
+    """
+    width = min(_number(text, KEYS["hidden"]) or 0, LIMITS["hidden"])
+    matrices = 13 * width**2 if model_type.startswith("rwkv") else _mamba(text, width)
+    inner = STATEFUL_HEADS * 64
+    ffn = math.ceil((matrices - 4 * inner * width) / (3 * max(width, 1)))
+    return {
+        "heads": STATEFUL_HEADS, "kv": STATEFUL_HEADS, "head": 64, "ffn": min(max(ffn, 1), LIMITS["ffn"]),
+        "window": state_window(width, 2 * inner),
+    }  # fmt: skip
+
+
+def _mamba(text: Mapping[str, Any], width: int) -> int:
+    """Return the parameters of a layer of Mamba (arXiv 2312.00752) or, with groups of heads, of Mamba-2."""
+
+    def given(*keys: str) -> int:
+        return min(_number(text, keys) or 0, LIMITS["ffn"])
+
+    heads, head = given("mamba_n_heads", "mamba_num_heads"), given("mamba_d_head", "mamba_head_dim")
+    inner = given("mamba_d_ssm") or heads * head or given("mamba_expand", "expand") * width or 2 * width
+    groups, state = given("mamba_n_groups", "n_groups"), given("mamba_d_state", "ssm_state_size", "state_size")
+    return 3 * width * inner + (2 * width * groups * state if groups else inner * (width // 8 + 2 * state))
+
+
+def _in_layers(text: Mapping[str, Any], architecture: Architecture, kinds: list[object] | None) -> int:
+    """Return the parameters of layers without attention beyond those of attention, as which they are counted, and of
+    what is beside attention.
+    """
+
+    def given(key: str) -> int:
+        return min(_number(text, (key,)) or 0, LIMITS["hidden"])
+
+    width, model_type = architecture.width, str(text.get("model_type", ""))
+    keys = given("linear_num_key_heads") * given("linear_key_head_dim")
+    values = given("linear_num_value_heads") * given("linear_value_head_dim")
+    mamba = _mamba(text, width)
+    sizes = {
+        "linear_attention": width * (2 * keys + 3 * values) or mamba,
+        "recurrent": architecture.attention + width * given("lru_width"),
+        "conv": 4 * width**2,  # LFM2
+        "mlp": 0,
+        "moe": 0,
+    }
+    if kinds is None:  # in each layer of Falcon-H1 and Hymba beside attention
+        return architecture.layers * mamba if model_type in ("falcon_h1", "hymba") else 0
+    # the output of Qwen's attention has a gate
+    gate = architecture.heads * architecture.head * width if model_type.startswith(("qwen3_next", "qwen3_5")) else 0
+    attending = [kind for kind in kinds if _attends(kind)]
+    others = [sizes.get(kind, mamba) if isinstance(kind, str) else mamba for kind in kinds if not _attends(kind)]
+    own = sum(others) + len(attending) * (architecture.attention + gate)
+    return max(own - architecture.layers * architecture.attention, 0)
+
+
+def _attends(kind: object) -> bool:
+    """Return whether a layer of this kind has keys and values."""
+    return isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None
+
+
+def _part(config: Any) -> int:
+    """Return the parameters of an encoder that is described apart from its decoder (T5Gemma, TrOCR, MusicGen); 0 if
+    there is none.
+    """
+    if not isinstance(config, dict):
+        return 0
+    alone = {key: value for key, value in config.items() if not key.endswith("encoder")}
+    try:
+        return of_config(alone, "").architecture.parameters
+    except DescribeError:
+        return _tower(config)
 
 
 def _with_files(found: Described, folder: Path) -> Described:
@@ -354,6 +471,18 @@ def _kinds(text: Mapping[str, Any], layers: int) -> list[object] | None:
     for key in ("layer_types", "layers_block_type"):
         if isinstance(text.get(key), list):
             return list(text[key][:layers])
+    flags = text.get("attn_type_list")  # of MiniMax
+    if isinstance(flags, list):
+        return ["linear_attention" if flag == 0 else "attention" for flag in flags[:layers]]
+    letters, interval = text.get("sliding_window_pattern"), _number(text, ("full_attention_interval",)) or 1
+    if isinstance(letters, str) and letters:  # LLLG of EXAONE 4, repeated
+        usual = {"L": "sliding_attention", "G": "full_attention"}
+        return [usual.get(letters[layer % len(letters)]) for layer in range(layers)]
+    if interval > 1:  # of Qwen3-Next
+        return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
+    blocks = text.get("block_types") or text.get("_block_types")  # of RecurrentGemma, repeated
+    if isinstance(blocks, list) and blocks:
+        return [blocks[layer % len(blocks)] for layer in range(layers)]
     pattern, attending = text.get("hybrid_override_pattern"), text.get("attn_layer_indices")  # Nemotron-H, Bamba
     if isinstance(pattern, str):
         return [_LETTERS.get(letter) for letter in pattern[:layers]]
@@ -386,11 +515,14 @@ def _windows(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[ob
     """
     layers = numbers.get("layers", 0)
     window, pattern = _number(text, ("sliding_window",)), _number(text, ("sliding_window_pattern",))
+    narrow = _number(text, ("attention_window_size",))  # of all layers with attention in RecurrentGemma
+    if narrow:
+        return {"window": narrow}
     if kinds is None:
         return {"window": window, "wide_layers": layers // pattern} if window and pattern and pattern > 1 else {}
     if window and "sliding_attention" in kinds:
         return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
-    attending = sum(isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None for kind in kinds)
+    attending = sum(map(_attends, kinds))
     heads = numbers.get("kv") or numbers.get("heads")
     if attending == len(kinds) or not heads or not numbers.get("hidden"):
         return {}

@@ -172,7 +172,7 @@ def lora_parameters(architecture: Architecture, rank: int) -> int:
     attention = (width + inner) + 2 * (width + keys) + (inner + width)
     matrices = 3 if architecture.gated else 2
     dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
-    return rank * (architecture.layers + architecture.encoder_layers) * (attention + dense)
+    return rank * ((architecture.groups or architecture.layers) + architecture.encoder_layers) * (attention + dense)
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:

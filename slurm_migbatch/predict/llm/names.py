@@ -82,7 +82,9 @@ _OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|f
 """Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
 removes noise.
 """
-SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
+SENSES: Final = frozenset(
+    ["vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral", "molmo", "molmo2"]
+)
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 SENSED: Final = re.compile(
     r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|"
@@ -248,6 +250,12 @@ _BY_GROUP: Final = _by_group()
 def known(name: str) -> Model | None:
     """Return the public model with exactly this name, in any spelling, without other words; None: there is none."""
     return _BY_NAME.get(squeeze(name))
+
+
+def public(name: str) -> Found | None:
+    """Return the public model whose name is a part of this one, as `resolve` does; None if there is none."""
+    found = resolve(name)
+    return None if found is None or found.how != "public" else found
 
 
 def generates(name: str) -> bool:

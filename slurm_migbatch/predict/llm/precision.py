@@ -39,6 +39,9 @@ WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "nf4": 4.5, "fp4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "modelopt-fp4": 4.5, "qlora": 4.127,
         "int8": 8.1, "w8a8": 8.1, "w8a16": 8.1, "8bit": 8.1, "bnb-8bit": 8.1, "llm-int8": 8.1, "smoothquant": 8.1,
         "eetq": 8.1, "fp8": 8.1, "fp8-dynamic": 8.1, "fbgemm-fp8": 8.1, "modelopt": 8.1, "w8a8-fp8": 8.1, "none": 0.0,
+        "fp8-e4m3": 8.1, "fp8-e5m2": 8.1, "fp8-block": 8.1, "ptpc-fp8": 8.1, "modelopt-fp8": 8.1, "w8a8-int8": 8.1,
+        "blockwise-int8": 8.1, "int8-sq": 8.1, "int4-awq": 4.16, "w4a8-awq": 4.16, "gptq-marlin-24": 4.16,
+        "nvfp4a16": 4.5, "mxfp4a16": 4.5, "petit-nvfp4": 4.5,
     }
 )  # fmt: skip
 """Bits of a parameter of the body; embedding and output stay at 16. 0: not quantised."""
@@ -50,6 +53,7 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
         "q4-k-m": 4.9, "q4-k": 4.9, "q5-0": 5.6, "q5-1": 6.07, "q5-k-s": 5.57, "q5-k-m": 5.7, "q5-k": 5.7,
         "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "f32": 32.0, "gguf": 8.5,
         "q2": 3.17, "q3": 4.31, "q4": 5.13, "q5": 6.07, "q6": 6.57, "q8": 8.5, "tq1-0": 2.01, "tq2-0": 2.39,
+        "q3km": 4.01, "q4km": 4.9, "q4ks": 4.67, "q5km": 5.7,
         "mxfp4-moe": 4.9,
         "q2-k-xl": 4.01, "q3-k-xl": 4.9, "q4-k-xl": 5.7, "q5-k-xl": 6.57, "q6-k-xl": 8.5, "q8-k-xl": 16.0,
     }
@@ -58,7 +62,7 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
 layers in wider ones and counts as the next, a level without its variant (`q4`) as the widest of its common ones.
 `mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
-_LOADED_WIDE: Final = re.compile(r"(?:mx|nv)?fp[48].*|modelopt.*|fbgemm-fp8|w8a8-fp8")
+_LOADED_WIDE: Final = re.compile(r"(?:mx|nv)?fp[48].*|modelopt.*|(?:fbgemm|ptpc|w8a8)-fp8|petit-nvfp4")
 """Quantisations that trainers undo when they load weights, as they do with GGUF: adapters of LoRA are trained on those
 of bitsandbytes, GPTQ, AWQ and the like (peft's guide on quantisation; OpenAI's on gpt-oss).
 """

@@ -17,7 +17,6 @@ from typing import Final
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.architecture import Architecture, Stored
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
-from slurm_migbatch.predict.llm.families import Model
 from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
@@ -209,7 +208,19 @@ def workload_of(hints: Hints) -> Workload | None:
     # a server of adapters may state their rank too
     tunes = hints.llm.lora_rank is not None and hints.role is None and hints.llm.engine is None
     trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None or tunes
-    return replace(_training(hints, resolved) if trains else _serving(hints, resolved), px=_pixels(hints, resolved))
+    if trains:
+        return replace(_training(hints, resolved), px=_pixels(hints, resolved))
+    assumed: tuple[str, ...] = ()
+    if hints.llm.engine is None and resolved.architecture.kind == "decoder" and _of_library(hints.model or ""):
+        hints, assumed = replace(hints, llm=replace(hints.llm, engine="ollama")), ("engine=ollama",)
+        resolved = replace(resolved, precision=_precision(hints.llm, resolved))
+    served = _serving(hints, resolved)
+    return replace(served, assumed=assumed + served.assumed, px=_pixels(hints, resolved))
+
+
+def _of_library(name: str) -> bool:
+    """Return whether a name is a tag of Ollama's library, which alone has such names: `llama3.1:8b`."""
+    return ":" in name and "/" not in name
 
 
 def _pixels(hints: Hints, found: Found) -> int:
@@ -360,11 +371,22 @@ def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> 
     return min(architecture.context, usual, shared)
 
 
-def training_of(model: Model, micro_batch: int, seq: int) -> Workload:
-    """Return the full training of a public model with AdamW, in its published precision."""
-    kept = Found(model.name, model.architecture, names.native(model))
-    training = Training("full", "adamw", False, min(seq, model.architecture.context), micro_batch, TRAINING_SHARE)
-    return Workload(kept, None, training)
+def training_of(found: Found, micro_batch: int, size: int) -> Workload:
+    """Return the full training of a public model with AdamW, on texts of `size` tokens or images of `size` pixels."""
+    model = replace(found, precision=_trainable(found.precision))
+    training = Training("full", "adamw", False, min(size, found.architecture.context), micro_batch, TRAINING_SHARE)
+    return Workload(model, None, training, px=size if found.architecture.item_px else 0)
+
+
+def plain_serving_of(found: Found, batch: int, size: int) -> Workload:
+    """Return the inference of a plain model on `batch` items at once, if they are images of `size` pixels."""
+    serving = Serving(1, batch, 1, 1, 16.0, "", SHARES["transformers"])
+    return Workload(found, serving, None, px=size if found.architecture.item_px else 0)
+
+
+def _trainable(kept: Precision) -> Precision:
+    """Return the precision of weights that a full training keeps: quantised ones are trained in 16 bits."""
+    return kept if kept.bits >= 16 else precision.plain("bf16")
 
 
 def _training(hints: Hints, found: Found) -> Workload:
@@ -391,8 +413,8 @@ def _training(hints: Hints, found: Found) -> Workload:
     model = found
     if method == "qlora":
         model = replace(found, precision=precision.known("qlora"))
-    elif method == "full" and found.precision.bits < 16:
-        model = replace(found, precision=precision.plain("bf16"))
+    elif method == "full":
+        model = replace(found, precision=_trainable(found.precision))
     elif method == "lora" and llm_hints.quantization is None:
         model = replace(found, precision=precision.tuned(found.precision))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
