@@ -42,11 +42,14 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
         text = f"{path} is read-only: {error.strerror}; events wait on the nodes"
         yield Finding(FAIL, _SUBJECT, text, f"mount -o remount,rw its file system, or chattr -i {path}")
         return
+    if writer is None:
+        text = f"migbatchd is down, so its user is unknown, and whether it can write {path}"
+        yield Finding(UNKNOWN, _SUBJECT, text, "systemctl start migbatchd")
+        return
     for target in (path, folder):
         if closed := closed_to(target, writer, 0o2):
-            name = writer.name if writer else "root"
-            text = f"read-only for migbatchd, which runs as {name}: {closed}; events wait on the nodes"
-            yield Finding(FAIL, _SUBJECT, text, f"chown {name} {folder} {path}*; chmod u+rwX {target}")
+            text = f"read-only for migbatchd, which runs as {writer.name}: {closed}; events wait on the nodes"
+            yield Finding(FAIL, _SUBJECT, text, f"chown {writer.name} {folder} {path}*; chmod u+rwX {target}")
             return
     yield Finding(OK, _SUBJECT, f"{path} is writable")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,10 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
     try:
         engine = make_engine(url, readonly=True)
     except StoreError as error:
-        yield Finding(FAIL, "database", str(error), "check [store] url of migbatch.toml" if live else _NO_BACKUP)
+        advice = "check [store] url of migbatch.toml" if live else _NO_BACKUP
+        # the class itself: SQLite's errors of access and locks are of classes derived from it
+        is_damaged = live and type(error.__cause__) is sqlite3.DatabaseError
+        yield Finding(FAIL, "database", str(error), _RESTORE if is_damaged else advice)
         return
     try:
         with engine.connect() as connection, connection.begin():

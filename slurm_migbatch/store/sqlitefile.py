@@ -65,7 +65,7 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
             problem = error
         connection.close()
     advice = "" if os.access(path, os.R_OK) else "; ask the administrator for membership of its group"
-    raise StoreError(f"cannot read the database {path}: {problem}{advice}")
+    raise StoreError(f"cannot read the database {path}: {problem}{advice}") from problem
 
 
 def file_uri(path: str | Path, parameters: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, exists, func, or_, select
+from sqlalchemy.orm import aliased
 
 from slurm_migbatch.store.models import Lease, Run
 from slurm_migbatch.store.queries import COUNTED, RunFilter, among, conditions_of
@@ -36,7 +37,7 @@ class HeldSlices(NamedTuple):
     Attributes:
         groups: values of the group columns, in order.
         profile, size: of each slice; `size` in memory slices.
-        run: 0 for runs of one slice that are inside the window, which are counted together; else the run's id.
+        run: 0 for runs of equal slices that are inside the window, which are counted together; else the run's id.
             The latter may be in several groups and windows.
         runs: number of these runs.
         seconds: of all slices together.
@@ -68,7 +69,12 @@ def held_slices(
         return
     began = case((Run.started > start, Run.started), else_=start)
     ended = case((Run.ended < until, Run.ended), else_=until)
-    whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)
+    other = aliased(Lease)
+    differs = [other.profile != Lease.profile, other.slot_size != Lease.slot_size]
+    if "node" in groups:
+        differs.append(other.node != Lease.node)
+    equal = or_(Run.slice_count == 1, ~exists().where(other.run_id == Run.id, or_(*differs)))
+    whole = and_(Run.started >= start, Run.ended <= end, equal)
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, start=start, end=end, states=(), duplicates=True)),
         Run.started < until,
@@ -84,6 +90,7 @@ def held_slices(
             Lease.profile,
             Lease.slot_size,
             case((whole, 0), else_=Run.id).label("run"),
+            Run.id.label("counted"),
             (ended - began).label("seconds"),
             SM_ACTIVITY.label("sm"),
         )
@@ -95,6 +102,7 @@ def held_slices(
     sampled = case((spans.c.sm.is_not(None), spans.c.seconds), else_=0.0)
     idle = case((spans.c.sm.is_not(None), spans.c.seconds * (1.0 - spans.c.sm)), else_=0.0)
     sums = (func.sum(spans.c.seconds), func.sum(sampled), func.sum(idle))
-    for row in connection.execute(select(*keys, func.count(), *sums).group_by(*keys)):
-        group, (profile, size, run, runs, *seconds) = row[: len(names)], row[len(names) :]
-        yield HeldSlices(tuple(map(str, group)), profile, size, run, 1 if run else runs, *map(float, seconds))
+    runs = func.count(spans.c.counted.distinct())
+    for row in connection.execute(select(*keys, runs, *sums).group_by(*keys)):
+        group, (profile, size, run, count, *seconds) = row[: len(names)], row[len(names) :]
+        yield HeldSlices(tuple(map(str, group)), profile, size, run, count, *map(float, seconds))

@@ -16,7 +16,11 @@ from tests.support.exposition import LABELS, parsed, scrape
 EXPR = re.compile(r"^ +expr: (.+)$", re.MULTILINE)
 METRIC = re.compile(r"\b(migbatch_[a-z_]+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
+JOINED = re.compile(r"\bon \(([^)]*)\)")
 SHOWN = re.compile(r"\{\{ ?\$?(?:labels\.)?(\w+)")
+
+#: labels that Prometheus gives each series of one migbatchd
+TARGET = {"job", "instance"}
 
 
 def rules():
@@ -50,7 +54,7 @@ def test_expressions_use_only_existing_metrics_and_labels(running):
         for name, selected in found:
             assert name in exposed, expr
             assert selected <= LABELS[name], expr
-        labels = {label for name, _ in found for label in LABELS[name]} | {"le"}
+        labels = {label for name, _ in found for label in LABELS[name]} | {"le"} | TARGET
         for group in GROUPED.findall(expr):
             assert {label.strip() for label in group.split(",")} <= labels, expr
 
@@ -64,7 +68,23 @@ def test_rules_or_dashboard_use_the_metrics_required_for_operation():
 
 def test_a_rule_fires_where_no_series_is_left():
     """Without migbatchd every other expression is empty."""
-    assert [expr for expr in EXPR.findall(rules()) if expr.startswith("absent(")] == ["absent(migbatch_healthy)"]
+    (expr,) = (expr for expr in EXPR.findall(rules()) if expr.startswith("absent("))
+    assert expr.startswith("absent(migbatch_healthy) or ")
+
+
+def test_a_rule_fires_where_no_series_of_one_cluster_is_left():
+    """As long as another cluster has some, nothing is absent."""
+    (expr,) = (expr for expr in EXPR.findall(rules()) if expr.startswith("absent("))
+    assert expr.endswith(" unless on (job) count by (job) (migbatch_healthy))")
+
+
+def test_rules_compare_series_of_one_migbatchd_only():
+    """A Prometheus server may scrape several clusters: the free slices of one are no use to the jobs of another."""
+    joined = [expr for expr in EXPR.findall(rules()) if JOINED.search(expr) and not expr.startswith("absent(")]
+    assert joined
+    for expr in joined:
+        for labels in JOINED.findall(expr):
+            assert {label.strip() for label in labels.split(",")} >= TARGET, expr
 
 
 def test_rules_have_the_fields_that_prometheus_requires():
@@ -76,7 +96,7 @@ def test_rules_have_the_fields_that_prometheus_requires():
         assert re.search(r"^ +labels: \{severity: (critical|warning|info)\}$", block, re.MULTILINE)
         assert 'summary: "' in block and 'description: "' in block
         for label in re.findall(r"\$labels\.(\w+)", block):
-            assert all(label in LABELS[name] for name, _ in used(expr)), block
+            assert label in TARGET or all(label in LABELS[name] for name, _ in used(expr)), block
 
 
 def test_dashboard_has_the_fields_that_grafana_requires():

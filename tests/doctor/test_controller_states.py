@@ -39,6 +39,7 @@ from slurm_migbatch.doctor import (
     nodes,
     partitions,
     paths,
+    record,
     reports,
     service,
     settings,
@@ -50,6 +51,7 @@ from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
 from slurm_migbatch.submit import shim
@@ -320,11 +322,23 @@ def test_read_only_database_file_is_reported(open_tmp_path: Path) -> None:
     problem = only_problem(database.check_file(str(file), NOBODY))
     # not of all in its folder, which has root's record of the installation
     assert "runs as nobody" in problem and f"chown nobody {file.parent} {file}*" in problem
+    # migbatchd is down
+    (finding,) = database.check_file(str(file), None)
+    assert finding.level == UNKNOWN and "systemctl start migbatchd" in finding.advice
     file.parent.chmod(0o777)
     file.chmod(0o666)
     assert wrong(database.check_file(str(file), NOBODY)) == []
     with read_only(file.parent):
         assert "is read-only: Read-only file system" in only_problem(database.check_file(str(file), reader(0)))
+
+
+@pytest.mark.parametrize("kept", [40_000, 0])
+def test_damaged_database_file_is_to_be_restored(tmp_path: Path, kept: int) -> None:
+    file = tmp_path / "migbatch.db"
+    open_store(f"sqlite:///{file}").close()
+    file.write_bytes(file.read_bytes()[:kept] or b"not a database" * 1000)
+    problem = only_problem(record.check_record(f"sqlite:///{file}"))
+    assert str(file) in problem and "migbatch db restore" in problem
 
 
 def test_large_log_of_the_database_is_reported(tmp_path: Path) -> None:

@@ -35,12 +35,40 @@ def test_held_time_is_summed_and_clipped_to_the_window(database: str) -> None:
     alice = ("alice", "n1")
     assert sorted(everyone) == [
         HeldSlices(("1001", "n1"), "2g.20gb", 2, 7, 1, 100.0, 0.0, 0.0),
-        HeldSlices(alice, "1g.10gb", 1, 0, 3, 250.0, 100.0, 50.0),
+        HeldSlices(alice, "1g.10gb", 1, 0, 4, 450.0, 100.0, 50.0),
         HeldSlices(alice, "1g.10gb", 1, 4, 1, 10.0, 10.0, 5.0),
-        HeldSlices(alice, "1g.10gb", 1, 6, 1, 200.0, 0.0, 0.0),
     ]
     assert sorted(here) == sorted(both) == sorted(everyone)
     assert other == nobody == []
+
+
+def test_runs_of_equal_slices_are_one_row_and_those_in_several_groups_one_each(database: str) -> None:
+    """A year of a large site has millions of runs; `migbatch usage` holds the rows in memory."""
+    with open_store(database) as store:
+        nodes = [Node(store, name) for name in ("n1", "n2")]
+        pair = [slice_entry(0, 1), slice_entry(1, 1)]
+        for job in range(1, 4):
+            run(store, nodes[0], job, 1000 + 100 * job, 1050 + 100 * job, *pair)
+        run(store, nodes[0], 4, 1500, 1600, slice_entry(0, 1), slice_entry(2, 2, "2g.20gb"))
+        run(store, nodes[0], 5, 1700, 1800, slice_entry(0, 1), slice_entry(1, 2))
+        run(store, nodes[0], 6, 1850, 1900)
+        nodes[1].send(nodes[1].start(1852, 6), nodes[1].stop(1903, 6))
+        with store.reading() as connection:
+            by_user = sorted(held_slices(connection, RunFilter(), ("user",), 0, 3000, 3000))
+            by_node = sorted(held_slices(connection, RunFilter(), ("node",), 0, 3000, 3000))
+    alice = ("alice",)
+    assert by_user == [
+        HeldSlices(alice, "1g.10gb", 1, 0, 4, 400.0, 0.0, 0.0),
+        HeldSlices(alice, "1g.10gb", 1, 4, 1, 100.0, 0.0, 0.0),
+        HeldSlices(alice, "1g.10gb", 1, 5, 1, 100.0, 0.0, 0.0),
+        HeldSlices(alice, "1g.10gb", 2, 5, 1, 100.0, 0.0, 0.0),
+        HeldSlices(alice, "2g.20gb", 2, 4, 1, 100.0, 0.0, 0.0),
+    ]
+    assert [(row.groups, row.run, row.runs, row.seconds) for row in by_node if row.run in (0, 6)] == [
+        (("n1",), 0, 3, 300.0),
+        (("n1",), 6, 1, 50.0),
+        (("n2",), 6, 1, 50.0),
+    ]
 
 
 @pytest.mark.parametrize("group", ["user", "account", "partition", "node"])
