@@ -244,8 +244,8 @@ class Product:
         for file in files:
             copy = package / file.relative_to(source)
             copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
-        shutil.copyfile(spec.origin, target / "pynvml.py")
+            _copy_module(file, copy)
+        _copy_module(Path(spec.origin), target / "pynvml.py")
 
     def _node_conf(self) -> dict[str, str]:
         nodes = f"{self.cluster.directory}/nodes/%n"
@@ -302,3 +302,17 @@ class Product:
         for section, values in self.cluster.spec.config.items():
             settings.setdefault(section, {}).update(values)
         return settings
+
+
+def _copy_module(source: Path, copy: Path) -> None:
+    """Copy a module with its byte code, so that the installer does not compile it again for each test bed.
+
+    The installer compiles what is missing, of an older time or for another release of Python.
+    """
+    shutil.copyfile(source, copy)
+    status = source.stat()
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    compiled, target = (Path(importlib.util.cache_from_source(str(path))) for path in (source, copy))
+    if compiled.exists():
+        target.parent.mkdir(mode=0o755, exist_ok=True)
+        shutil.copyfile(compiled, target)

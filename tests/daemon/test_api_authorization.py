@@ -241,6 +241,7 @@ def test_requests_in_progress_are_limited_for_each_node(running: Running) -> Non
     assert Node(running.port, FakeSigner(), "n2").plan()[0] == 200
     for link in waiting:
         link.close()
+    running.service.node_plans.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})  # it answers those that wait
     eventually(lambda: node.plan()[0] == 200)
 
 

@@ -11,12 +11,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon_fakes import Node, gpu, inventory
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.gate import ApiLimits
+from slurm_migbatch.daemon.service import Service
+from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 from tests.support.daemon_process import Daemon
+from tests.support.daemon_running import Running
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
@@ -123,19 +128,20 @@ def test_silent_connections_are_closed_and_nodes_are_still_served(daemon: Daemon
     assert "Traceback" not in daemon.log
 
 
-def test_body_that_a_node_does_not_finish_is_answered_with_408(daemon: Daemon) -> None:
+def test_body_that_a_node_does_not_finish_is_answered_with_408(
+    config: Config, slurm: FakeSlurm, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that stops in the middle of its body is answered, and its connection closed."""
-    daemon.start()
-    daemon.serving()
-    node = daemon.node()
+    monkeypatch.setattr("slurm_migbatch.daemon.service.ApiLimits", partial(ApiLimits, body_s=0.5))
     raw = b" " * 1000
-    with closing(connected(daemon.port)) as link:
-        headers = node.headers("/node/v1/plan", raw)
+    service = Service(config, client=slurm, open_store=lambda: store, signer=FakeSigner())
+    with Running(service) as running, closing(connected(running.port)) as link:
+        headers = Node(running.port, FakeSigner()).headers("/node/v1/plan", raw)
         lines = [f"{name}: {value}" for name, value in {**headers, "Host": "x", "Content-Length": "1000"}.items()]
         link.sendall("\r\n".join(["POST /node/v1/plan HTTP/1.1", *lines, "", ""]).encode() + raw[:10])
         answer = link.makefile("rb").read()
     assert b"408" in answer.splitlines()[0]
-    assert b"did not arrive" in answer
+    assert b"did not arrive within 0.5 s" in answer
 
 
 def test_clients_that_disconnect_do_not_fill_the_log(daemon: Daemon) -> None:

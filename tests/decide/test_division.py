@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.daemon import record
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.division import MARGIN, divide
@@ -257,7 +258,9 @@ def test_stopped_job_continues_at_once_even_if_migbatchd_was_restarted(world: Ma
     assert [w.row(job).restarts for job in (first, second)] == [1, 0]
 
 
-def test_no_job_is_stopped_for_another_slice_while_the_database_is_away(world: MakeWorld) -> None:
+def test_no_job_is_stopped_for_another_slice_while_the_database_is_away(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It could not be released again before the database is back."""
     w = world()
     first = w.train(needs=5000)
@@ -265,10 +268,12 @@ def test_no_job_is_stopped_for_another_slice_while_the_database_is_away(world: M
     for _ in range(310):
         w.step()
     real = w.writer._store
-    w.writer._store = Away()  # type: ignore[assignment]
-    w.train(needs=300)
-    for _ in range(60):
-        w.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_SAVE_S", 0.2)  # it waits in vain
+        w.writer._store = Away()  # type: ignore[assignment]
+        w.train(needs=300)
+        for _ in range(60):
+            w.step()
     w.writer._store = real
     assert not w.slurm.signals and w.loaned() == {first: "7g.80gb"}
     assert w.lending.ledger.open[first].state is State.RUNNING and first not in w.lending.ledger.targets

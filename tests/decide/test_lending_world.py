@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slurm_migbatch.daemon import record
 from slurm_migbatch.daemon.nodesview import NodesView
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.mig.layout import Slot
@@ -360,19 +361,23 @@ def test_inference_takes_precedence_over_a_released_job_that_has_not_started(wor
     assert not w.nodes.misfits
 
 
-def test_while_the_database_is_away_loans_are_reclaimed_but_none_begins(world: MakeWorld) -> None:
+def test_while_the_database_is_away_loans_are_reclaimed_but_none_begins(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     w = world()
     filled(w)
     waiting = w.train(hints="max=1g.10gb")
     real = w.writer._store
     assert real is not None
-    w.writer._store = Away()  # type: ignore[assignment]
-    inference = w.infer("2g.20gb", runs=20)
-    w.until(lambda: inference in w.running())
-    w.until(lambda: inference not in w.slurm.queue)
-    for _ in range(60):
-        w.step()
-    assert waiting not in w.loaned()
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_SAVE_S", 0.2)  # it waits in vain
+        w.writer._store = Away()  # type: ignore[assignment]
+        inference = w.infer("2g.20gb", runs=20)
+        w.until(lambda: inference in w.running())
+        w.until(lambda: inference not in w.slurm.queue)
+        for _ in range(60):
+            w.step()
+        assert waiting not in w.loaned()
     assert not w.slurm.calls["update_jobs"] > 3
     w.writer._store = real
     eventually(lambda: not w.writer.fault.open)  # its thread tries again in real time, the world steps much faster

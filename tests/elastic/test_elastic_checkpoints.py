@@ -52,6 +52,7 @@ def test_written_checkpoint_is_read_back(tmp_path):
     assert (tmp_path / names(tmp_path)[0]).stat().st_mode & 0o777 == 0o600
 
 
+@settings(max_examples=examples(40))  # each file is written through to the disk
 @given(st.integers(1, 5), st.lists(st.integers(0, 10**9), unique=True, min_size=1, max_size=12).map(sorted))
 def test_newest_checkpoints_are_kept(keep, steps):
     with tempfile.TemporaryDirectory() as directory:

@@ -409,27 +409,34 @@ def test_repeated_requests_for_the_full_state_are_rate_limited(served, controlle
     assert sum(e["kind"] == "state" for _, message in controller.seen for e in message["events"]) <= 1
 
 
-def test_node_reports_its_database_after_the_controller_was_unavailable(served, controller):
+def test_node_reports_its_database_after_the_controller_was_unavailable(served, controller, monkeypatch):
+    """At once: it is not due otherwise."""
+    monkeypatch.setattr("slurm_migbatch.node.controller_sync.HELLO_EVERY_S", 1e9)
     node, _ = served
-    stopping, hello_received = threading.Event(), threading.Event()
+    node.prolog(1, "[mig:1g.10gb:1]")
+    stopping, refused, hello_received = threading.Event(), threading.Event(), threading.Event()
     controller_sync = ControllerSync(node.config, node.executor.gpus, stopping)
-    answers(controller, "d1", True)
-    controller.answers["/node/v1/plan"] = lambda message: (500, {})
     controller_sync._hello_due = float("inf")
-    threads = controller_sync.threads()
-    for thread in threads:
-        thread.start()
+
+    def unavailable(message):
+        refused.set()
+        return 500, {}
 
     def hello(message):
-        if not message["events"]:
+        if refused.is_set() and not message["events"]:
             hello_received.set()
         return 200, {
-            "acked": message["acked"] or max(e["seq"] for e in message["events"]),
+            "acked": max((e["seq"] for e in message["events"]), default=message["acked"]),
             "database": "d1",
             "told": True,
         }
 
     controller.answers["/node/v1/events"] = hello
+    controller.answers["/node/v1/plan"] = unavailable
+    threads = controller_sync.threads()
+    for thread in threads:
+        thread.start()
+    assert refused.wait(120)
     controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
     assert hello_received.wait(120)
     stopping.set()
