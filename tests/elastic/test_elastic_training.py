@@ -354,7 +354,7 @@ with elastic.Trainer(sys.argv[1], effective_batch=1, environ={}) as run:
             break
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGUSR2)
-print("exported")
+print("exported", flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def test_runs_of_more_jobs_tasks_users_or_nodes_than_a_statement_accepts_values(
     url: str, store: Store, wanted: RunFilter
 ) -> None:
     assert len(store.runs(wanted)) == len(JOBS)
-    record = open_reader(url)
-    assert len(list(select_runs(record.rows, wanted, ("job_id",), ("node",)))) == len(JOBS)
+    with closing(open_reader(url)) as record:
+        assert len(list(select_runs(record.rows, wanted, ("job_id",), ("node",)))) == len(JOBS)
     with store.reading() as connection:
         (held,) = held_slices(connection, wanted, (), 0.0, 100.0, 100.0)
     assert (held.runs, held.seconds) == (len(JOBS), 10.0 * len(JOBS))
@@ -88,7 +89,8 @@ def test_runs_of_more_jobs_tasks_users_or_nodes_than_a_statement_accepts_values(
 def test_tasks_of_more_arrays_than_a_statement_accepts_conditions(url: str, store: Store) -> None:
     wanted = RunFilter(jobs=tuple(JobId(array, "7") for array in range(4000, 8000)))
     assert [row.run["job_id"] for row in store.runs(wanted)] == [7]
-    assert open_reader(url).has_run(wanted)
+    with closing(open_reader(url)) as record:
+        assert record.has_run(wanted)
 
 
 def test_loans_progress_and_arrays_of_many_jobs(store: Store) -> None:
