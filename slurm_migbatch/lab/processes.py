@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,13 +24,19 @@ def pool(processes: int, inputs: Any) -> Iterator[Submit]:
     if processes <= 1:
         yield lambda call, *args: lambda: call(inputs, *args)
         return
-    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1), None, _inputs.append, (inputs,)) as executor:
+    # forked also from Python 3.14 on, where it is no longer the default: so no process imports everything again
+    forked = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1), forked, _keep, (inputs,)) as executor:
 
         def submit(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
             future: Future[Any] = executor.submit(_with_inputs, call, *args)
             return future.result
 
         yield submit
+
+
+def _keep(inputs: Any) -> None:
+    _inputs.append(inputs)
 
 
 def _with_inputs(call: Callable[..., Any], *args: Any) -> Any:
