@@ -769,10 +769,11 @@ def test_exit_by_a_signal_is_reported_as_128_plus_the_signal(node):
     assert node.events("stop")[0]["exit_code"] == 137
 
 
-def test_prolog_that_cannot_get_a_lock_in_time_requeues_the_job(new_node):
-    node = new_node(HookDeadline=0.3)
+def test_prolog_that_cannot_get_a_lock_in_time_requeues_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     gpu = node.slices()[0].gpu
+    node.configure(HookDeadline=0.3)
+    node.forget_executor()
     with locked(node.executor.paths.lock, [f"gpu-{gpu}"], Deadline(1)):
         code, line = node.prolog(2, "[mig:1g.10gb:1]")
     assert code == exits.OK and "no time left" in line and "requeued" in line
