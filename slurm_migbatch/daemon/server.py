@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -119,7 +119,13 @@ def _descriptors(wanted: int) -> int:
     return max(soft, RESERVED + 16)
 
 
-class _ConnectionLogFilter(logging.LoggerAdapter[logging.Logger]):
+if TYPE_CHECKING:
+    _LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _LoggerAdapter = logging.LoggerAdapter  # generic from Python 3.11 on
+
+
+class _ConnectionLogFilter(_LoggerAdapter):
     """Filters uvicorn's log lines about one connection, which clients could cause in any number."""
 
     #: uvicorn reads this before it writes trace messages

@@ -23,7 +23,7 @@ def _item(number: int) -> Item:
     return (number, -number)
 
 
-def _applied(before: tuple[Item, ...], found: list[Edit[Item]]) -> list[Item]:
+def _applied(before: tuple[Item, ...], found: list[Edit]) -> list[Item]:
     return [item for start, end, new in found for item in (*before[start:end], *new)]
 
 

@@ -7,7 +7,7 @@ identity only.
 from __future__ import annotations
 
 from operator import indexOf, is_
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -17,22 +17,22 @@ _NEAR: Final = 64
 """First search distance for the continuation of a stretch."""
 
 
-class Edit(NamedTuple, Generic[T]):
+class Edit(NamedTuple):
     """From `start` to `end` the previous sequence remains; then the `new` ones follow."""
 
     start: int
     end: int
-    new: tuple[T, ...]
+    new: tuple[Any, ...]
 
 
-def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
+def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit]:
     """Return the edits from `before` to `now`.
 
     A different object is new, even if it is equal; one that has moved is removed, and new elsewhere.
     """
     if not before:
         return [Edit(0, 0, now)] if now else []
-    result: list[Edit[T]] = []
+    result: list[Edit] = []
     i = j = 0
     while i < len(before) or j < len(now):
         start, length = i, _alike(before, i, now, j)

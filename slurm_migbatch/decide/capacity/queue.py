@@ -38,7 +38,7 @@ class JobQueue:
         self.jobs: tuple[JobRow, ...] = ()
         self.rows: dict[int, JobRow] = {}
         self.version = 0
-        self.edits: Sequence[Edit[JobRow]] = ()
+        self.edits: Sequence[Edit] = ()
         self.fresh: Sequence[JobRow] = ()
         self.removed: Sequence[JobRow] = ()
         self.changed: frozenset[int] = frozenset()
@@ -76,7 +76,7 @@ class JobQueue:
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
         self.running, self.guests = Counter(), frozenset()
 
-    def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit[JobRow]]) -> None:
+    def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit]) -> None:
         removed, position = list[JobRow](), 0
         for start, end, _ in found:
             removed += self.jobs[position:start]

@@ -44,7 +44,7 @@ class RowDelta(Generic[K]):
             CodecError: two rows have the same key.
         """
         key, before = self._key, self._rows
-        row_edits: list[Edit[Any]] = edits(before, now)
+        row_edits: list[Edit] = edits(before, now)
         ends = [*[edit.start for edit in row_edits[1:]], len(before)]
         gaps = [range(edit.end, end) for edit, end in zip(row_edits, ends, strict=False)]
         old = {key(before[place]): place for gap in gaps for place in gap}
@@ -104,7 +104,7 @@ class RowDelta(Generic[K]):
     def _changed(self, old: Any, data: Json) -> Any:
         return dataclasses.replace(old, **{name: self._fields[name].decode(value) for name, value in data.items()})
 
-    def _moved_rows(self, found: Sequence[Edit[Any]], gaps: Sequence[range], old: Mapping[K, int]) -> list[list[Any]]:
+    def _moved_rows(self, found: Sequence[Edit], gaps: Sequence[range], old: Mapping[K, int]) -> list[list[Any]]:
         """Return the keys of new rows and of rows that moved to another stretch, with their new index."""
         moved: list[list[Any]] = []
         index = 0
