@@ -163,7 +163,7 @@ class JobRow:
         """MiB that it takes on each of its nodes, or `WHOLE`."""
         return self.memory_per_node or self.memory_per_cpu * self.cpus_per_node
 
-    def has_room_on(self, node: NodeRow) -> bool:
+    def has_resources_on(self, node: NodeRow) -> bool:
         """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
         return (not node.cpus or self.cpus_per_node <= node.cpus_free) and self.memory_on(node) <= node.memory_free
 

@@ -268,7 +268,7 @@ def test_no_move_for_a_job_that_then_lacks_memory_or_to_a_node_without_memory() 
             (asked, moves)
             for asked in (100, 101, 100 + memory, 101 + memory, WHOLE)
             for moves in (False, True)
-            if run.leaves_room(JobRow(9, memory_per_node=asked), moves=moves)
+            if run.leaves_resources(JobRow(9, memory_per_node=asked), moves=moves)
         ]
         assert fits == [(100, False), (100, True), (101, True), (100 + memory, True)]
     candidates = [replace(run, memory_free=100.0, memory_all=500) for run in may_move(TWO_HALVES, [2])]

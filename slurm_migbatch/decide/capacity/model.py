@@ -214,7 +214,7 @@ class Restartable:
     memory_free: float = inf
     memory_all: int = 0
 
-    def leaves_room(self, row: JobRow, *, moves: bool) -> bool:
+    def leaves_resources(self, row: JobRow, *, moves: bool) -> bool:
         """Return whether its node has CPUs and memory for a pending job; `moves`: if it restarts on another node."""
         cpus, memory = (self.cpus, self.memory) if moves else (0, 0)
         needed = self.memory_all if row.memory_per_node == WHOLE else row.memory_each

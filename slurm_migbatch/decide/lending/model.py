@@ -51,19 +51,19 @@ class WaitingInference:
     copies: int = 1
 
 
-class Room(NamedTuple):
+class Resources(NamedTuple):
     """CPUs and MiB on a node."""
 
     cpus: int
     memory: int
 
-    def without(self, other: Room) -> Room:
+    def without(self, other: Resources) -> Resources:
         """Return what is left of it, not below 0."""
-        return Room(max(0, self.cpus - other.cpus), max(0, self.memory - other.memory))
+        return Resources(max(0, self.cpus - other.cpus), max(0, self.memory - other.memory))
 
-    def plus(self, other: Room) -> Room:
+    def plus(self, other: Resources) -> Resources:
         """Return the sum."""
-        return Room(self.cpus + other.cpus, self.memory + other.memory)
+        return Resources(self.cpus + other.cpus, self.memory + other.memory)
 
     def __str__(self) -> str:
         """What there is of it, for messages."""
@@ -80,7 +80,7 @@ class Shortage:
     """
 
     job: int
-    lacks: Mapping[str, Room]
+    lacks: Mapping[str, Resources]
     every: bool = False
 
 

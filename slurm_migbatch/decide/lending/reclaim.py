@@ -17,18 +17,18 @@ from itertools import combinations
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.cpus import cheapest
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
     Kind,
     LendingRules,
     LendingView,
     LoanOrder,
-    Room,
+    Resources,
     Shortage,
     WaitingInference,
     coming,
 )
+from slurm_migbatch.decide.lending.shortages import cheapest
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.geometry import Geometry
@@ -93,7 +93,7 @@ def reclaim_loans(
                 hopeless.add(key)
         planner.kept.pop(start.job, None)
     for shortage in view.shortages:
-        planner.free_room(shortage)
+        planner.free_resources(shortage)
     return planner.orders, planner.capacities
 
 
@@ -169,21 +169,21 @@ class _ReclaimPlanner:
                 self.orders.append(self._order(job, start.job, why))
         return True
 
-    def free_room(self, shortage: Shortage) -> None:
+    def free_resources(self, shortage: Shortage) -> None:
         """End loans so that nodes have the CPUs and the memory that a job lacks; none if that is impossible."""
-        loans_of_node = {node: self._loans_for_room(node, lacking) for node, lacking in shortage.lacks.items()}
+        loans_of_node = {node: self._loans_for_resources(node, lacking) for node, lacking in shortage.lacks.items()}
         feasible = [jobs for jobs in loans_of_node.values() if jobs is not None]
         if not feasible or (shortage.every and len(feasible) < len(loans_of_node)):
             return
         ended = (
             feasible if shortage.every else [min(feasible, key=lambda jobs: sum(self.loans[job].loss for job in jobs))]
         )
-        what = Room(*map(max, zip(*shortage.lacks.values(), strict=True)))
+        what = Resources(*map(max, zip(*shortage.lacks.values(), strict=True)))
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
             self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {what}"))
 
-    def _loans_for_room(self, node: str, lacking: Room) -> list[int] | None:
+    def _loans_for_resources(self, node: str, lacking: Resources) -> list[int] | None:
         """Return the loans to end on a node for what it lacks; what loans that end already have counts."""
         ending = {order.job for order in self.orders}
         jobs_there = [
@@ -193,9 +193,9 @@ class _ReclaimPlanner:
         ]
         for elastic_job in jobs_there:
             if elastic_job.job in ending:
-                lacking = lacking.without(Room(elastic_job.cpus, elastic_job.memory))
+                lacking = lacking.without(Resources(elastic_job.cpus, elastic_job.memory))
         loans = [
-            (self.loans[elastic_job.job].loss, Room(elastic_job.cpus, elastic_job.memory), elastic_job.job)
+            (self.loans[elastic_job.job].loss, Resources(elastic_job.cpus, elastic_job.memory), elastic_job.job)
             for elastic_job in jobs_there
             if elastic_job.job in self.loans
         ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
@@ -29,6 +28,7 @@ from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, Loan
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide, not_started
+from slurm_migbatch.decide.lending.shortages import lasting, shortages
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
@@ -254,8 +254,8 @@ def _decide(
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now) | resting.keys(),
     )
-    cpu_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
-    view = memory.slice_sharing.marked(replace(view, shortages=cpu_shortages))
+    lasting_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
+    view = memory.slice_sharing.marked(replace(view, shortages=lasting_shortages))
     decided = memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
     if not resting:
         return decided

@@ -10,13 +10,13 @@ from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
-from slurm_migbatch.decide.lending.cpus import coming_room, room_of, too_small
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
-from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, Room, WaitingInference
+from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, Resources, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
+from slurm_migbatch.decide.lending.shortages import coming_resources, resources_of, too_small
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.layout import LayoutError, Slot
@@ -197,9 +197,9 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Led
     """Return the jobs for which loans may end, each with the nodes where that could let it start."""
     waiting = frozenset(inputs.plan.waiting) - inputs.plan.unplaceable
     starts = []
-    alone, obtainable = dict[int, JobRow](), dict[str, Room]()
+    alone, obtainable = dict[int, JobRow](), dict[str, Resources]()
     if waiting and ledger.open:
-        obtainable = coming_room(inputs, ledger, of_every_loan=True)
+        obtainable = coming_resources(inputs, ledger, of_every_loan=True)
         alone = {row.job_id: row for row in inputs.rows if row.num_nodes == 1 and row.job_id in waiting}
     pools: dict[tuple[object, ...], frozenset[str]] = {}  # few, while there may be very many jobs
     for demand in inputs.wanted:
@@ -248,7 +248,7 @@ def _elastic_jobs(
                 reported=(job, job_view.row.restarts) in known.reports,
                 target=ledger.targets.get(job),
                 cpus=job_view.row.cpus,
-                memory=room_of(job_view.row, nodes[place.node]).memory if place is not None else 0,
+                memory=resources_of(job_view.row, nodes[place.node]).memory if place is not None else 0,
                 stopped=loan is None and _was_stopped(job_view.row, past),
             )
         )

@@ -223,7 +223,7 @@ def restartable(
         leases = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
         if len(leases) == 1 and not leases[0][1].guest and needed.slices == (leases[0][1].slot.profile,):
             elsewhere = frozenset(
-                name for name in needed.pool if (other := slurm_nodes.get(name)) is not None and row.has_room_on(other)
+                name for name in needed.pool if name in slurm_nodes and row.has_resources_on(slurm_nodes[name])
             )
             slurm_node = slurm_nodes.get(node.name) or NodeRow(node.name, frozenset())
             # lending takes back the CPUs and the memory of loans once a job has its slice

@@ -35,13 +35,13 @@ HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
 UNEXPLAINED_S: Final = 30.0
 """A node where Slurm counts more slices than are known is noted after so long."""
-ROOM_S: Final = 15.0
+RESOURCES_S: Final = 15.0
 """An offer that is not taken for so long is made elsewhere if its node lacks the CPUs or the memory and another one has
 them.
 """
-_ROOM_AVOID_S: Final = 60.0
+_RESOURCES_AVOID_S: Final = 60.0
 """For how long such a node is not considered again."""
-_ROOM_MOST: Final = 64
+_RESOURCES_MOST: Final = 64
 """How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
@@ -279,8 +279,8 @@ def _watch_offers(
     """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
 
     Slurm has a reason then that migbatchd does not know. If it is known, because other jobs have the node's CPUs or
-    memory, and there is a node with enough, `ROOM_S` is enough. Time does not count in which there were no snapshots,
-    mostly because slurmctld was down and could start nothing, or by which the clock was set.
+    memory, and there is a node with enough, `RESOURCES_S` is enough. Time does not count in which there were no
+    snapshots, mostly because slurmctld was down and could start nothing, or by which the clock was set.
     """
     now = snapshot.now
     passed = now - (now if memory.watched is None else memory.watched)
@@ -298,14 +298,14 @@ def _watch_offers(
         since = previous[2] + uncounted
         if now - since >= settings.stuck_s:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-        elif now - since >= ROOM_S and (lacking := _without_room(row, placed.nodes, snapshot.nodes, wanted)):
-            memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _ROOM_AVOID_S))
+        elif now - since >= RESOURCES_S and (lacking := _without_resources(row, placed.nodes, snapshot.nodes, wanted)):
+            memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _RESOURCES_AVOID_S))
         else:
             memory.standing[job] = (placed.nodes, row.tasks, since)
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
 
 
-def _without_room(
+def _without_resources(
     row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
 ) -> list[str]:
     """Return the nodes on which other jobs have the CPUs or the memory of a job.
@@ -313,12 +313,12 @@ def _without_room(
     None unless its slices are offered on one of them, and enough other nodes have CPUs and memory.
     """
     pool = next((demand.pool for demand in wanted if demand.job == row.job_id), frozenset[str]())
-    room = {node.name: row.has_room_on(node) for node in nodes if node.name in pool and node.cpus}
-    lacking = [name for name in offered if not room.get(name, True)]
-    able = [name for name, enough in room.items() if enough and name not in offered]
+    enough_on = {node.name: row.has_resources_on(node) for node in nodes if node.name in pool and node.cpus}
+    lacking = [name for name in offered if not enough_on.get(name, True)]
+    able = [name for name, enough in enough_on.items() if enough and name not in offered]
     if not lacking or len(able) < len(lacking):
         return []
-    return [*lacking, *islice((name for name, enough in room.items() if not enough), _ROOM_MOST)]
+    return [*lacking, *islice((name for name, enough in enough_on.items() if not enough), _RESOURCES_MOST)]
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
-from slurm_migbatch.decide.lending.model import Room, Shortage
+from slurm_migbatch.decide.lending.model import Resources, Shortage
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
@@ -37,13 +37,13 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
     ]
     if not waiting:
         return []
-    free, nodes = coming_room(inputs, ledger), {row.name: row for row in inputs.nodes}
+    free, nodes = coming_resources(inputs, ledger), {row.name: row for row in inputs.nodes}
     short_jobs = []
     for row, placed in waiting:
-        found = {name: room_of(row, nodes[name]).without(free[name]) for name in placed.nodes if name in free}
+        found = {name: resources_of(row, nodes[name]).without(free[name]) for name in placed.nodes if name in free}
         lacks = {name: lacking for name, lacking in found.items() if any(lacking)}
-        lacks_room = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
-        if lacks_room:
+        is_short = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
+        if is_short:
             short_jobs.append(Shortage(row.job_id, lacks, every=row.num_nodes > 1))
     return short_jobs
 
@@ -57,14 +57,14 @@ def lasting(found: Iterable[Shortage], since: dict[int, float], now: float) -> t
     return tuple(shortage for shortage in found if passed_s(first_found[shortage.job], now) >= LASTING_S)
 
 
-def cheapest(lacking: Room, loans: Collection[tuple[float, Room, int]]) -> list[int] | None:
+def cheapest(lacking: Resources, loans: Collection[tuple[float, Resources, int]]) -> list[int] | None:
     """Return loans that free what a node lacks, those with the lowest losses first; None if all together do not.
 
     Args:
         loans: loss, CPUs and memory, and job of each.
     """
-    chosen: list[tuple[float, Room, int]] = []
-    freed = Room(0, 0)
+    chosen: list[tuple[float, Resources, int]] = []
+    freed = Resources(0, 0)
     for loan in sorted(loans):
         if not any(lacking.without(freed)):
             break
@@ -73,36 +73,36 @@ def cheapest(lacking: Room, loans: Collection[tuple[float, Room, int]]) -> list[
     if any(lacking.without(freed)):
         return None
     for loan in sorted(chosen, reverse=True):
-        if not any(lacking.without(left := Room(freed.cpus - loan[1].cpus, freed.memory - loan[1].memory))):
+        if not any(lacking.without(left := Resources(freed.cpus - loan[1].cpus, freed.memory - loan[1].memory))):
             chosen.remove(loan)
             freed = left
     return [job for _, _, job in chosen]
 
 
-def too_small(row: JobRow, nodes: Iterable[NodeRow], obtainable: Mapping[str, Room]) -> frozenset[str]:
+def too_small(row: JobRow, nodes: Iterable[NodeRow], obtainable: Mapping[str, Resources]) -> frozenset[str]:
     """Return the nodes that would lack CPUs or memory for a job even if every loan ended."""
     return frozenset(
         [
             node.name
             for node in nodes
-            if node.name in obtainable and any(room_of(row, node).without(obtainable[node.name]))
+            if node.name in obtainable and any(resources_of(row, node).without(obtainable[node.name]))
         ]
     )
 
 
-def room_of(row: JobRow, node: NodeRow) -> Room:
+def resources_of(row: JobRow, node: NodeRow) -> Resources:
     """Return what a job takes on a node; no memory where that is no consumable resource, or nothing of it is in use."""
-    return Room(row.cpus_per_node, row.memory_on(node) if node.memory_used else 0)
+    return Resources(row.cpus_per_node, row.memory_on(node) if node.memory_used else 0)
 
 
-def coming_room(inputs: LendingInputs, ledger: Ledger, *, of_every_loan: bool = False) -> dict[str, Room]:
+def coming_resources(inputs: LendingInputs, ledger: Ledger, *, of_every_loan: bool = False) -> dict[str, Resources]:
     """Return what of each node is free or about to be free, or could be if every loan ended."""
     nodes = {row.name: row for row in inputs.nodes if row.cpus}
-    free = {name: Room(node.cpus_free, node.memory - node.memory_used) for name, node in nodes.items()}
+    free = {name: Resources(node.cpus_free, node.memory - node.memory_used) for name, node in nodes.items()}
     for row in inputs.rows:
         loan = ledger.open.get(row.job_id)
         ends = row.state == "COMPLETING" or (row.active and loan is not None and (of_every_loan or loan.leaving))
         for name in row.nodes if ends else ():
             if name in free:
-                free[name] = free[name].plus(room_of(row, nodes[name]))
+                free[name] = free[name].plus(resources_of(row, nodes[name]))
     return free
