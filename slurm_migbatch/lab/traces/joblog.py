@@ -40,7 +40,7 @@ COMPONENTS: Final = "are components of heterogeneous jobs: each is simulated as 
 """A remark on jobs, which Slurm starts together."""
 LATER: Final = "arrive when they became eligible: they were held, had dependencies or a begin time"
 """A remark on jobs."""
-AT_ONCE_S: Final = 1.0
+_AT_ONCE_S: Final = 1.0
 """Slurm notes the submission of a job and its eligibility from then on in up to two seconds."""
 _UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """As in `sacct`: a run that ended in a requeue is REQUEUED."""
@@ -136,6 +136,11 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
 def _known(line: CsvLine, column: str, most: float = math.inf) -> float:
     """Return a cell as a number, 0 if it is unknown."""
     return line.number_of(column, 0, most) if line.text(column).lower() not in _UNKNOWN else 0.0
+
+
+def arrival(submitted: float, eligible: float) -> tuple[float, bool]:
+    """Return when a job was submitted and could start, and whether that was later than its submission; see `LATER`."""
+    return max(submitted, eligible), eligible > submitted + _AT_ONCE_S
 
 
 def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wrong: WrongRows) -> Trace:

@@ -26,7 +26,7 @@ from typing import Final
 
 from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import AT_ONCE_S, COMPONENTS, LATER, LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -92,8 +92,8 @@ def read(
             if line.has("het_job_id") and line.text("het_job_id") not in ("", "0", "NULL"):
                 remarks[COMPONENTS] += 1
             eligible = line.number_of("time_eligible", 0) if line.has("time_eligible") else 0.0
-            arrived = eligible if run[1] < eligible <= started else run[1]
-            if arrived > run[1] + AT_ONCE_S:
+            arrived, later = arrival(run[1], eligible if eligible <= started else 0.0)
+            if later:
                 remarks[LATER] += 1
             jobs.append(
                 LoggedJob(

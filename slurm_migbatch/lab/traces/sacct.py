@@ -42,7 +42,7 @@ from typing import Final
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
 from slurm_migbatch.lab.traces.held import Held, held_in
-from slurm_migbatch.lab.traces.joblog import AT_ONCE_S, COMPONENTS, LATER, LoggedJob, trace_of
+from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
@@ -145,11 +145,10 @@ def _held(line: CsvLine, geometry: Geometry | None) -> Held:
 
 
 def _arrival(line: CsvLine) -> tuple[float, bool]:
-    """Return when a job was submitted and could start, and whether that was later than its submission."""
-    submitted = eligible = _moment(line, "Submit")
-    if line.has("Eligible") and line.text("Eligible") not in _UNKNOWN:
-        eligible = max(submitted, _moment(line, "Eligible"))
-    return eligible, eligible > submitted + AT_ONCE_S
+    """Return when a job arrived, and whether that was later than its submission; without Eligible it was not."""
+    submitted = _moment(line, "Submit")
+    known = line.has("Eligible") and line.text("Eligible") not in _UNKNOWN
+    return arrival(submitted, _moment(line, "Eligible") if known else submitted)
 
 
 def _moment(line: CsvLine, column: str) -> float:
