@@ -1,7 +1,7 @@
 """Which migbatchd is active, on each kind of database: one at a time, and one whose term was taken writes nothing."""
 
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -96,18 +96,21 @@ def test_one_of_many_concurrent_processes_gets_the_term(store, url):
 @pytest.mark.parametrize("server", KINDS, indirect=True)
 def test_process_frozen_in_a_transaction_does_not_block_the_next_term(url, monkeypatch):
     """Its host hangs, or has lost power while the server still considers it connected."""
-    open_store(url).close()  # creating the tables takes longer on a busy machine
-    monkeypatch.setattr("slurm_migbatch.store.engines.IDLE_TRANSACTION_S", 1)
-    with open_store(url) as frozen, open_store(url) as store:
-        frozen.term = frozen.take_term("ctl1", 0.0).number
-        connection = frozen.engine.connect()
-        transaction = connection.begin()
-        with Session(connection) as session:
-            check_term(session, frozen.term)
-            assert store.take_term("ctl2", 600.0) == TermState(2, "ctl2", True)
-        with suppress(DBAPIError):  # it wakes up: the server has ended its transaction
-            transaction.rollback()
-        with suppress(DBAPIError):
-            connection.close()
-        with pytest.raises(TermOverError, match="migbatchd on ctl2 is now active"):
-            frozen.ingest("n1", "j", "b", [EVENT])
+    with open_store(url) as store:
+        term = store.take_term("ctl1", 0.0).number
+        with monkeypatch.context() as short:  # this store's timeout only: a busy machine pauses the others too
+            short.setattr("slurm_migbatch.store.engines.IDLE_TRANSACTION_S", 3)
+            frozen = open_store(url)
+            connection = frozen.engine.connect()
+        with closing(frozen):
+            frozen.term = term
+            transaction = connection.begin()
+            with Session(connection) as session:
+                check_term(session, term)
+                assert store.take_term("ctl2", 600.0) == TermState(2, "ctl2", True)
+            with suppress(DBAPIError):  # it wakes up: the server has ended its transaction
+                transaction.rollback()
+            with suppress(DBAPIError):
+                connection.close()
+            with pytest.raises(TermOverError, match="migbatchd on ctl2 is now active"):
+                frozen.ingest("n1", "j", "b", [EVENT])
