@@ -73,8 +73,8 @@ def test_a_run_without_an_epilog_is_ended(node, clock, monkeypatch):
 
 
 def test_unwritable_journal_drains_the_node_despite_clock_changes(node, clock):
-    node.configure(ErrorsBeforeDrain=2, HookDeadline=0.2)
     node.prolog(9, "[mig:1g.10gb:1]")
+    node.configure(ErrorsBeforeDrain=2, HookDeadline=0.2)
     node.forget_executor()
     other = sqlite3.connect(node.root / "state" / "journal.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

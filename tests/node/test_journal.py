@@ -139,8 +139,10 @@ def test_a_damaged_journal_is_rebuilt_from_driver_and_handoffs(node, how):
 
 @pytest.mark.parametrize("hook,calls", [("prolog", ["requeue incomplete 7"]), ("epilog", [])])
 def test_hook_does_not_drain_the_node_while_another_rebuilds_the_journal(new_node, hook, calls):
-    node = new_node(HookDeadline=0.3)
+    node = new_node()
     node.prolog(1, "[mig:1g.10gb:1]")
+    node.configure(HookDeadline=0.3)
+    node.forget_executor()
     lock = os.dup(node.executor.paths.lock)
     damage(node, "garbage")
     with locked(lock, ["rebuild"], Deadline(1)):

@@ -176,10 +176,14 @@ def test_instance_recreated_by_hand_with_the_same_uuid_is_created_again(node, wh
 
 def test_second_prolog_that_gives_a_run_up_keeps_its_slice_from_nobody(new_node):
     """slurmd was restarted and runs the Prolog again, which waits in vain for the lock of another job's hook."""
-    node = new_node(HookDeadline=0.3)
+    node = new_node()
     assert node.prolog(1, "[mig:7g.80gb:1]")[0] == exits.OK
+    node.configure(HookDeadline=0.3)
+    node.forget_executor()
     with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
         assert "requeued" in node.prolog(1, "[mig:7g.80gb:1]")[1]
+    node.configure(HookDeadline=20)
+    node.forget_executor()
     assert node.epilog(1)[0] == exits.OK
     assert not node.slices("held")
     assert [event["job"] for event in node.events("stop")] == [1]
