@@ -111,6 +111,7 @@ def boards(draw):
 def played(board, rule):
     """Sum of the ends, by time steps that examine every job each time: a slow equivalent of `rollout`."""
     total, left = 0.0, {task.key: task.left for task in board.queue}
+    board.retest()
     while board.tasks or board.queue:
         board.start(rule)
         rate = {
@@ -136,6 +137,7 @@ def test_rollout_equals_a_simulation_that_examines_every_job(made, rule):
 def test_every_gpu_is_accounted_for_and_held_by_at_most_two_jobs(made, rule):
     board = board_of(*made)
     gpus = made[0]
+    board.retest()
     while board.queue or board.tasks:
         board.start(rule)
         shared = sum(sum(task.partners.values()) for task in board.tasks.values())
@@ -151,11 +153,23 @@ def test_every_gpu_is_accounted_for_and_held_by_at_most_two_jobs(made, rule):
     assert board.free == gpus
 
 
+@given(boards(), st.sampled_from([ANY, *RULES]))
+def test_pairs_that_were_refused_need_no_second_test(made, rule):
+    """With `retest` before each start every pair is tested; without it only those that a start might accept."""
+    board, tested = board_of(*made), board_of(*made)
+    board.retest()
+    while tested.queue or tested.tasks:
+        assert [task.key for task, *_ in board.start(rule)] == [start.key for start in begin(tested, rule)]
+        for queue in (board, tested):
+            queue.now, first = queue.first_end()
+            queue.end(first)
+
+
 @given(boards())
 def test_chosen_rule_has_the_least_mean_finish(made):
     totals = {rule: rollout(board_of(*made), rule) for rule in RULES}
     rule, total = choose(board_of(*made))
-    assert totals[rule] == total == min(totals.values())
+    assert totals[rule] == total <= min(totals.values()) * (1 + 1e-9)
 
 
 @given(boards())
@@ -189,7 +203,7 @@ def test_job_that_ends_frees_its_partner():
     begin(board, ANY)
     board.now = 15.0
     assert board.tasks[0].remaining(board.now) == pytest.approx(90.0)
-    assert [task.key for task in board.end(board.tasks[1])] == [0]
+    board.end(board.tasks[1])
     assert board.tasks[0].rate == 1.0
 
 
@@ -204,21 +218,19 @@ def best_of_all(gpus, jobs, xi):
         if not board.tasks and not board.queue:
             least = total
             return
-        for number, task in enumerate(board.queue):
+        for number, task in enumerate(tuple(board.queue)):
             options = [(1, [])] if board.free else []
             options += [(0, [(other, 1)]) for other in board.single]
             for empty, beside in options:
-                twin = board.copy(len(board.queue))
-                mine = twin.queue.pop(number)
-                assert mine.key == task.key
-                twin.run(mine, empty, [(twin.tasks[other.key], count) for other, count in beside])
-                go(twin, total)
+                with board.trial():
+                    del board.queue[number]
+                    board.run(task, empty, beside)
+                    go(board, total)
         if board.tasks:
-            twin = board.copy(len(board.queue))
-            first = min(twin.tasks.values(), key=lambda task: (task.remaining(twin.now) / task.rate, task.key))
-            twin.now += first.remaining(twin.now) / first.rate
-            twin.end(first)
-            go(twin, total + twin.now)
+            with board.trial():
+                board.now, first = board.first_end()
+                board.end(first)
+                go(board, total + board.now)
 
     go(board_of(gpus, jobs, xi), 0.0)
     return least
@@ -283,6 +295,21 @@ def test_job_that_can_never_fit_is_not_waited_for():
     assert [start.key for start in plan(board)] == [1, 2]
 
 
+@pytest.mark.parametrize(("steps", "pending"), [(1000, 64), (16, 2), (1, 1)])
+def test_plan_simulates_fewer_pending_jobs_if_its_budget_would_not_suffice(monkeypatch, steps, pending):
+    depths, trial = set(), SharingQueue.trial
+
+    def noted(queue, waiting, case=None):
+        depths.add(waiting)
+        return trial(queue, waiting, case)
+
+    monkeypatch.setattr(SharingQueue, "trial", noted)
+    board = board_of(2, [(1, 100.0)] * 6, [[1.6]], running=[(1, 100.0), (1, 100.0)])
+    board.budget.left = steps
+    plan(board)
+    assert depths == {pending}
+
+
 def test_plan_with_a_single_rule_follows_that_rule():
     made = 3, [(1, 10.0), (2, 20.0), (1, 30.0)], [[1.3]]
     running = [(2, 50.0), (1, 40.0)]
@@ -295,13 +322,35 @@ def test_plan_is_deterministic():
     assert len({tuple(plan(board_of(4, jobs, xi, queue=GangQueue))) for _ in range(3)}) == 1
 
 
-def test_copy_of_the_sharing_queue_is_independent():
-    board = board_of(2, [(1, 10.0), (1, 12.0)], [[1.1]], running=[(1, 100.0), (1, 90.0)])
-    begin(board, ANY)
-    before = [(task.key, task.alone, task.left, task.rate, len(task.partners)) for task in board.tasks.values()]
-    rollout(board.copy(5), ANY)
-    after = [(task.key, task.alone, task.left, task.rate, len(task.partners)) for task in board.tasks.values()]
-    assert before == after
+def state(board):
+    """Everything of a queue, by job."""
+    tasks = {*board.tasks.values(), *board.queue}
+    return (
+        (board.free, board.lone, board.now, list(board.single), list(board.tasks.values()), list(board.queue)),
+        {task: (task.left, task.alone, dict(task.partners), task.rate, task.since) for task in tasks},
+        board.first_end(),
+    )
+
+
+@given(boards(), st.sampled_from([ANY, *RULES]), st.sampled_from(RULES), st.integers(0, 3))
+def test_trial_changes_nothing(made, first, rule, ended):
+    board = board_of(*made)
+    begin(board, first)
+    for _ in range(min(ended, len(board.tasks))):
+        board.now, task = board.first_end()
+        board.end(task)
+    for task in board.queue[1:]:
+        task.cases = (3.0, 300.0)
+    before, total = state(board), None
+    for case in (None, 1, None):
+        with board.trial(4, case):
+            begin(board, ANY)
+            with board.trial():
+                rolled = rollout(board, rule)
+            assert rollout(board, rule) == rolled
+            total = rolled if total is None and case is None else total
+        assert state(board) == before
+    assert rolled == total
 
 
 def is_near(own, other, slow_own, slow_other):

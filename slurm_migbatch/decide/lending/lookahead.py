@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -41,7 +42,9 @@ remains.
 """
 
 
-_APART: Final = (math.inf, math.inf)
+_ROUNDING: Final = 1e-9
+"""By what part two equal sums of finishes may differ."""
+APART: Final = (math.inf, math.inf)
 """Slowdowns of two that must not share."""
 
 
@@ -77,20 +80,13 @@ class QueuedTraining:
     since: float = 0.0
     version: int = 0
 
-    def copy(self, case: int | None) -> QueuedTraining:
-        """Return the same job without partners; with `case`, with the length of that case."""
-        cases = self.cases
-        left = self.left if case is None or not cases else cases[case % len(cases)]
-        copied = QueuedTraining(self.key, self.app, self.need, left, self.turn, cases)
-        if self.rate:  # it runs
-            copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
-        return copied
-
     def remaining(self, now: float) -> float:
         """Return the seconds of work alone that remain."""
         return max(0.0, self.left - self.rate * (now - self.since))
 
 
+_TaskState: TypeAlias = "tuple[float, int, dict[QueuedTraining, int], float, float, int]"
+"""What changes of a job: `left`, `alone`, `partners`, `rate`, `since`, `version`."""
 Started: TypeAlias = "tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]"
 """A job that was started, the number of its empty GPUs, and its partners."""
 
@@ -149,7 +145,7 @@ class SharingQueue:
     """
 
     def __init__(self, free: int, slowdown: Slowdown, budget: StepBudget | None = None) -> None:
-        """Create a queue for `free` empty GPUs; copies of it use the same `budget`; None: no limit."""
+        """Create a queue for `free` empty GPUs; `budget`: limit of all its simulations; None: no limit."""
         self.size = self.free = free
         self.slowdown = slowdown
         self.budget = StepBudget() if budget is None else budget
@@ -158,56 +154,80 @@ class SharingQueue:
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
-        #: the jobs of `single` that `_rule` has not tested with the whole queue
+        #: the jobs of `single` with which `start` has not tested the whole queue
         self._untested: dict[QueuedTraining, None] = {}
-        self._rule: Rank | None = None
         self.tasks: dict[int, QueuedTraining] = {}
         self.queue: list[QueuedTraining] = []
+        #: seconds of work that running jobs lose in each second because they share
+        self.loss = 0.0
+        #: a heap of the ends of running jobs; entries with an earlier version of a job do not apply
+        self.ends: list[tuple[float, int, int, QueuedTraining]] = []
+        #: in a trial the earlier state of each job that it changed
+        self._changed: dict[QueuedTraining, _TaskState] | None = None
 
-    @property
-    def cases(self) -> int:
-        """Number of simulated cases of unknown lengths; 0: all lengths are known."""
-        return max((len(task.cases) for task in (*self.tasks.values(), *self.queue)), default=0)
+    @contextmanager
+    def trial(self, waiting: int = sys.maxsize, case: int | None = None) -> Iterator[None]:
+        """Undo all changes at the end of the context, except those of the budget.
 
-    def copy(self, waiting: int, case: int | None = None) -> SharingQueue:
-        """Return a copy with the first `waiting` of the queue, without those that can never fit."""
-        copied = type(self)(self.size, self.slowdown, self.budget)
-        copied._pairs = self._pairs
-        copied.free = self.free
-        copied.now, copied.lone = self.now, self.lone
-        for task in self.tasks.values():
-            copied.tasks[task.key] = task.copy(case)
-        for task in self.tasks.values():
-            if task.partners:
-                copied.tasks[task.key].partners = {
-                    copied.tasks[partner.key]: count for partner, count in task.partners.items()
-                }
-        copied.single = dict.fromkeys(copied.tasks[task.key] for task in self.single)
-        fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
-        copied.queue = [task.copy(case) for task in fitting]
-        return copied
+        Meanwhile the queue has its first `waiting` jobs, without those that can never fit; with `case`, each job has
+        its length of that case.
+        """
+        if len(self.ends) > 2 * len(self.tasks):
+            self._list_ends()
+        counts = self.free, self.lone, self.now, self.loss
+        jobs = self.single, self.tasks, self.queue, self.ends, self._changed
+        self.single, self.tasks, self.ends, self._changed = dict(self.single), dict(self.tasks), self.ends.copy(), {}
+        self.queue = list(islice((task for task in self.queue if task.need <= self.size), waiting))
+        if case is not None:
+            self._set_lengths(case)
+        try:
+            yield
+        finally:
+            for task, state in self._changed.items():
+                task.left, task.alone, task.partners, task.rate, task.since, task.version = state
+            self.free, self.lone, self.now, self.loss = counts
+            self.single, self.tasks, self.queue, self.ends, self._changed = jobs
 
-    def run(
-        self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]
-    ) -> list[QueuedTraining]:
-        """Start a job on `empty` GPUs of its own and next to partners; return the partners, which slow down."""
+    def _set_lengths(self, case: int) -> None:
+        for task in (*self.tasks.values(), *self.queue):
+            if task.cases:
+                self._save(task)
+                task.left = task.cases[case % len(task.cases)]
+        self._list_ends()
+
+    def _list_ends(self) -> None:
+        self.ends = [(task.since + task.left / task.rate, task.key, task.version, task) for task in self.tasks.values()]
+        heapify(self.ends)
+
+    def _save(self, task: QueuedTraining) -> None:
+        """Save the state of a job that is about to change, if this is a trial."""
+        changed = self._changed
+        if changed is not None and task not in changed:
+            changed[task] = (task.left, task.alone, task.partners.copy(), task.rate, task.since, task.version)
+
+    def run(self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]) -> None:
+        """Start a job on `empty` GPUs of its own and next to partners, which slow down."""
+        self._save(task)
         self.tasks[task.key] = task
         self.free -= empty
         task.alone = empty
         task.since = self.now
         for other, count in partners:
+            self._save(other)
             other.partners[task] = task.partners[other] = count
             self._alone(other, -count)
         if empty:
-            self.single[task] = self._untested[task] = None
+            self._add_single(task)
             self.lone += empty
         self._pace(task)
         for other, _ in partners:
             self._pace(other)
-        return [other for other, _ in partners]
 
-    def end(self, task: QueuedTraining) -> list[QueuedTraining]:
-        """Remove a job that has ended; return its partners, which speed up."""
+    def end(self, task: QueuedTraining) -> None:
+        """Remove a job that has ended; its partners speed up."""
+        self._save(task)
+        task.version += 1
+        self.loss -= 1 - task.rate
         del self.tasks[task.key]
         if task.alone:
             self.free += task.alone
@@ -215,10 +235,25 @@ class SharingQueue:
             del self.single[task]
             self._untested.pop(task, None)
         for other, count in task.partners.items():
+            self._save(other)
             del other.partners[task]
             self._alone(other, count)
             self._pace(other)
-        return list(task.partners)
+        self.first_end()
+
+    def first_end(self) -> tuple[float, QueuedTraining] | None:
+        """Return when the first running job ends, by its current rate, and the job; None if none runs."""
+        ends = self.ends
+        while ends:
+            moment, _, version, task = ends[0]
+            if version == task.version:
+                return moment, task
+            heappop(ends)
+        return None
+
+    def retest(self) -> None:
+        """Let the next `start` test all pairs, because the rule or the queue is another one."""
+        self._untested = dict(self.single)
 
     def start(self, rule: Rank | None) -> list[Started]:
         """Start jobs on empty GPUs in the order of turns, then those that the rule starts next to others."""
@@ -229,8 +264,6 @@ class SharingQueue:
             queue.remove(task)
             self.run(task, 1, [])
             started.append((task, 1, []))
-        if self._rule is not rule:
-            self._rule, self._untested = rule, dict(self.single)
         if rule is not None:
             self._share(rule, started)
             self._untested.clear()
@@ -254,7 +287,7 @@ class SharingQueue:
             least, chosen = math.inf, None
             for other in untested:
                 slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
-                if slowdowns is _APART:
+                if slowdowns is APART:
                     continue
                 other_left = other.left - other.rate * (now - other.since)  # `remaining`, without a call
                 ranked = rank(own_left, other_left if other_left > 0.0 else 0.0, slowdowns[0], slowdowns[1])
@@ -270,12 +303,15 @@ class SharingQueue:
 
     def _both(self, own: str, other: str) -> tuple[float, float]:
         slowdowns = self.slowdown(own, other), self.slowdown(other, own)
-        factors = self._pairs[own, other] = _APART if math.inf in slowdowns else slowdowns
+        factors = self._pairs[own, other] = APART if math.inf in slowdowns else slowdowns
         return factors
+
+    def _add_single(self, task: QueuedTraining) -> None:
+        self.single[task] = self._untested[task] = None
 
     def _alone(self, task: QueuedTraining, change: int) -> None:
         if not task.alone:
-            self.single[task] = self._untested[task] = None
+            self._add_single(task)
         task.alone += change
         self.lone += change
         if not task.alone:
@@ -291,8 +327,11 @@ class SharingQueue:
         for other in task.partners:
             slowdowns = self._pairs.get((task.app, other.app)) or self._both(task.app, other.app)
             slowest = max(slowest, slowdowns[0])
-        task.rate = 1 / slowest
+        rate = 1 / slowest
+        self.loss += (task.rate or 1.0) - rate
+        task.rate = rate
         task.version += 1
+        heappush(self.ends, (now + task.left / task.rate, task.key, task.version, task))
 
 
 def rollout(sharing: SharingQueue, rule: Rank | None, max_total: float = math.inf, *, hold: bool = False) -> float:
@@ -300,38 +339,60 @@ def rollout(sharing: SharingQueue, rule: Rank | None, max_total: float = math.in
 
     No job is submitted meanwhile, and the rule stays the same. Stops early and returns infinity if the sum would exceed
     `max_total`, or the budget is spent. With `hold` nothing starts before the first job has ended.
-    Each job must be able to fit at some time (`SharingQueue.copy` omits the others).
+    Each job must be able to fit at some time (`SharingQueue.trial` omits the others). Changes `sharing`.
     """
-    begin = sharing.now
-    total = 0.0
     budget, tasks = sharing.budget, sharing.tasks
-    ends = [(begin + task.remaining(begin) / task.rate, task.key, task.version, task) for task in tasks.values()]
-    heapify(ends)
-    changed = [] if hold and ends else _start(sharing, rule)
-    while True:
-        for task in changed:
-            heappush(ends, (sharing.now + task.left / task.rate, task.key, task.version, task))
-        while ends and ends[0][2] != ends[0][3].version:
-            heappop(ends)
-        if not ends:
-            return total
-        moment, _, _, task = heappop(ends)
-        sharing.now = moment
+    # the sum if every job ran alone from now on, and then, as time passes, what they wait and lose
+    total = sum(task.remaining(sharing.now) for task in tasks.values()) + sum(task.left for task in sharing.queue)
+    sharing.retest()
+    if not (hold and tasks):
+        sharing.start(rule)
+    waiting = True
+    while total <= max_total:
+        if waiting and not sharing.queue:
+            waiting = False
+            total += _finish(sharing)
+        first = sharing.first_end()
+        if first is None or budget.left <= 0:
+            break
+        moment, task = first
+        if moment > sharing.now:
+            total += (moment - sharing.now) * (len(sharing.queue) + sharing.loss)
+            sharing.now = moment
         budget.left -= 1
-        total += moment - begin
-        if budget.left < 0 or total + (moment - begin) * (len(tasks) - 1 + len(sharing.queue)) > max_total:
-            return math.inf
-        task.version += 1
-        changed = sharing.end(task)
+        sharing.end(task)
         if sharing.queue:
-            changed += _start(sharing, rule)
+            sharing.start(rule)
+    return math.inf if tasks or budget.left < 0 or total > max_total else total
 
 
-def _start(sharing: SharingQueue, rule: Rank | None) -> list[QueuedTraining]:
-    """Start the jobs that a rule starts; return all jobs whose end changes: these and their partners."""
-    return [
-        affected for task, _, partners in sharing.start(rule) for affected in (task, *[other for other, _ in partners])
-    ]
+def _finish(sharing: SharingQueue) -> float:
+    """End the jobs whose ends follow from closed forms if no other job starts: those alone, and two next to each other.
+
+    Return by how much later they end than if each ran alone from now on.
+    """
+    now, tasks = sharing.now, sharing.tasks
+    delay, loss, count = 0.0, 0.0, len(tasks)
+    others = []
+    for entry in sharing.ends:
+        moment, key, version, task = entry
+        if version != task.version:
+            continue
+        if task.partners:
+            other, *more = task.partners
+            if more or len(other.partners) > 1:
+                others.append(entry)
+                loss += 1 - task.rate
+                continue
+            first = max(now, other.since + other.left / other.rate)
+            if first < moment:
+                moment = first + task.remaining(first)  # alone from then on
+            delay += max(0.0, moment - now - task.remaining(now))
+        del tasks[key]
+    heapify(others)
+    sharing.ends, sharing.loss = others, loss
+    sharing.budget.left -= count - len(tasks)
+    return delay
 
 
 def choose(sharing: SharingQueue, rules: Sequence[Rank | None] = RULES, depth: int = 64) -> tuple[Rank | None, float]:
@@ -341,25 +402,37 @@ def choose(sharing: SharingQueue, rules: Sequence[Rank | None] = RULES, depth: i
     suffice for any; then the sum is infinite.
     """
     least, chosen = math.inf, rules[0]
+    cases = _cases(sharing)
     for rule in rules:
         if sharing.budget.left <= 0:
             break
-        total = _total(sharing, rule, depth, least)
-        if total < least:
+        total = _total(sharing, rule, depth, cases, least)
+        if total < least * (1 - _ROUNDING):
             least, chosen = total, rule
     return chosen, least
 
 
+def _cases(sharing: SharingQueue) -> Sequence[int | None]:
+    """Return the numbers of the simulated cases of unknown lengths; None: the one case of known lengths."""
+    most = max((len(task.cases) for task in (*sharing.tasks.values(), *sharing.queue)), default=0)
+    return range(most) if most else (None,)
+
+
 def _total(
-    sharing: SharingQueue, rule: Rank | None, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
+    sharing: SharingQueue,
+    rule: Rank | None,
+    depth: int,
+    cases: Sequence[int | None],
+    most: float,
+    starts: Sequence[TrainingStart] | None = None,
 ) -> float:
     """Return the sum of finishes over all cases; `starts`: the jobs that start before the first has ended."""
     total = 0.0
-    for case in range(sharing.cases) if sharing.cases else (None,):
-        copied = sharing.copy(depth, case)
-        if starts is not None:
-            apply(copied, starts)
-        total += rollout(copied, rule, most - total, hold=starts is not None)
+    for case in cases:
+        with sharing.trial(depth, case):
+            if starts is not None:
+                apply(sharing, starts)
+            total += rollout(sharing, rule, most - total, hold=starts is not None)
         if total > most:
             return math.inf
     return total
@@ -373,25 +446,28 @@ def plan(
     Begins with the starts of the best rule. Then tries up to `tries` single changes of each kind: omitting a start that
     shares, or starting a job that would wait where it is fastest. A change is kept if a simulation under that rule has
     an earlier mean finish. Jobs further back than `depth` start only on GPUs that would stay empty, and share with no
-    job.
+    job. Fewer than `depth` are simulated if so many run that the budget would not suffice for all rules.
     """
+    depth = max(1, min(depth, sharing.budget.left // (4 * max(1, len(sharing.tasks)))))
     if len(rules) == 1 or not any(sharing.free + sharing.lone >= task.need for task in sharing.queue):
         return begin(sharing, rules[0])
     rule, least = choose(sharing, rules, depth)
+    cases = _cases(sharing)
 
     def better(starts: list[TrainingStart], other: list[TrainingStart]) -> tuple[float, list[TrainingStart]]:
-        total = _total(sharing, rule, depth, least, other)
-        return (total, other) if total < least * (1 - 1e-9) else (least, starts)
+        total = _total(sharing, rule, depth, cases, least, other)
+        return (total, other) if total < least * (1 - _ROUNDING) else (least, starts)
 
-    starts = begin(sharing.copy(depth), rule)
+    with sharing.trial(depth):
+        starts = begin(sharing, rule)
     tries = tries if sharing.budget.left > 0 else 0
     for start in [start for start in starts if start.partners][:tries]:
         if start in starts:
             least, starts = better(starts, _without(starts, start))
     for _ in range(tries):
-        copied = sharing.copy(depth)
-        apply(copied, starts)
-        extra = next(iter(begin(copied, FASTEST)), None)
+        with sharing.trial(depth):
+            apply(sharing, starts)
+            extra = next(iter(begin(sharing, FASTEST)), None)
         if extra is None:
             break
         starts_before = starts
@@ -418,6 +494,7 @@ def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[Tr
 
 def begin(sharing: SharingQueue, rule: Rank | None) -> list[TrainingStart]:
     """Return what one rule starts now; changes `sharing`."""
+    sharing.retest()
     return [
         TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))
         for task, empty, partners in sharing.start(rule)

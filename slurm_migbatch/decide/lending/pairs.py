@@ -307,9 +307,7 @@ class _Group:
         sharing.queue = [self._queued(guest) for guest in guests.values() if guest.job not in sharing.tasks]
         pair_rule = pair_test(self.rules.gain)
         rules = (pair_rule, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (pair_rule,)
-        # fewer jobs if there are so many slices that the steps would not suffice to simulate all rules
-        depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
-        starts = plan(sharing, rules, depth, self.rules.tries)
+        starts = plan(sharing, rules, self.rules.depth, self.rules.tries)
         host_guests = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
         return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in host_guests]
 
