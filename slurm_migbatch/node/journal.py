@@ -53,6 +53,8 @@ MOST_EVENTS = 200_000
 which finds them missing, requests a full state."""
 _BUSY_S = 10.0
 """How long an access waits for another process's transaction."""
+_POLL_S = 0.002
+"""How often a transaction that waits for another process's tries to begin."""
 TRIM_EVERY = 1000
 MOST_TRIMMED = 5000
 """Most events that one transaction deletes: a hook waits for it."""
@@ -110,6 +112,7 @@ class Journal:
         """Open or create the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
         self.path = path
         self._db: sqlite3.Connection | None = None
+        self._patience_s = _BUSY_S
         try:
             try:
                 self._open()
@@ -186,13 +189,17 @@ class Journal:
 
     def wait_at_most(self, seconds: float) -> None:
         """Limit how long a statement waits for another process that has the journal locked."""
+        self._patience_s = seconds
+        self._set_busy_timeout(seconds)
+
+    def _set_busy_timeout(self, seconds: float) -> None:
         self._all(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     @contextmanager
     def write(self) -> Iterator[None]:
         """Run one transaction: all of it is on disk when the block has ended, or nothing is. No driver call inside."""
         with _errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin()
             try:
                 yield
                 effects.point("commit")
@@ -201,6 +208,26 @@ class Journal:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def _begin(self) -> None:
+        """Begin a transaction once no other process has one.
+
+        SQLite's own wait tries less often the longer it lasts, at last ten times a second: if many hooks write, those
+        that came first would wait until no other has anything left to write. Here all try equally often.
+        """
+        until = time.monotonic() + self._patience_s
+        self._set_busy_timeout(0)
+        try:
+            while True:
+                try:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    if "database is locked" not in str(error) or time.monotonic() > until:
+                        raise
+                time.sleep(_POLL_S)
+        finally:
+            self._set_busy_timeout(self._patience_s)
 
     # -- meta --------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,26 @@ def test_a_transaction_is_all_or_nothing(journal):
         journal.event("create", {"gpu": "GPU-0"})
         raise RuntimeError
     assert journal.slices() == [] and journal.spooled() == []
+
+
+def test_transaction_that_has_waited_long_tries_as_often_as_one_that_has_just_begun_to_wait(tmp_path, monkeypatch):
+    """SQLite's own wait tries less and less often: of many hooks, the one that came first was refused at last."""
+    first, second = Journal(str(tmp_path / NAME)), Journal(str(tmp_path / NAME))
+    pauses = []
+    with ExitStack() as transaction:
+        transaction.enter_context(first.write())
+
+        def pause(seconds):
+            pauses.append(seconds)
+            if len(pauses) == 100:
+                transaction.close()
+
+        monkeypatch.setattr("slurm_migbatch.node.journal.time.sleep", pause)
+        with second.write():
+            second.set_meta("key", "value")
+    assert first.meta("key") == "value" and len(pauses) == 100 and len(set(pauses)) == 1
+    first.close()
+    second.close()
 
 
 def test_claims_may_overlap_slices_being_destroyed_but_not_each_other(journal):

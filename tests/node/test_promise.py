@@ -193,18 +193,20 @@ NEW = (
 @pytest.mark.parametrize("reuse", ["any", "same-user", "never"])
 def test_parallel_jobs_of_a_new_plan_get_exactly_the_planned_slots(new_node, reuse):
     """Each job in its own process, on GPUs full of idle instances at other placements."""
-    node = new_node(gpus=TWO, latency=0.003, WarmReuse=reuse)
+    # no hook is to be refused because the machine is busy: eight at once wait for one another's writes to the disk
+    node = new_node(gpus=TWO, latency=0.003, WarmReuse=reuse, HookDeadline=120)
+
+    def run(job, grant):
+        code, line = Executor(node.config).run(node.env("prolog", job, grant, uid=ALICE if job % 2 else BOB))
+        print(code, line, flush=True)  # a failure shows which hook did not do what it should
+        return code
+
     fill(node, *OLD)
     for turn, layouts in enumerate((NEW, OLD, NEW)):
         publish(node, *layouts, version=2 + turn)
         grants = [f"[mig:{profile}:1]" for layout in layouts for profile, _, _ in layout]
         first = 100 * turn + 1
-        works = [
-            lambda job=job, grant=grant: Executor(node.config).run(
-                node.env("prolog", job, grant, uid=ALICE if job % 2 else BOB)
-            )[0]
-            for job, grant in enumerate(grants, first)
-        ]
+        works = [lambda job=job, grant=grant: run(job, grant) for job, grant in enumerate(grants, first)]
         assert in_processes(works) == [0] * len(grants)
         assert not node.events("misfit"), [event["reason"] for event in node.events("misfit")]
         assert places(node) == {tuple(slot) for layout in layouts for slot in layout}
