@@ -193,7 +193,8 @@ class Cluster(RunningCluster):
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
         if self._known is None:
-            self._known = geometry.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
+            library = self.machine(self.spec.node_names[0]).library
+            self._known = geometry.ask(library, self.run_here), self.root.version()
         conf.write(self.directory, self.spec, *self._known, self.ports, self.munge_socket)
         data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
         (self.directory / "etc/testbed.json").write_text(json.dumps(data))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -21,13 +21,17 @@ driver.close()
 """
 
 
-def ask(library: Path) -> Geometry:
+def ask(library: Path, run: Callable[[Sequence[str]], str]) -> Geometry:
     """Return the geometry of the first GPU that the NVML library `library` lists.
+
+    `run` runs a command in the test bed's process group and returns its output: if this process is interrupted while it
+    starts the command, that ends with the test bed.
 
     Raises:
         TestbedError: it lists none.
     """
-    done = subprocess.run([sys.executable, "-c", _ASK, str(library)], check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise TestbedError(f"{library} shows no GPU: {done.stderr.strip().splitlines()[-1:]}")
-    return Geometry.from_dict(json.loads(done.stdout))
+    try:
+        output = run([sys.executable, "-c", _ASK, str(library)])
+    except TestbedError as error:
+        raise TestbedError(f"{library} shows no GPU: {str(error).splitlines()[-1]}") from error
+    return Geometry.from_dict(json.loads(output))

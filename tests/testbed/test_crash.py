@@ -42,8 +42,20 @@ def tied_to(directory: Path) -> set[int]:
     return found
 
 
+def described(pid: int) -> str:
+    """Return the command line, the state and the place of a process that should not be there any more."""
+    try:
+        line, status, where, group = (
+            Path(f"/proc/{pid}/{what}").read_text() for what in ("cmdline", "status", "wchan", "cgroup")
+        )
+    except OSError as error:
+        return str(error)
+    state = " ".join(row for row in status.splitlines() if row.startswith(("State", "PPid", "Sig")))
+    return f"{line.split(chr(0))} {state} {where} {group.split()}"
+
+
 def leftovers(directory: Path, record: registry.TestbedRecord | None) -> list[str]:
-    left = [f"process {pid}" for pid in tied_to(directory)]
+    left = [f"process {pid}: {described(pid)}" for pid in tied_to(directory)]
     left += [f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if str(directory) in line]
     if directory.exists():
         left.append(str(directory))
