@@ -16,7 +16,7 @@ from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.term import TermKeeper
-from slurm_migbatch.node.auth import AuthError, Signer, make_signer
+from slurm_migbatch.node.auth import AuthError, Signer, UsedCredentials, make_signer
 from slurm_migbatch.slurm.users import name_of
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.errors import StoreError
@@ -37,15 +37,15 @@ def keeper_of(config: Config) -> TermKeeper:
     return TermKeeper(_commands(config.cluster), (lambda: open_store(url)) if shared else None)
 
 
-def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
-    """Create the service for `config`, or its standby.
+def compose(config: Config, keeper: TermKeeper, used: UsedCredentials) -> Service | Standby:
+    """Create the service for `config`, or its standby; `used`: the credentials that the services before have accepted.
 
     Raises:
         AuthError: the authentication is missing or not safe.
         StoreError: the database cannot be used and waiting would not help.
     """
     database_marks = _marks(config)
-    client, signer, term = client_of(config.cluster), signer_of(config), keeper.number
+    client, signer, term = client_of(config.cluster), signer_of(config, used), keeper.number
     keeper.slurm = _commands(config.cluster)
     if not keeper.active:
         return Standby(config, keeper, client.settings, database_marks)
@@ -105,11 +105,14 @@ def _check_store(url: str) -> str:
         return ""  # locked, full or not started yet: the store writer waits for it and reports it
 
 
-def signer_of(config: Config) -> Signer:
-    """Create the signer, which authenticates the controller to nodes and accepts messages of root and SlurmUser."""
+def signer_of(config: Config, used: UsedCredentials) -> Signer:
+    """Create the signer, which authenticates the controller to nodes and accepts messages of root and SlurmUser.
+
+    None of the credentials in `used` is accepted again.
+    """
     api = config.node_api
     uids = slurm_uids(config)
     try:
-        return make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=uids)
+        return make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=uids, used=used)
     except AuthError as error:
         raise AuthError(f"[node_api]: {error}") from None

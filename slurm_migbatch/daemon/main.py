@@ -20,7 +20,7 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import TermKeeper
-from slurm_migbatch.node.auth import AuthError
+from slurm_migbatch.node.auth import AuthError, UsedCredentials
 from slurm_migbatch.node.notify import notify
 from slurm_migbatch.store.errors import StoreError
 
@@ -35,15 +35,16 @@ async def serve(config: Config, path: str) -> None:
     answered meanwhile: the process of the old service continues until that of the next one is ready.
     """
     keeper = keeper_of(config)
+    used = UsedCredentials()  # a reload must not make a credential valid once more
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
-    running = compose(config, keeper)
+    running = compose(config, keeper, used)
     replaced: Config | None = None  # by a reload, if anything
     following: _Composed | None = None
 
     def reload() -> None:
         nonlocal following
-        composed = _next(path, config, keeper)
+        composed = _next(path, config, keeper, used)
         if composed is None:
             return
         following = composed
@@ -63,7 +64,7 @@ async def serve(config: Config, path: str) -> None:
                 log.error("the new configuration is not applied: %s", error.strerror or error)
                 logs.setup(replaced.daemon.log_level)
                 before, config, replaced = running, replaced, None
-                running = compose(config, keeper)
+                running = compose(config, keeper, used)
                 await _hand_over(before, running)
                 continue
             control.turn.clear()
@@ -76,7 +77,9 @@ async def serve(config: Config, path: str) -> None:
             if ready is not None:
                 config, replaced = ready.config, config
             # a service composed before this migbatchd became active or standby cannot be used
-            running = ready.service if ready is not None and ready.term == _term(keeper) else compose(config, keeper)
+            running = (
+                ready.service if ready is not None and ready.term == _term(keeper) else compose(config, keeper, used)
+            )
             await _hand_over(before, running)
         await _hand_over(running, None)
     finally:
@@ -97,13 +100,13 @@ def _term(keeper: TermKeeper) -> tuple[bool, int]:
     return keeper.active, keeper.number
 
 
-def _next(path: str, old: Config, keeper: TermKeeper) -> _Composed | None:
+def _next(path: str, old: Config, keeper: TermKeeper, used: UsedCredentials) -> _Composed | None:
     """Compose a service with the configuration at `path`; None if that cannot be done, for a reason that is logged."""
     notify("RELOADING=1")
     composed = None
     try:
         config = _reloaded(path, old)
-        composed = _Composed(compose(config, keeper), config, _term(keeper))
+        composed = _Composed(compose(config, keeper, used), config, _term(keeper))
         logs.setup(config.daemon.log_level)
         log.info("configuration reloaded", extra={"path": path})
     except (ConfigError, AuthError, StoreError) as error:

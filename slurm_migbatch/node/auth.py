@@ -225,6 +225,37 @@ def _own_name() -> str:
         return str(os.geteuid())
 
 
+class UsedCredentials:
+    """Remember the credentials that were accepted, for as long as they could be used again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, str] = {}  # by nonce
+        self._due: list[tuple[float, str]] = []  # expiry and nonce; a heap, because a clock may be set back
+        self._live: Counter[str] = Counter()  # number of remembered credentials by node
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return how many are remembered."""
+        return len(self._nodes)
+
+    def use(self, nonce: str, node: str, now: float) -> None:
+        """Remember a credential of `node` that is used at `now` (unix s). Raises AuthError if it was used already."""
+        with self._lock:
+            while self._due and self._due[0][0] <= now:
+                maker = self._nodes.pop(heapq.heappop(self._due)[1])
+                self._live[maker] -= 1
+                if not self._live[maker]:
+                    del self._live[maker]
+            if nonce in self._nodes:
+                raise AuthError("the credential was used before")
+            if self._live[node] >= MOST_CREDENTIALS:
+                minutes = 2 * TOKEN_LIFETIME_S / 60
+                raise AuthError(f"{node} has made {self._live[node]} credentials within {minutes:.0f} minutes")
+            self._nodes[nonce] = node
+            heapq.heappush(self._due, (now + 2 * TOKEN_LIFETIME_S, nonce))
+            self._live[node] += 1
+
+
 class TokenSigner:
     """Credentials by a secret: HMAC-SHA256 with the node's key over time, a nonce, the node's name and the message.
 
@@ -234,10 +265,11 @@ class TokenSigner:
 
     scheme = "token"
 
-    def __init__(self, path: str, owner: int | None = None) -> None:
+    def __init__(self, path: str, owner: int | None = None, used: UsedCredentials | None = None) -> None:
         """Read the secret, or one node's key, in a file of this user or of `owner`.
 
-        Raises AuthError if others can read the file or it holds neither.
+        `used`: the credentials that an earlier signer of this process has accepted, to which those of this one are
+        added. Raises AuthError if others can read the file or it holds neither.
         """
         text = read_private(path, owner)
         self._path = path
@@ -247,10 +279,7 @@ class TokenSigner:
             self._own = _own_key(path, text)
         else:
             self._secret = text
-        self._seen: dict[str, str] = {}  # node by nonce
-        self._due: list[tuple[float, str]] = []  # expiry and nonce; a heap, because a clock may be set back
-        self._live: Counter[str] = Counter()  # number of remembered credentials by node
-        self._lock = threading.Lock()
+        self._used = UsedCredentials() if used is None else used
 
     def key_line(self, node: str) -> str:
         """Return the line of a node's token file that replaces the secret. Raises AuthError."""
@@ -272,25 +301,8 @@ class TokenSigner:
         now = time.time()
         if abs(now - int(fields[1])) > TOKEN_LIFETIME_S:
             raise AuthError("the credential has expired: check that the clocks of node and controller agree")
-        self._use(fields[2], node, now)
+        self._used.use(fields[2], node, now)
         return PeerIdentity(0, node)
-
-    def _use(self, nonce: str, node: str, now: float) -> None:
-        """Remember a credential for as long as it could be used again. Raises AuthError if it was used already."""
-        with self._lock:
-            while self._due and self._due[0][0] <= now:
-                maker = self._seen.pop(heapq.heappop(self._due)[1])
-                self._live[maker] -= 1
-                if not self._live[maker]:
-                    del self._live[maker]
-            if nonce in self._seen:
-                raise AuthError("the credential was used before")
-            if self._live[node] >= MOST_CREDENTIALS:
-                minutes = 2 * TOKEN_LIFETIME_S / 60
-                raise AuthError(f"{node} has made {self._live[node]} credentials within {minutes:.0f} minutes")
-            self._seen[nonce] = node
-            heapq.heappush(self._due, (now + 2 * TOKEN_LIFETIME_S, nonce))
-            self._live[node] += 1
 
     def _key(self, node: str) -> bytes:
         if self._own is None:
@@ -337,10 +349,14 @@ def make_signer(
     token_file: str = "",
     uids: Collection[int] = (0,),
     owner: int | None = None,
+    used: UsedCredentials | None = None,
 ) -> Signer:
-    """Make the signer that a configuration names (`munge` or `token`); `owner`: see TokenSigner. Raises AuthError."""
+    """Make the signer that a configuration names (`munge` or `token`); `owner`, `used`: see TokenSigner.
+
+    Raises AuthError.
+    """
     if kind == "munge":
         return MungeSigner(munge_socket, uids)
     if kind == "token":
-        return TokenSigner(token_file, owner)
+        return TokenSigner(token_file, owner, used)
     raise AuthError(f"Auth={kind}: must be munge or token")

@@ -10,6 +10,7 @@ import pytest
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log, main
 from slurm_migbatch.daemon.compose import compose, keeper_of
+from slurm_migbatch.node.auth import UsedCredentials
 from slurm_migbatch.slurm.client import SlurmError
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
@@ -90,11 +91,23 @@ def test_reload_changes_the_commands_that_find_the_primary_slurmctld(site, tmp_p
         for folder in ("/removed", "")
     )
     keeper = keeper_of(before)
-    compose(before, keeper)
+    compose(before, keeper, UsedCredentials())
     with pytest.raises(SlurmError):
         keeper.slurm.ping()
-    compose(after, keeper)
+    compose(after, keeper, UsedCredentials())
     assert keeper.slurm.ping() == {"ctl1": True}
+
+
+def test_message_sent_again_after_a_reload_is_refused(daemon):
+    process = daemon.start()
+    daemon.serving()
+    node, body = daemon.node(), b'{"node": "n1", "have": 0, "wait": 0}'
+    credential = node.credential("/node/v1/plan", body)
+    assert node.send("/node/v1/plan", body, credential=credential)[0] == 200
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "configuration reloaded" in daemon.log and daemon.health() is not None)
+    eventually(lambda: node.send("/node/v1/plan", body)[0] == 200)
+    assert node.send("/node/v1/plan", body, credential=credential)[0] == 401
 
 
 def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.node import node as node_commands
 from slurm_migbatch.node import auth
-from slurm_migbatch.node.auth import AuthError, MungeSigner, PeerIdentity, TokenSigner, make_signer
+from slurm_migbatch.node.auth import AuthError, MungeSigner, PeerIdentity, TokenSigner, UsedCredentials, make_signer
 from tests.support.munge import private_munged
 
 
@@ -113,8 +113,8 @@ def test_expired_credential_is_rejected(tmp_path, monkeypatch):
 def test_remembered_credentials_are_limited_for_each_node_separately(tmp_path, monkeypatch):
     """Anyone with a node's key can make any number of credentials, and each is remembered for ten minutes."""
     monkeypatch.setattr(auth, "MOST_CREDENTIALS", 20)
-    path = token_file(tmp_path)
-    node, controller = TokenSigner(path), TokenSigner(path)
+    path, used = token_file(tmp_path), UsedCredentials()
+    node, controller = TokenSigner(path), TokenSigner(path, used=used)
     for _ in range(20):
         controller.verify(node.sign(b"x", "n1"), b"x", "n1")
     with pytest.raises(AuthError, match="n1 has made 20 credentials"):
@@ -125,7 +125,7 @@ def test_remembered_credentials_are_limited_for_each_node_separately(tmp_path, m
     monkeypatch.setattr(time, "time", lambda: later)
     for _ in range(20):
         controller.verify(node.sign(b"x", "n1"), b"x", "n1")
-    assert len(controller._seen) == 20 and dict(controller._live) == {"n1": 20}
+    assert len(used) == 20 and dict(used._live) == {"n1": 20}
     with pytest.raises(AuthError, match="expired"):
         controller.verify(first, b"x", "n2")
 
@@ -192,15 +192,15 @@ def test_make_signer_returns_the_configured_scheme(tmp_path):
 
 def test_credentials_are_forgotten_after_the_clock_is_set_back(tmp_path, monkeypatch):
     """A credential from before would otherwise keep all later ones remembered, up to the limit for one node."""
-    path, now = token_file(tmp_path), [2e9]
+    path, now, used = token_file(tmp_path), [2e9], UsedCredentials()
     monkeypatch.setattr(time, "time", lambda: now[0])
-    node, controller = TokenSigner(path), TokenSigner(path)
+    node, controller = TokenSigner(path), TokenSigner(path, used=used)
     ahead = node.sign(b"x", "n1")
     controller.verify(ahead, b"x", "n1")
     for _ in range(20):
         now[0] = now[0] - 86400 if now[0] == 2e9 else now[0] + 300
         controller.verify(node.sign(b"x", "n1"), b"x", "n1")
-    assert len(controller._seen) <= 4 and controller._live["n1"] == len(controller._seen)
+    assert len(used) <= 4 and used._live["n1"] == len(used)
     now[0] = 2e9 + 1
     with pytest.raises(AuthError, match="used before"):
         controller.verify(ahead, b"x", "n1")
