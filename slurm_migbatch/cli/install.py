@@ -22,6 +22,17 @@ _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
 
 
+def _url(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    """Return the value of --store; for `-` what standard input has, asked for without an echo if it is a terminal."""
+    if value != "-":
+        return value
+    asked = sys.stdin.isatty()
+    url: str = click.prompt("Database URL", hide_input=True, err=True) if asked else sys.stdin.readline()
+    if not (url := url.strip()):
+        raise click.BadParameter("standard input has no URL")
+    return url
+
+
 @click.command(context_settings=HELP)
 @click.option("--role", required=True, type=click.Choice(("controller", "node", "login")), help="Role of this host.")
 @click.option("--apply/--dry-run", "apply", help="Apply the changes; without it only show them.")
@@ -40,7 +51,9 @@ _RECORD = "/var/lib/migbatch/install"
     "--store",
     default="",
     metavar="URL",
-    help="controller: database URL for a new migbatch.toml; two controllers share one.",
+    callback=_url,
+    help="controller: database URL for a new migbatch.toml; two controllers share one. `-` reads it from standard "
+    "input: every user of the host can read the arguments of commands, and with them a password.",
 )
 @click.option(
     "--cli-filter/--no-cli-filter",

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from slurm_migbatch.cli import common, installcontroller
 from slurm_migbatch.cli.ending import Failure
@@ -17,6 +18,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
+from slurm_migbatch.install.hosts import HostPlan
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -112,6 +114,26 @@ def test_settings_with_a_password_are_readable_by_their_owner_only(place, url):
     _, changes, record = planned(place, NODES, store=url)
     files.apply(changes, record)
     assert (place / "etc/migbatch.toml").stat().st_mode & 0o777 == 0o600
+
+
+def test_url_with_a_password_need_not_be_an_argument(place, monkeypatch):
+    """Every user of the host can read the arguments of a process."""
+    (place / "slurm/slurm.conf").write_text(NODES)
+    options = {"slurm-conf": "slurm/slurm.conf", "config": "migbatch.toml", "record": "record", "prefix": "opt"}
+    line = [
+        "--role",
+        "controller",
+        *(word for name, path in options.items() for word in (f"--{name}", str(place / path))),
+    ]
+    stored = []
+    monkeypatch.setattr(
+        installcontroller, "controller", lambda *arguments: stored.append(arguments[2].store) or HostPlan()
+    )
+    for text in ("mariadb://u:secret@db/x\n", "mariadb://u:secret@db/x"):
+        CliRunner().invoke(install, [*line, "--store", "-"], input=text, catch_exceptions=False)
+    assert stored == ["mariadb://u:secret@db/x"] * 2
+    refused = CliRunner().invoke(install, [*line, "--store", "-"], input="\n")
+    assert refused.exit_code == 2 and "standard input has no URL" in refused.output and len(stored) == 2
 
 
 def test_new_user_must_get_the_files_with_secrets_too(place):
