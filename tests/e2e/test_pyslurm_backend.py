@@ -46,7 +46,7 @@ def test_jobs_get_their_slices_before_and_after_a_crash_of_pyslurm(new_cluster: 
     assert first, message
     bed.wait_job(first, "RUNNING")
     node, uuid = holding(bed, first)
-    assert sights(bed.output(first)) == {"batch": [uuid]}
+    until("its output", lambda: sights(bed.output(first)) == {"batch": [uuid]})
 
     before = workers(bed)
     assert before

@@ -27,7 +27,7 @@ def test_jobs_get_their_slices_before_and_after_slurmrestd_is_down(new_cluster: 
     assert first, message
     bed.wait_job(first, "RUNNING")
     node, uuid = holding(bed, first)
-    assert sights(bed.output(first)) == {"batch": [uuid]}
+    until("its output", lambda: sights(bed.output(first)) == {"batch": [uuid]})
 
     bed.kill(restd.NAME)
     until("migbatchd's word that it cannot ask", lambda: "cannot be reached" in log.read_text())

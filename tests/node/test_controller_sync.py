@@ -497,7 +497,7 @@ def test_stranger_at_the_port_of_one_controller_does_not_keep_the_node_from_the_
         thread = threading.Thread(target=stranger)
         thread.start()
         urls = [f"http://127.0.0.1:{server.getsockname()[1]}", controller.url]
-        body = ControllerClient(urls, controller.signer, "n1", timeout=0.5).post("/x", {})
+        body = ControllerClient(urls, controller.signer, "n1", timeout=3.0).post("/x", {})
         answered.set()
         thread.join()
     assert json.loads(body) == {"done": 1}

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_migbatch.testbed.database import make_data
-from tests.support.stock_site import StockSite
+from tests.support.stock_site import DOCUMENT, StockSite
 
+_URL = "mariadb://migbatch:SECRET@db1/migbatch"
 _ACCOUNT = (
     "CREATE DATABASE migbatch; CREATE USER migbatch@'%' IDENTIFIED BY 'SECRET'; GRANT ALL ON migbatch.* TO migbatch@'%'"
 )
@@ -19,11 +20,13 @@ class PairedSite(StockSite):
 
     hosts: Sequence[str] = ("db1", "ctl", "ctl2", "h1", "login")
     controllers: Sequence[str] = ("ctl", "ctl2")
+    inputs: Mapping[str, str] = {"/root/migbatch-url": f"{_URL}\n"}
     edits: Mapping[str, str] = {
         "SlurmctldHost=ctl(10.7.1.9)": "SlurmctldHost=ctl(10.7.1.9)\nSlurmctldHost=ctl2(10.7.1.8)\nSlurmctldTimeout=5"
     }
 
     def _prepare(self) -> None:
+        assert f"`{_URL}`" in DOCUMENT.read_text(), "the file's content in docs/install.md"
         super()._prepare()
         Path(self._data).mkdir(parents=True)
         make_data(Path(self._data))

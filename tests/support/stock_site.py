@@ -95,6 +95,8 @@ class StockSite(Cluster):
     #: the machines of _ADDRESSES that exist
     hosts: Sequence[str] = ("ctl", "login", *NODES)
     controllers: Sequence[str] = ("ctl",)
+    #: what the files hold that commands of docs/install.md read by `< FILE`
+    inputs: Mapping[str, str] = {}
     #: replacements in the site's files
     edits: Mapping[str, str] = {}
 
@@ -109,9 +111,17 @@ class StockSite(Cluster):
     # --- machines
 
     def on(
-        self, host: str, command: str | Sequence[str], user: str | None = None, *, codes: tuple[int, ...] = (0,)
+        self,
+        host: str,
+        command: str | Sequence[str],
+        user: str | None = None,
+        *,
+        codes: tuple[int, ...] = (0,),
+        content: str = "",
     ) -> str:
         """Run a shell line or a program on a machine, in a checkout of this repository; return its output.
+
+        `content` is its standard input.
 
         Raises:
             AssertionError: the exit status is not one of `codes`.
@@ -125,7 +135,7 @@ class StockSite(Cluster):
             self.daemons.group.enter(self._inside(host, argv, cwd)),
             check=False,
             env=self._environment(),
-            stdin=subprocess.DEVNULL,
+            input=content,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -140,7 +150,9 @@ class StockSite(Cluster):
 
     def carry_out(self, host: str, line: str, user: str | None = None) -> str:
         """Run one command of the document; simulate `pip` and `systemctl`, with their effects."""
-        words = shlex.split(line)
+        words, content = shlex.split(line), ""
+        if words[-2:-1] == ["<"]:
+            words, content = words[:-2], self.inputs[words[-1]]
         if words[0].endswith("/pip"):
             return self._pip(host, Path(words[0]).parents[1])
         if words[0] == "systemctl":
@@ -150,7 +162,7 @@ class StockSite(Cluster):
             python = sys.executable if host in self.controllers else "/usr/bin/python3"
             words = [python, "-m", "venv", "--without-pip", *words[3:]]
         shows = words[1:2] == ["install"] and "--apply" not in words
-        return self.on(host, words, user, codes=(0, 1) if shows else (0,))
+        return self.on(host, words, user, codes=(0, 1) if shows else (0,), content=content)
 
     def _pip(self, host: str, environment: Path) -> str:
         """Install the wheel of this checkout; its dependencies are those of the tests, and nothing is downloaded."""
