@@ -212,8 +212,8 @@ class Journal:
     def _begin(self) -> None:
         """Begin a transaction once no other process has one.
 
-        SQLite's own wait tries less often the longer it lasts, at last ten times a second: if many hooks write, those
-        that came first would wait until no other has anything left to write. Here all try equally often.
+        SQLite's own wait tries less often the longer it lasts, at last ten times a second: if many hooks write, one
+        that came early may wait until no other has anything left to write. Here all try equally often.
         """
         until = time.monotonic() + self._patience_s
         self._set_busy_timeout(0)

@@ -24,8 +24,8 @@ driver.close()
 def ask(library: Path, run: Callable[[Sequence[str]], str]) -> Geometry:
     """Return the geometry of the first GPU that the NVML library `library` lists.
 
-    `run` runs a command in the test bed's process group and returns its output: if this process is interrupted while it
-    starts the command, that ends with the test bed.
+    `run` runs a command in the test bed's process group and returns its output. An interrupt while the command is being
+    started leaves it running; as a member of the group it ends with the test bed.
 
     Raises:
         TestbedError: it lists none.

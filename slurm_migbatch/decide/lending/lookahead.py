@@ -239,7 +239,7 @@ class SharingQueue:
             del other.partners[task]
             self._alone(other, count)
             self._pace(other)
-        self.first_end()  # also without a simulation entries of jobs that have ended do not add up
+        self.first_end()  # drops entries of ended jobs, which would add up if nothing was simulated
 
     def first_end(self) -> tuple[float, QueuedTraining] | None:
         """Return when the first running job ends, by its current rate, and the job; None if none runs."""
