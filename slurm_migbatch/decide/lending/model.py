@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.profile import Profile
 
@@ -49,25 +49,6 @@ class WaitingInference:
     pool: frozenset[str]
     nodes: int = 1
     copies: int = 1
-
-
-class Resources(NamedTuple):
-    """CPUs and MiB on a node."""
-
-    cpus: int
-    memory: int
-
-    def without(self, other: Resources) -> Resources:
-        """Return what is left of it, not below 0."""
-        return Resources(max(0, self.cpus - other.cpus), max(0, self.memory - other.memory))
-
-    def plus(self, other: Resources) -> Resources:
-        """Return the sum."""
-        return Resources(self.cpus + other.cpus, self.memory + other.memory)
-
-    def __str__(self) -> str:
-        """What there is of it, for messages."""
-        return " and ".join(name for name, count in (("CPUs", self.cpus), ("memory", self.memory)) if count > 0)
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,12 @@ from slurm_migbatch.decide.lending.model import (
     LendingRules,
     LendingView,
     LoanOrder,
-    Resources,
     Shortage,
     WaitingInference,
     coming,
 )
 from slurm_migbatch.decide.lending.shortages import cheapest
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Resources, SlotReference
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot

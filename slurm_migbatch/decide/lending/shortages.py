@@ -11,7 +11,8 @@ from typing import Final
 from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
-from slurm_migbatch.decide.lending.model import Resources, Shortage
+from slurm_migbatch.decide.lending.model import Shortage
+from slurm_migbatch.decide.lending.values import Resources
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 

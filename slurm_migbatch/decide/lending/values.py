@@ -30,6 +30,25 @@ class SlotReference(NamedTuple):
         return f"{self.node}:{self.gpu}:{self.slot}"
 
 
+class Resources(NamedTuple):
+    """CPUs and MiB on a node."""
+
+    cpus: int
+    memory: int
+
+    def without(self, other: Resources) -> Resources:
+        """Return what is left of it, not below 0."""
+        return Resources(max(0, self.cpus - other.cpus), max(0, self.memory - other.memory))
+
+    def plus(self, other: Resources) -> Resources:
+        """Return the sum."""
+        return Resources(self.cpus + other.cpus, self.memory + other.memory)
+
+    def __str__(self) -> str:
+        """What there is of it, for messages."""
+        return " and ".join(name for name, count in (("CPUs", self.cpus), ("memory", self.memory)) if count > 0)
+
+
 @dataclass(frozen=True)
 class LentSlot:
     """A slot that a training job has."""

@@ -14,10 +14,10 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
-from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, Resources, WaitingInference
+from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
 from slurm_migbatch.decide.lending.shortages import coming_resources, resources_of, too_small
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, Resources, SlotReference
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
