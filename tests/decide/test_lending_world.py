@@ -44,6 +44,20 @@ def filled(w: LoanWorld, **options: Any) -> list[int]:
     return jobs
 
 
+def crowded(make: MakeWorld, full: str, what: str) -> LoanWorld:
+    """Two nodes: one with free slices and hardly any CPUs or memory, one with little else than 2g.20gb free."""
+    w = make(nodes=2, start_s=60.0)
+    for machine in w.slurm.machines.values():
+        machine.memory = 500_000
+    taken = {"cpus": 62} if what == "cpus" else {"cpus": 1, "memory_per_node": 490_000}
+    w.infer("1g.10gb", runs=10**8, requested_nodes=full, **taken)
+    for _ in range(5):
+        w.infer("1g.10gb", runs=10**8, requested_nodes="n1" if full == "n2" else "n2", cpus=1, memory_per_node=1000)
+    for _ in range(3):
+        w.step()
+    return w
+
+
 def test_training_jobs_start_on_idle_slices_and_end_by_themselves(world: MakeWorld) -> None:
     w = world()
     first, second = w.train(needs=30), w.train(needs=30)
@@ -262,6 +276,44 @@ def test_no_loan_is_reclaimed_for_a_slice_where_the_memory_could_not_suffice(
         w.step()
     assert w.row(training).restarts == restarts
     assert (inference in w.running()) == bool(restarts)
+
+
+@pytest.mark.parametrize("what", ["cpus", "memory"])
+@pytest.mark.parametrize("full", ["n1", "n2"])
+def test_loans_are_on_nodes_with_cpus_and_memory_for_them(world: MakeWorld, full: str, what: str) -> None:
+    w = crowded(world, full, what)
+    training = [w.train(cpus=4, memory_per_node=50_000) for _ in range(2)]
+    w.until(lambda: len(w.loaned()) == 2, 60)
+    assert all(w.row(job).nodes != (full,) for job in training)
+    assert {kind for job in training for kind in kinds(w, job)} == {"release"}
+
+
+def test_no_job_is_stopped_for_a_slice_of_a_node_that_lacks_memory_for_it(world: MakeWorld) -> None:
+    w = crowded(world, "n1", "memory")
+    job = w.train(needs=10**6, cpus=4, memory_per_node=50_000)
+    w.until(w.loaned)
+    for _ in range(400):
+        w.step()
+    assert (w.row(job).nodes, w.row(job).restarts) == (("n2",), 0)
+
+
+def test_reason_names_cpus_and_memory_where_no_node_with_a_free_slice_has_them(world: MakeWorld) -> None:
+    w = crowded(world, "n1", "cpus")
+    job = w.train(cpus=32, hints="signal=usr1 min=4g.40gb")
+    for _ in range(30):
+        w.step()
+    assert "lack the CPUs or the memory that it requests" in w.why(job) and not kinds(w, job)
+    w.vanish(next(iter(w.slurm.queue)))
+    w.until(lambda: w.row(job).nodes == ("n1",))
+
+
+def test_no_more_jobs_are_released_than_a_node_has_cpus_for(world: MakeWorld) -> None:
+    w = world(gpus=2)
+    training = [w.train(cpus=24, hints="signal=usr1 max=1g.10gb") for _ in range(4)]  # of 64
+    for _ in range(100):
+        w.step()
+    assert len(w.loaned()) == 2
+    assert sorted(kind for job in training for kind in kinds(w, job)) == ["release"] * 2
 
 
 def test_suspended_loan_is_not_held_after_its_reclaim(world: MakeWorld) -> None:

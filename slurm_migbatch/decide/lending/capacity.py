@@ -60,7 +60,9 @@ class LendingCapacity:
         self, capacities: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, hysteresis: Hysteresis
     ) -> None:
         self.now, self.hysteresis = now, hysteresis
-        self.regions, groups = _groups(capacities, elastic_jobs)
+        self.free = {capacity.node: (capacity.cpus, capacity.memory) for capacity in capacities}
+        self.with_resources = _with_resources(self.free, elastic_jobs)
+        self.regions, groups = _groups(capacities, elastic_jobs, self.with_resources.values())
         self.reserve_in = {group for group, capacity in zip(groups, capacities, strict=True) if not capacity.own}
         layouts: dict[Layout, Layout] = {}  # equal layouts share one object: faster lookups
         self.gpus = []
@@ -125,7 +127,7 @@ class LendingCapacity:
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """Return the smallest profile that fits, and the GPU."""
         for profile in useful:
-            index = self.best(profile, self.regions[elastic_job.nodes], True)
+            index = self.best_for(elastic_job, profile)
             if index is not None:
                 return index, profile
         return None
@@ -146,7 +148,7 @@ class LendingCapacity:
         """Return why a job does not fit."""
         if not useful:
             return "profile"
-        groups = self.regions[elastic_job.nodes]
+        groups = self.regions[self.with_resources[_key(elastic_job)]]
         for gpu in self.gpus:
             if gpu.reserve and gpu.group in groups and gpu.lendable:
                 lent = gpu.planned
@@ -156,19 +158,42 @@ class LendingCapacity:
                     return "reserve"
         if any(self.best(profile, groups, False) is not None for profile in useful):
             return "idle"
+        if any(self.best(profile, self.regions[elastic_job.nodes], True) is not None for profile in useful):
+            return "resources"
         return "capacity"
 
-    def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
+    def best(
+        self, profile: Profile, groups: Iterable[int], lendable: bool, elastic_job: ElasticJob | None = None
+    ) -> int | None:
         """Return the GPU that loses the least if a slice of this profile is added; None if it fits nowhere.
 
         GPUs of training-only nodes come first.
+
+        Args:
+            elastic_job: a job for which its node must have CPUs and memory.
         """
         best: _Entry | None = None
         for group in groups:
-            top = self._top(group, lendable, profile)
+            top = self._top(group, lendable, profile, elastic_job)
             if top is not None and (best is None or top < best):
                 best = top
         return None if best is None else best[3]
+
+    def best_for(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
+        """Return the GPU that loses the least if it lends a slice of this profile to a job; None if none can."""
+        return self.best(profile, self.regions[self.with_resources[_key(elastic_job)]], True, elastic_job)
+
+    def has_resources(self, elastic_job: ElasticJob, node: str) -> bool:
+        """Return whether a node has CPUs and memory for a job beside those of this round, as far as they are known."""
+        cpus, memory = self.free[node]
+        return _has_there(elastic_job, node) or (elastic_job.cpus <= cpus and elastic_job.memory <= memory)
+
+    def _take(self, elastic_job: ElasticJob, index: int, sign: int = 1) -> None:
+        """Take a job's CPUs and memory from the node of a GPU; with sign -1 give them back."""
+        node = self.gpus[index].capacity.node
+        if not _has_there(elastic_job, node):
+            cpus, memory = self.free[node]
+            self.free[node] = cpus - sign * elastic_job.cpus, memory - sign * elastic_job.memory
 
     def put(self, index: int, profile: Profile) -> None:
         """Add one slice to a GPU."""
@@ -201,6 +226,7 @@ class LendingCapacity:
         useful = self.useful(elastic_job)
         fair = self.fair(elastic_job, useful)
         self.put(index, profile)
+        self._take(elastic_job, index)
         worths = {choice: elastic_job.speeds[choice] / fair for choice in useful}
         return Assignment(elastic_job, worths, profile, index, reserved)
 
@@ -235,11 +261,13 @@ class LendingCapacity:
         if planned is not None and fits(gpu.geometry, gpu.used, planned):
             self._become(assignment.gpu, planned)
         else:
-            target_gpu = self.best(after, self.regions[assignment.elastic_job.nodes], True) if move else None
+            target_gpu = self.best_for(assignment.elastic_job, after) if move else None
             if target_gpu is None:
                 return False
             self.drop(assignment.gpu, assignment.profile)
             self.put(target_gpu, after)
+            self._take(assignment.elastic_job, assignment.gpu, -1)
+            self._take(assignment.elastic_job, target_gpu)
             assignment.gpu = target_gpu
         assignment.profile = after
         return True
@@ -289,8 +317,21 @@ class LendingCapacity:
             or gpus[a.gpu].group not in self.regions[b.elastic_job.nodes]
         ):
             return False
+        if not self._swap_resources(a, b):
+            return False
         a.profile, b.profile, a.gpu, b.gpu = b.profile, a.profile, b.gpu, a.gpu
         return True
+
+    def _swap_resources(self, a: Assignment, b: Assignment) -> bool:
+        """Exchange the CPUs and memory of two jobs on their nodes; False, without changes, if a node lacks any."""
+        gpus = self.gpus
+        self._take(a.elastic_job, a.gpu, -1)
+        self._take(b.elastic_job, b.gpu, -1)
+        enough = self.has_resources(a.elastic_job, gpus[b.gpu].capacity.node)
+        enough = enough and self.has_resources(b.elastic_job, gpus[a.gpu].capacity.node)
+        self._take(a.elastic_job, b.gpu if enough else a.gpu)
+        self._take(b.elastic_job, a.gpu if enough else b.gpu)
+        return enough
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> tuple[Grow, ...]:
         """Return the running jobs for which a larger slice pays off, the largest gain first."""
@@ -338,10 +379,22 @@ class LendingCapacity:
                 gpu.used = used
                 self._become(own_gpu, planned)
                 return own_gpu
-        other_gpu = self.best(profile, self.regions[elastic_job.nodes], True)
+        other_gpu = self.best_for(elastic_job, profile)
+        if other_gpu is None:
+            other_gpu = self._beside(elastic_job, place, profile)
         if other_gpu is not None:
             self.put(other_gpu, profile)
+            self._take(elastic_job, other_gpu)
         return other_gpu
+
+    def _beside(self, elastic_job: ElasticJob, place: SlotReference, profile: Profile) -> int | None:
+        """Return the best GPU of a job's own node, whose CPUs and memory the job has already; None if there is none."""
+        if elastic_job.nodes is not None and place.node not in elastic_job.nodes:
+            return None
+        on_node = (index for (node, _), index in self.place_of.items() if node == place.node)
+        entries = (self._entry(index, profile) for index in on_node if self.gpus[index].lendable)
+        best = min((entry for entry in entries if entry is not None), default=None)
+        return None if best is None else best[3]
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -363,16 +416,26 @@ class LendingCapacity:
                 if entry is not None:
                     heappush(heap, entry)
 
-    def _top(self, group: int, lendable: bool, profile: Profile) -> _Entry | None:
+    def _top(self, group: int, lendable: bool, profile: Profile, elastic_job: ElasticJob | None) -> _Entry | None:
         key = group, lendable, profile
         heap = self.heaps.get(key)
         if heap is None:
             entries = (self._entry(index, profile) for index in self.by_group.get((group, lendable), ()))
             heap = self.heaps[key] = [entry for entry in entries if entry is not None]
             heapify(heap)
-        while heap and self.gpus[heap[0][3]].version != heap[0][4]:
-            heappop(heap)
-        return heap[0] if heap else None
+        lacking: list[_Entry] = []  # few: a job's groups are of nodes that had enough when the round began
+        while heap:
+            gpu = self.gpus[heap[0][3]]
+            if gpu.version != heap[0][4]:
+                heappop(heap)
+            elif elastic_job is not None and not self.has_resources(elastic_job, gpu.capacity.node):
+                lacking.append(heappop(heap))
+            else:
+                break
+        top = heap[0] if heap else None
+        for entry in lacking:
+            heappush(heap, entry)
+        return top
 
     def _entry(self, index: int, profile: Profile) -> _Entry | None:
         gpu = self.gpus[index]
@@ -384,6 +447,8 @@ class LendingCapacity:
 
 _Entry: TypeAlias = tuple[bool, int, int, int, int]
 """Whether it is a loan, the GPU's loss, its free space, its index, and the version for which this is valid."""
+_Request: TypeAlias = tuple[frozenset[str] | None, int, int]
+"""The nodes that a job may use (None: any), and the CPUs and MiB that it requests on one."""
 _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
@@ -399,11 +464,46 @@ def _steps(number: int, assignment: Assignment) -> Iterable[_Step]:
             yield -gain / max(added_size, _GAIN), profile.compute, number, current, profile
 
 
+def _has_there(elastic_job: ElasticJob, node: str) -> bool:
+    """Return whether a job has CPUs and memory of a node already: it runs there, or they are kept for it."""
+    return node in [at.node for at in (elastic_job.place, elastic_job.target) if at is not None]
+
+
+def _key(elastic_job: ElasticJob) -> _Request:
+    return elastic_job.nodes, elastic_job.cpus, elastic_job.memory
+
+
+def _with_resources(
+    free: Mapping[str, tuple[float, float]], elastic_jobs: Sequence[ElasticJob]
+) -> dict[_Request, frozenset[str] | None]:
+    """Return for each request the nodes that have the CPUs and the memory for it; None: all.
+
+    Args:
+        free: CPUs and MiB of each node.
+    """
+    least_cpus = min((cpus for cpus, _ in free.values()), default=math.inf)
+    least_memory = min((memory for _, memory in free.values()), default=math.inf)
+    found: dict[_Request, frozenset[str] | None] = {}
+    for nodes, needed_cpus, needed_memory in dict.fromkeys(map(_key, elastic_jobs)):
+        enough = nodes
+        if needed_cpus > least_cpus or needed_memory > least_memory:
+            enough = frozenset(
+                node
+                for node in (free if nodes is None else nodes & free.keys())
+                if needed_cpus <= free[node][0] and needed_memory <= free[node][1]
+            )
+        found[nodes, needed_cpus, needed_memory] = enough
+    return found
+
+
 def _groups(
-    capacities: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
+    capacities: Sequence[GpuCapacity],
+    elastic_jobs: Sequence[ElasticJob],
+    with_resources: Iterable[frozenset[str] | None],
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
     """Group GPUs that the same jobs may use; return the groups of each set of nodes, and the group of each GPU."""
-    regions = list(dict.fromkeys(elastic_job.nodes for elastic_job in elastic_jobs if elastic_job.nodes is not None))
+    named = (*(elastic_job.nodes for elastic_job in elastic_jobs), *with_resources)
+    regions = list(dict.fromkeys(nodes for nodes in named if nodes is not None))
     regions_of = {
         node: tuple(number for number, region in enumerate(regions) if node in region)
         for node in dict.fromkeys(capacity.node for capacity in capacities)

@@ -9,7 +9,6 @@ others in the same way, on whole GPUs; the search over slices is an addition.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
-from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity
+from slurm_migbatch.decide.lending.values import NOTHING, Division, ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
@@ -65,7 +64,7 @@ def divide(
     stopped = 0
     movable = {job.job for plan in plans for job in plan.jobs}
     changed_jobs: set[int] = set()
-    assigned_cpus: Counter[str] = Counter()
+    assigned: dict[str, Resources] = {}
     slow_jobs = sorted((job for job in running.values() if job.job in movable), key=_speed)
     for job in (*waiting[:_JOBS], *(slow_jobs[:_JOBS] if not waiting else ())):
         if job.job in changed_jobs:  # another division gives it another slice
@@ -77,7 +76,7 @@ def divide(
             if (
                 job.job in plan.profiles
                 or not _may_use(job, plan.capacity)
-                or not _has_cpus(job, plan.capacity, assigned_cpus)
+                or not _has_resources(job, plan.capacity, assigned)
             ):
                 continue
             if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
@@ -97,7 +96,8 @@ def divide(
         stopped += stops
         divided[number] = extended
         changed_jobs |= extended.changed
-        assigned_cpus[extended.capacity.node] += job.cpus
+        node = extended.capacity.node
+        assigned[node] = assigned.get(node, NOTHING).plus(Resources(job.cpus, job.memory))
     return [
         Division(
             plan.capacity.node,
@@ -206,10 +206,12 @@ def _may_use(job: ElasticJob, capacity: GpuCapacity) -> bool:
     return job.nodes is None or capacity.node in job.nodes
 
 
-def _has_cpus(job: ElasticJob, capacity: GpuCapacity, asked: Mapping[str, int]) -> bool:
-    """Return whether a node has CPUs for one more job; `asked`: CPUs, by node, that other divisions have assigned."""
-    runs_there = job.place is not None and job.place.node == capacity.node
-    return capacity.cpus is None or runs_there or job.cpus <= capacity.cpus - asked.get(capacity.node, 0)
+def _has_resources(job: ElasticJob, capacity: GpuCapacity, assigned: Mapping[str, Resources]) -> bool:
+    """Return whether a node has CPUs and memory for one more job; `assigned`: by other divisions, of each node."""
+    if job.place is not None and job.place.node == capacity.node:
+        return True
+    other = assigned.get(capacity.node, NOTHING)
+    return job.cpus <= capacity.cpus - other.cpus and job.memory <= capacity.memory - other.memory
 
 
 def _may_change(job: ElasticJob, now: float, hysteresis: Hysteresis) -> bool:

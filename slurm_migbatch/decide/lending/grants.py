@@ -9,7 +9,7 @@ value relative to a fair share, restarts that must pay off, and ending the loans
 1. Jobs that were stopped for another slice get it, and the expected need of inference (`reserve`) is placed into the
    rest of the free space.
 2. In Slurm's order each pending job gets the smallest of its profiles that fits next to the reserve, so that no job
-   goes without because of another's larger slice.
+   goes without because of another's larger slice, on nodes that have CPUs and memory for it.
 3. Jobs for which only the reserve leaves no room start in its space, if they get at least their fair share
    (`_start_in_reserve`). What is left of the reserve stays, so that it fits whatever else is lent.
 4. Slices are enlarged, the largest value gained per slice first; then pairs on one GPU redistribute its space, and
@@ -27,6 +27,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
@@ -44,6 +45,8 @@ from slurm_migbatch.mig.profile import Profile
 
 _NO_CAPACITY: Final = ("capacity", "idle", "reserve")
 """Reasons of jobs that would run if there were more room."""
+_OTHER_NODES: Final = (*_NO_CAPACITY, "resources")
+"""Reasons of jobs that would run if there were more room on some nodes."""
 
 
 def lend(
@@ -92,7 +95,7 @@ def lend(
         lacking_capacity = [
             job
             for job in waiting
-            if lacking.get(job.job) in _NO_CAPACITY
+            if lacking.get(job.job) in _OTHER_NODES
             and not job.shares
             and not (job.target is not None and cluster.vacated(job.target))
         ]
@@ -133,7 +136,7 @@ def _start(
     """Give each pending job the smallest of its profiles that fits; also return why others get none."""
     started: list[Assignment] = []
     lacking: dict[int, Reason] = {}
-    hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
+    hopeless: dict[object, Reason] = {}
     for elastic_job in waiting:
         if elastic_job.target is not None and cluster.vacated(elastic_job.target):
             lacking[elastic_job.job] = "idle"
@@ -142,7 +145,7 @@ def _start(
             lacking[elastic_job.job] = "round"
             continue
         useful = cluster.useful(elastic_job)
-        key = useful, elastic_job.nodes
+        key = useful, elastic_job.nodes, elastic_job.cpus, elastic_job.memory
         gpu = None if key in hopeless else cluster.smallest(elastic_job, useful)
         if gpu is None:  # space only shrinks, so no equal job will fit either
             if key not in hopeless:
@@ -202,6 +205,6 @@ def _without_capacity_soon(
 
 
 def _vacant(capacity: GpuCapacity) -> GpuCapacity:
-    """Return a GPU as it will be after the loans that are about to end have left."""
+    """Return a GPU as it will be after the loans that are about to end have left, with their CPUs and memory."""
     lent = tuple(loan for loan in capacity.lent if loan.slot not in capacity.leaving)
-    return replace(capacity, lent=lent, leaving=(), reclaimed=None)
+    return replace(capacity, lent=lent, leaving=(), reclaimed=None, cpus=inf, memory=inf)

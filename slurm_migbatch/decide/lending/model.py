@@ -10,7 +10,7 @@ from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Resources
+from slurm_migbatch.decide.lending.values import NOTHING, ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.profile import Profile
 
@@ -69,13 +69,16 @@ class Shortage:
 class PendingLoan:
     """A loan without a known slot: it was released, has just started, or is to be released again.
 
-    `nodes`: where it may be; `gpu`: the only GPU there; None: any.
+    Attributes:
+        nodes: where it may be; `gpu`: the only GPU there; None: any.
+        requested: what it takes of its node that Slurm does not count as used yet.
     """
 
     job: int
     profile: Profile
     nodes: frozenset[str] | None
     gpu: int | None = None
+    requested: Resources = NOTHING
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Slurm's order of the training jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, PendingLoan, Round
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release
 from slurm_migbatch.decide.snapshot import passed_s
@@ -32,6 +32,7 @@ LACKING: Final[Mapping[str, str]] = {
     "reserve": "inference is expected to need the free space ([lending] horizon_s and sure), and no slice "
     "fits that is the job's equal share of what can be lent",
     "idle": "the free slices have not been idle long enough, or were reclaimed recently ([lending] min_idle_s, rest_s)",
+    "resources": "nodes with room for a slice between its min and max lack the CPUs or the memory that it requests",
     "capacity": "no GPU has room for a slice between its min and max",
     "turn": "with this release of Slurm requeued jobs restart one at a time",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",
@@ -186,23 +187,37 @@ def _lendable(view: LendingView, at_start: Mapping[tuple[str, int], GpuCapacity]
         )
         capacities[key] = replace(coming, lent=lent, reclaimed=inf if leaving else capacity.reclaimed, leaving=vacant)
     for pending_loan in view.pending_loans:
-        for key, capacity in capacities.items():
-            if pending_loan.nodes is not None and capacity.node not in pending_loan.nodes:
-                continue
-            if pending_loan.gpu is not None and capacity.gpu != pending_loan.gpu:
-                continue
-            if pending_loan.gpu is not None and pending_loan.job in busy:
-                # the jobs of this GPU are released together: supply knows released jobs, but not pending loans
-                capacities[key] = replace(capacity, reclaimed=inf)
-                break
-            if (
-                pending_loan.profile in capacity.geometry
-                and loss(capacity.geometry, capacity.used, (), pending_loan.profile) is not None
-            ):
-                (slot,) = plan_free(capacity.geometry, capacity.used, (pending_loan.profile,)).slots
-                capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, pending_loan.job)))
-                break
+        _place_pending(pending_loan, capacities, busy)
     return list(capacities.values())
+
+
+def _place_pending(
+    pending_loan: PendingLoan, capacities: dict[tuple[str, int], GpuCapacity], busy: Collection[int]
+) -> None:
+    """Update the GPU on which a loan without a known slot is expected, and what its node has free."""
+    cpus, memory = pending_loan.requested
+    for key, capacity in capacities.items():
+        if pending_loan.nodes is not None and capacity.node not in pending_loan.nodes:
+            continue
+        if pending_loan.gpu is not None and capacity.gpu != pending_loan.gpu:
+            continue
+        if pending_loan.gpu is not None and pending_loan.job in busy:
+            # the jobs of this GPU are released together: supply knows released jobs, but not pending loans
+            capacities[key] = replace(capacity, reclaimed=inf)
+            return
+        enough = cpus <= capacity.cpus and memory <= capacity.memory
+        if (
+            enough
+            and pending_loan.profile in capacity.geometry
+            and loss(capacity.geometry, capacity.used, (), pending_loan.profile) is not None
+        ):
+            (slot,) = plan_free(capacity.geometry, capacity.used, (pending_loan.profile,)).slots
+            capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, pending_loan.job)))
+            if cpus or memory:
+                for name, other in capacities.items():
+                    if other.node == capacity.node:
+                        capacities[name] = replace(other, cpus=other.cpus - cpus, memory=other.memory - memory)
+            return
 
 
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], about_to_be_free: int = 0) -> Iterator[Slot]:

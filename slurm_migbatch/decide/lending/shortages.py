@@ -12,7 +12,7 @@ from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import Shortage
-from slurm_migbatch.decide.lending.values import Resources
+from slurm_migbatch.decide.lending.values import NOTHING, Resources
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
@@ -65,7 +65,7 @@ def cheapest(lacking: Resources, loans: Collection[tuple[float, Resources, int]]
         loans: loss, CPUs and memory, and job of each.
     """
     chosen: list[tuple[float, Resources, int]] = []
-    freed = Resources(0, 0)
+    freed = NOTHING
     for loan in sorted(loans):
         if not any(lacking.without(freed)):
             break

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
-Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "capacity"]
+Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "resources", "capacity"]
 """Why a job got nothing: no GPU has a useful profile for it; enough was released this round;
-the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; no
-GPU has the capacity.
+the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; nodes
+with capacity lack CPUs or memory for it; no GPU has the capacity.
 """
 
 
@@ -49,6 +49,10 @@ class Resources(NamedTuple):
         return " and ".join(name for name, count in (("CPUs", self.cpus), ("memory", self.memory)) if count > 0)
 
 
+NOTHING: Final = Resources(0, 0)
+"""No CPUs and no memory."""
+
+
 @dataclass(frozen=True)
 class LentSlot:
     """A slot that a training job has."""
@@ -69,7 +73,8 @@ class GpuCapacity:
         own: whether it is training-only: its node is in no other partition. Nothing is reserved for inference there,
             and no rest after a reclaim is needed.
         leaving: slots of loans that are about to end, and that training gets then.
-        cpus: free CPUs of its node, without those for stopped jobs that are to start there again; None: unknown.
+        cpus: free CPUs of its node, without those for jobs that were released or stopped to start there; infinite:
+            unknown. `memory`: the same in MiB; also infinite where memory is no consumable resource.
     """
 
     node: str
@@ -81,7 +86,8 @@ class GpuCapacity:
     reclaimed: float | None = None
     own: bool = False
     leaving: tuple[Slot, ...] = ()
-    cpus: int | None = None
+    cpus: float = math.inf
+    memory: float = math.inf
 
     @cached_property
     def used(self) -> Layout:
@@ -119,7 +125,7 @@ class ElasticJob:
         needs_s: the same, as the job itself states it; None: it does not.
         reported: whether its current run has reported anything.
         target: the slice that it is to get next; None: any.
-        cpus: number of CPUs that it requests; 0: unknown. `memory`: MiB that it holds.
+        cpus: number of CPUs that it requests; 0: unknown. `memory`: MiB that it holds, or requests if it is pending.
         stopped: whether it is pending only because it was stopped for another slice.
         shares: whether it shares its slice or is about to, so that it is not stopped for another one.
     """

@@ -17,11 +17,11 @@ from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobVie
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
 from slurm_migbatch.decide.lending.shortages import coming_resources, resources_of, too_small
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, Resources, SlotReference
+from slurm_migbatch.decide.lending.values import NOTHING, ElasticJob, GpuCapacity, LentSlot, Resources, SlotReference
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import WHOLE, JobRow
 
 
 def view_of(
@@ -82,7 +82,7 @@ def _capacities(
     plan = inputs.plan
     planned = _planned(inputs, job_views, _starting(inputs, ledger))
     reserved_gpus = {place[1] for reservation in plan.reservations for place in reservation.places}
-    cpus = _free_cpus(inputs, job_views, ledger)
+    free = _free_resources(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     capacities: list[GpuCapacity] = []
     about_to_be_free: dict[tuple[str, int], int] = {}
@@ -110,7 +110,8 @@ def _capacities(
                 idle_since,
                 reclaimed,
                 own=name in training_nodes,
-                cpus=cpus.get(name),
+                cpus=free[name][0] if name in free else inf,
+                memory=free[name][1] if name in free else inf,
             )
             try:
                 gpu.geometry.check(capacity.used)
@@ -128,12 +129,21 @@ def _capacities(
     return capacities, about_to_be_free, places
 
 
-def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[str, int]:
-    free = {row.name: row.cpus_free for row in inputs.nodes if row.cpus}
+def _free_resources(
+    inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger
+) -> dict[str, tuple[float, float]]:
+    """Return the CPUs and MiB of each node that no job has, and that are kept for no stopped job; infinite: unknown."""
+    free = {row.name: (row.cpus_free if row.cpus else inf, row.memory_free) for row in inputs.nodes}
     for job, target in ledger.targets.items():
         if target.node in free and job in job_views and job_views[job].row.pending:
-            free[target.node] -= job_views[job].row.cpus
+            row, (cpus, memory) = job_views[job].row, free[target.node]
+            free[target.node] = cpus - row.cpus, memory - _requested_memory(row, inputs)
     return free
+
+
+def _requested_memory(row: JobRow, inputs: LendingInputs) -> int:
+    """Return the MiB that a pending job requests on a node, at most those of the largest node."""
+    return max((node.memory for node in inputs.nodes), default=0) if row.memory_each == WHOLE else row.memory_each
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
@@ -248,7 +258,11 @@ def _elastic_jobs(
                 reported=(job, job_view.row.restarts) in known.reports,
                 target=ledger.targets.get(job),
                 cpus=job_view.row.cpus,
-                memory=resources_of(job_view.row, nodes[place.node]).memory if place is not None else 0,
+                memory=(
+                    resources_of(job_view.row, nodes[place.node]).memory
+                    if place is not None
+                    else _requested_memory(job_view.row, inputs)
+                ),
                 stopped=loan is None and _was_stopped(job_view.row, past),
             )
         )
@@ -265,8 +279,9 @@ def _without_slot(
             continue
         if job_views[job].hints.guest:  # it shares another loan's slot
             continue
-        nodes = frozenset(job_views[job].row.nodes) or pools.get(job)
-        pending_loans.append(PendingLoan(job, loan.slice, nodes))
+        row = job_views[job].row
+        requested = Resources(row.cpus, _requested_memory(row, inputs)) if row.pending else NOTHING
+        pending_loans.append(PendingLoan(job, loan.slice, frozenset(row.nodes) or pools.get(job), requested=requested))
     return pending_loans
 
 
