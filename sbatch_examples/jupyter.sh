@@ -8,10 +8,11 @@
 #SBATCH --output=%x-%j.out
 
 # It listens on the loopback interface of its node. Other users' jobs on this node can reach it, so it needs a token, in a
-# file that only you can read and not in this output. To use it from your own machine, with the node and port printed below:
+# file that only you can read and not in this output; it is in your home directory, where no other user can put one before.
+# To use it from your own machine, with the node and port printed below:
 #   ssh -L 8888:127.0.0.1:PORT NODE     and then http://127.0.0.1:8888/lab, with the token of the file
 port=$((20000 + SLURM_JOB_ID % 20000))
-export JUPYTER_TOKEN_FILE=${TOKEN:-$SLURM_SUBMIT_DIR/jupyter-$SLURM_JOB_ID.token}
+export JUPYTER_TOKEN_FILE=${TOKEN:-$HOME/jupyter-$SLURM_JOB_ID.token}
 (umask 077 && head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$JUPYTER_TOKEN_FILE") || exit
 trap 'rm -f "$JUPYTER_TOKEN_FILE"' EXIT
 

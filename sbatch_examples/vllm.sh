@@ -11,11 +11,12 @@ echo "batch script: $MIGBATCH_DEVICES ($MIGBATCH_PROFILE)"
 srun bash -c 'echo "task $SLURM_PROCID: $MIGBATCH_DEVICES"'
 
 # An OpenAI-compatible server on the loopback interface, which other users' jobs on this node can reach: it requires a
-# key. The key is in a file that only you can read, and in the environment, never on a command line. To use it:
+# key. The key is in a file that only you can read, in your home directory, where no other user can put one before, and
+# in the environment, never on a command line. To use it:
 #   ssh -L 8000:127.0.0.1:PORT NODE
-#   curl -H "Authorization: Bearer $(cat vllm-JOB.key)" http://127.0.0.1:8000/v1/models
+#   curl -H "Authorization: Bearer $(cat ~/vllm-JOB.key)" http://127.0.0.1:8000/v1/models
 port=$((20000 + SLURM_JOB_ID % 20000))
-key=${KEY:-$SLURM_SUBMIT_DIR/vllm-$SLURM_JOB_ID.key}
+key=${KEY:-$HOME/vllm-$SLURM_JOB_ID.key}
 trap 'rm -f "$key"' EXIT
 (umask 077 && head -c 24 /dev/urandom | base64 >"$key") || exit
 VLLM_API_KEY=$(cat "$key")

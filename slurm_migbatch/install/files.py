@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,8 @@ Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
 _LONG: Final = 150
 """Lines of a new file that a diff shows by default."""
+_PASSWORDS: Final = (re.compile(r"(://[^:/@\s]*:)[^@\n]*(?=@)"), re.compile(r"(://[^?\n]*\?).*"))
+"""What may be the password of a URL, and its query, which may have one."""
 
 
 class InstallConflict(RuntimeError):
@@ -296,7 +299,7 @@ def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
         if change.before == change.after:
             yield f"{change.path}: mode {change.mode:04o}, owner {change.owner}"
             continue
-        before, after = (_shown(text) for text in (change.before, change.after))
+        before, after = (_shown(text, secret=change.kind == "once") for text in (change.before, change.after))
         names = (
             ("/dev/null" if change.before is None else change.path),
             ("/dev/null" if change.after is None else change.path),
@@ -308,8 +311,11 @@ def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
             yield f"... and {len(lines) - cut} more lines of {change.path} (--full shows them)"
 
 
-def _shown(text: str | None) -> list[str]:
+def _shown(text: str | None, *, secret: bool) -> list[str]:
+    """Return the lines of a text as they are shown; of one that may be secret without passwords in URLs."""
     printable = (text or "").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    for password in _PASSWORDS if secret else ():
+        printable = password.sub(r"\1***", printable)
     return printable.splitlines(keepends=True)
 
 

@@ -1,7 +1,7 @@
 """Handle progress files: one for each run, created by root, written by the job's user, read by root.
 
     ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0711)
-    ProgressDir/<job>.<restart>.steps      the same, in jobs with several slices; root does not read it (`step_slices`)
+    ProgressDir/<job>.<restart>.steps      the same, in jobs with several slices; root does not parse it (`step_slices`)
 
     items=1200 seconds=4.5
     items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=31 task=0 at=1790000000.5 done=1
@@ -32,8 +32,9 @@ Root never opens anything that a user could have put in the file's place:
 
 A user can only use up the file's own space: RESERVED_BYTES bytes, allocated when it is created, in a
 separate tmpfs (`tmpfs.py`), of which the files of one user get half at most. The agent empties files that are half
-full. If that file system cannot be mounted (in a container without the privilege) there is no file. Users can report
-false values about their own runs, so these figures are marked as the job's own wherever they are shown.
+full, except for what the running steps still need. If that file system cannot be mounted (in a container without the
+privilege) there is no file. Users can report false values about their own runs, so these figures are marked as the
+job's own wherever they are shown.
 """
 
 from __future__ import annotations
@@ -278,6 +279,30 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
         with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
             _empty(handle)
             tmpfs.reserve(directory, handle, RESERVED_BYTES)
+            with suppress(OSError):
+                tmpfs.set_append_only(handle, True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ProgressError(f"progress file {name}: {error.strerror}") from error
+
+
+def shorten_steps(directory: int, job: int, restart: int, uid: int) -> None:
+    """Remove the lines of steps that count no more once they are half of their file. Raises ProgressError.
+
+    Nothing is done while the user holds the lock of the file.
+    """
+    name = f"{job}.{restart}{step_slices.SUFFIX}"
+    try:
+        with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
+            if os.fstat(handle).st_size <= step_slices.MAX_BYTES // 2:
+                return
+            if not step_slices.lock(handle, step_slices.TABLE, 0.0):
+                return
+            kept = step_slices.counting(os.pread(handle, step_slices.MAX_BYTES, 0))
+            _empty(handle)
+            tmpfs.reserve(directory, handle, step_slices.MAX_BYTES)
+            os.write(handle, kept)
             with suppress(OSError):
                 tmpfs.set_append_only(handle, True)
     except FileNotFoundError:

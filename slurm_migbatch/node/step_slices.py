@@ -9,9 +9,10 @@ on a node asks slurmctld, if the job has several slices there. `srun --exact -n1
     <step> <pid> <time> <slice>,<slice>...       (their numbers; `*` for all slices of the job)
 
 Each task appends a line, under a lock: the file is append-only. The lines of a step count while one of its tasks lives,
-those before an empty line no more. The file tells only which of the user's slices a program should use: what it may
-open is decided by root. It is not in /tmp, where another user could take its name, or all space. Without it a step gets
-the first slices that it requested. Imports only built-in modules, because TaskProlog runs once for each task.
+those before an empty line no more; the agent removes these (`progress.shorten_steps`). The file tells only which of the
+user's slices a program should use: what it may open is decided by root. It is not in /tmp, where another user could
+take its name, or all space. Without it a step gets the first slices that it requested. Imports only built-in modules,
+because TaskProlog runs once for each task.
 """
 
 from __future__ import annotations
@@ -96,14 +97,14 @@ def of_step(
     if handle < 0:
         return choose(slices, ask(), {})
     try:
-        if not _lock(handle, TABLE + 1 + step, ask_s + LOCK_S) or not _lock(handle, TABLE, LOCK_S):
+        if not lock(handle, TABLE + 1 + step, ask_s + LOCK_S) or not lock(handle, TABLE, LOCK_S):
             return choose(slices, ask(), {})
         ended, rows = alive(_read(handle))
         own = next((row[3] for row in rows if row[0] == str(step)), "")
         if not own:
             _unlock(handle, TABLE)
             request = ask()
-            if not _lock(handle, TABLE, LOCK_S):
+            if not lock(handle, TABLE, LOCK_S):
                 return choose(slices, request, {})
             ended, rows = alive(_read(handle))
             used = {(row[0], number) for row in rows for number in row[3].split(",")}
@@ -115,6 +116,12 @@ def of_step(
     finally:
         posix.close(handle)
     return [row for i, row in enumerate(slices) if str(i) in own.split(",")] or slices
+
+
+def counting(content: bytes) -> bytes:
+    """Return the whole lines that may still count; none if they are so many that no steps have written them."""
+    lines = content.rpartition(b"\n\n")[2]
+    return lines[: lines.rfind(b"\n") + 1] if len(lines) <= MAX_BYTES // 4 else b""
 
 
 def alive(text: str) -> tuple[int, list[list[str]]]:
@@ -167,7 +174,7 @@ def _open(path: str) -> int:
         return -1
 
 
-def _lock(handle: int, byte: int, limit: float) -> bool:
+def lock(handle: int, byte: int, limit: float) -> bool:
     """Lock one byte of the file; return False if that cannot be done, or takes longer than the limit, in seconds."""
     end, pause = time.monotonic() + limit, 0.001
     while True:

@@ -2,10 +2,10 @@
 
 Every SampleEvery seconds it reads from the driver the memory in use on each held slice and, if supported (GPM: Hopper
 and later), the share of SMs and memory bandwidth since the last sample, and the energy of GPUs with a single job (NVML
-reports it for GPUs, not slices). It reads the jobs' progress files. New values go to the controller as `progress`
-events, for one run at most every ProgressEvery seconds; the last report of a run is always sent at its end
-(`usage.py`). It takes no lock and changes no slice, and no hook waits for it. It also finds processes that have devices
-of another user open (`open_devices.py`).
+reports it for GPUs, not slices). It reads the jobs' progress files, and keeps them and those of steps from filling up.
+New values go to the controller as `progress` events, for one run at most every ProgressEvery seconds; the last report
+of a run is always sent at its end (`usage.py`). It takes no lock of hooks and changes no slice, and no hook waits for
+it. It also finds processes that have devices of another user open (`open_devices.py`).
 
 A reclaim waits for a new checkpoint. So between two samples the kernel reports which progress files are
 written (`inotify.py`); these are read at once, though at most every READ_EVERY_S seconds, and a checkpoint
@@ -163,6 +163,7 @@ class Watcher:
         self._burst_left = {run: left for run, left in self._burst_left.items() if run in runs}
         for run, slices in held.items():
             self._progress(journal, paths, runs[run], slices, now)
+            self._shorten_steps(paths, runs[run], slices)
         if self._config.check_open_files:
             self._report_open_devices(journal, held)
 
@@ -318,6 +319,14 @@ class Watcher:
             finally:  # this may lose a report of a user who writes this much, but the file must not fill up
                 if long:
                     progress.shorten(paths.progress, run.job, run.restart, run.uid)
+        except progress.ProgressError as error:
+            self._warn_once(f"{run}: {error}")
+
+    def _shorten_steps(self, paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> None:
+        if len(slices) < 2:
+            return
+        try:
+            progress.shorten_steps(paths.progress, run.job, run.restart, run.uid)
         except progress.ProgressError as error:
             self._warn_once(f"{run}: {error}")
 

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _PROFILE = re.compile(
     r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb)([.+]me(?:\.all)?|-me|[.+]gfx)?(?![0-9a-z])", re.IGNORECASE
 )
-_INNER_COUNT = re.compile(r"CNT:([0-9]+)")
+_INNER_COUNT = re.compile(r"CNT:([0-9]{1,30})")
 #: flag of a node's GRES that jobs do not consume; an update that omits the flag does not clear it
 _NO_CONSUME = "no_consume"
 

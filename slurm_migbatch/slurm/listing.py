@@ -66,6 +66,8 @@ SQUEUE_FIELDS = (
 )
 
 _STATE = SQUEUE_FIELDS.index("State")
+#: of the largest number that Slurm has, of 64 bits; root of a node may write others into the name of its system
+_DIGITS = 20
 #: widths of columns; others are not truncated
 _WIDTHS = {"Dependency": dependencies.NARROW}
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
@@ -355,7 +357,7 @@ def _text(value: str) -> str | None:
 
 
 def _number(value: str) -> int | None:
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None
 
 
 def moment(value: str) -> float | None:

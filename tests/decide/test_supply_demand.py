@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from slurm_migbatch.daemon.audit import audit
+from slurm_migbatch.decide.capacity import demand
 from slurm_migbatch.decide.capacity.demand import DemandBook, could_run, demands, profiles, slices
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -105,6 +107,39 @@ def pools(**change: object) -> list[frozenset[str]]:
 )
 def test_pool_is_the_nodes_on_which_a_job_may_run(change: dict[str, object], pool: set[str]) -> None:
     assert pools(**change) == [pool]
+
+
+class Counted(frozenset[str]):
+    """Features of a node that count how often they are compared with a constraint or read."""
+
+    looks = 0
+
+    def isdisjoint(self, other: Iterable[object]) -> bool:
+        Counted.looks += 1
+        return super().isdisjoint(other)
+
+    def __iter__(self) -> Iterator[str]:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def test_nodes_are_not_looked_at_again_for_each_of_many_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may name other nodes for each of thousands of jobs, and rounds must not take longer for everybody."""
+    monkeypatch.setattr(demand, "_MOST_POOLS", 10)
+    monkeypatch.setattr(Counted, "looks", 0)
+    names = [f"n{number}" for number in range(20)]
+    nodes = [
+        NodeRow(name, frozenset({"IDLE"}), partitions=("gpu",), features=Counted({name, "h100"})) for name in names
+    ]
+    pairs = [(one, two) for one in names for two in names if one < two]
+    jobs = [replace(ROW, job_id=job, features="|".join(pair)) for job, pair in enumerate(pairs, 1)]
+    queue, book, added = JobQueue(), DemandBook(), replace(ROW, job_id=1000, features="n1|n2|n3")
+    for listed in (jobs, jobs, [*jobs, added]):
+        queue.update(listed)
+        found = book.of(queue, nodes, set(names), NOW)
+        assert [each.pool for each in found[: len(pairs)]] == [frozenset(pair) for pair in pairs]
+        assert Counted.looks <= 2 * len(nodes)
+    assert found[-1].pool == {"n1", "n2", "n3"}
 
 
 @pytest.mark.parametrize("change", [{"partition": "other"}, {"features": "h100&a100"}, {"num_nodes": 3}, {"gres": ""}])

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.daemon.audit import audit
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.supply import resources
 from slurm_migbatch.decide.supply.stage import UNEXPLAINED_S, SupplySettings
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
-from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow
+from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, NodeRow
 from tests.support.supply_gpus import A30, H100, P, slot
 from tests.support.supply_world import World, backed
 
@@ -405,6 +406,34 @@ def test_offer_is_soon_made_on_another_node_if_a_cpu_job_has_the_memory(asks: di
     world.steps(60)
     (row,) = [row for row in world.slurm.jobs() if row.job_id == job]
     assert row.nodes == ("n7", "n8")[-row.num_nodes :]
+
+
+@pytest.mark.parametrize(("requests", "most"), [(1, 1), (50, 10)])
+def test_nodes_are_looked_at_a_limited_number_of_times_for_offers_that_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch, requests: int, most: int
+) -> None:
+    """Where jobs without slices have the CPUs of all nodes, as many offers are not taken as there are free slots."""
+    monkeypatch.setattr(resources, "MOST_REQUESTS", 10)
+    looks: list[int] = []
+    world = World(nodes=8, gpus=2, settings=SupplySettings(stuck_s=600))
+    for machine in world.slurm.real.values():
+        machine.cpus_used = machine.cpus
+        machine.version += 1
+    world.steps(2)
+    for number in range(100):
+        world.slurm.submit("mig:1g.10gb:1", cpus=1 + number % requests)
+    has_resources_on = JobRow.has_resources_on
+
+    def counted(row: JobRow, node: NodeRow) -> bool:
+        looks[-1] += 1
+        return has_resources_on(row, node)
+
+    monkeypatch.setattr(JobRow, "has_resources_on", counted)
+    for _ in range(30):
+        looks.append(0)
+        world.steps(1)
+    assert 0 < max(looks) <= most * 8
+    assert len(world.loop.memory.supply.standing) == 100
 
 
 def test_offer_that_slurm_does_not_use_is_not_made_for_equal_jobs_one_after_the_other() -> None:

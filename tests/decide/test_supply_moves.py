@@ -18,6 +18,7 @@ from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Node, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Report
+from slurm_migbatch.decide.supply import resources
 from slurm_migbatch.decide.supply.moves import Move, MoveMemory, MoveRules, restartable, why_moved
 from slurm_migbatch.decide.supply.planner import Moving, Planner
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -242,6 +243,27 @@ def test_job_may_move_only_to_nodes_with_enough_free_cpus(used: int, named: set[
     queue = JobQueue.of(snapshot.jobs)
     (run,) = restartable(MoveMemory(), snapshot, queue, {"n1": node("n1", held)}, on_both, RULES)
     assert run.elsewhere == named
+
+
+@pytest.mark.parametrize(("kinds", "known"), [(1, 8), (8, 3)])
+def test_nodes_are_looked_at_a_limited_number_of_times(monkeypatch: pytest.MonkeyPatch, kinds: int, known: int) -> None:
+    """Thousands of training jobs may run, and their users choose what they request."""
+    monkeypatch.setattr(resources, "MOST_REQUESTS", 3)
+    looks: list[str] = []
+    has_resources_on = JobRow.has_resources_on
+
+    def counted(row: JobRow, node: NodeRow) -> bool:
+        looks.append(node.name)
+        return has_resources_on(row, node)
+
+    monkeypatch.setattr(JobRow, "has_resources_on", counted)
+    gpus = [Gpu(f"g{job}", H100, (Lease(slot("3g.40gb@0"), job),)) for job in range(1, 9)]
+    jobs = tuple(row(job, cpus=1 + job % kinds) for job in range(1, 9))
+    rows = (NodeRow("n1", frozenset(), cpus=64), NodeRow("n2", frozenset(), cpus=64))
+    snapshot = ClusterSnapshot(NOW, jobs=jobs, nodes=rows)
+    found = restartable(MoveMemory(), snapshot, JobQueue.of(jobs), {"n1": node("n1", *gpus)}, on_both, RULES)
+    assert sorted(len(run.elsewhere) for run in found) == [0] * (8 - known) + [2] * known
+    assert len(looks) == 2 * min(kinds, 3)
 
 
 def test_cpus_of_loans_count_as_free_for_the_job_that_gets_the_place() -> None:

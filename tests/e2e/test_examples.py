@@ -34,7 +34,7 @@ else:
     assert devices.startswith("MIG-")
 secret = os.environ.get("JUPYTER_TOKEN_FILE", "")
 if name == "vllm":
-    secret = os.environ["SLURM_SUBMIT_DIR"] + "/vllm-" + job + ".key"
+    secret = os.environ["HOME"] + "/vllm-" + job + ".key"
 call = {{
     "arguments": sys.argv[1:], "devices": devices, "profile": os.environ["MIGBATCH_PROFILE"],
     "key": os.environ.get("VLLM_API_KEY", ""), "token": open(secret).read() if secret else "",

@@ -15,6 +15,7 @@ from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
 from slurm_migbatch.cli.installcontroller import Choices, NothingReported
 from slurm_migbatch.config import Config
+from slurm_migbatch.config import load as load_config
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
@@ -114,6 +115,25 @@ def test_settings_with_a_password_are_readable_by_their_owner_only(place, url):
     _, changes, record = planned(place, NODES, store=url)
     files.apply(changes, record)
     assert (place / "etc/migbatch.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        'mariadb://u:s3c"r:et@db/x',
+        'postgresql://db/x?user=u&password=s3c"r:et',
+        "mysql+pymysql://:s3c r:et@db/x?ssl_key_password=s3c",
+    ],
+)
+def test_shown_settings_lack_the_password(place, url):
+    """They are shown on terminals, where --store - has no echo, and in logs of programs that configure hosts."""
+    _, changes, record = planned(place, NODES, store=url)
+    shown = "\n".join(files.diff(changes, full=True))
+    assert "***" in shown and "s3c" not in shown and "r:et" not in shown
+    files.apply(changes, record)
+    removed = "\n".join(files.diff(files.leaving(record), full=True))
+    assert "***" in removed and "s3c" not in removed and "r:et" not in removed
+    assert load_config(str(place / "etc/migbatch.toml")).store.url == url
 
 
 def test_url_with_a_password_need_not_be_an_argument(place, monkeypatch):

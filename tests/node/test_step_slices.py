@@ -189,7 +189,7 @@ def test_damaged_lines_are_ignored(path: Path, content: bytes) -> None:
 
 
 def test_job_of_very_many_steps_uses_little_of_the_file(path: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
-    """Nobody can shorten it: `progress.py` says why."""
+    """Only the agent can shorten it: `progress.py` says why."""
     of_step(str(path), 0, str(tasks[0].pid), SLICES, one)
     path.write_text(path.read_text() + "".join(f"{step} {tasks[1].pid} 1 1\n" for step in range(1, 1000)))
     for step in range(1000, 1002):

@@ -3,6 +3,8 @@
 import errno
 import os
 import struct
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from slurm_migbatch.mig.driver import DriverError, DriverMissing, NotMig
 from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
-from slurm_migbatch.node import peaks, progress, tmpfs
+from slurm_migbatch.node import peaks, progress, step_slices, tmpfs
 from slurm_migbatch.node.inotify import MOST_READS, WriteWatch
 from slurm_migbatch.node.peaks import Peak
 from slurm_migbatch.node.watch import BURST, BURST_REFILL_S, READ_EVERY_S, Watcher
@@ -224,6 +226,69 @@ def test_frequent_checkpoint_reports_are_rate_limited(node, watch):
     write(node, f"steps=200 checkpoint={start + 0.9}\n")
     watch(1.0)
     assert node.events("progress")[-1]["steps"] == 200
+
+
+@pytest.fixture
+def steps(node):
+    """The path of the file of a job's steps, and a process that is their task."""
+    node.prolog(1, "[mig:1g.10gb:2]")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as task:
+        yield f"{path(node)}{step_slices.SUFFIX}", str(task.pid)
+        task.communicate()
+
+
+SLICES = [["MIG-0", "1g.10gb", "9728", "GPU-0"], ["MIG-1", "1g.10gb", "9728", "GPU-0"]]
+
+
+def fill(steps, text):
+    """Append a text to the file of steps; it is append-only."""
+    with open(steps[0], "a") as shared:
+        shared.write(text)
+
+
+def chosen(steps, step):
+    """Return the slice of a step that requests one."""
+    file, task = steps
+    return step_slices.of_step(file, step, task, SLICES, lambda: [("", 1)])[0][0]
+
+
+def test_steps_of_a_job_have_different_slices_after_any_number_of_steps(watch, steps):
+    """As in an array of programs that a job script starts, `srun --exact -n1 --gres=mig:1 ... &` for each."""
+    file = Path(steps[0])
+    assert [chosen(steps, 0), chosen(steps, 1)] == ["MIG-0", "MIG-1"]
+    rows, ended = file.read_text(), "".join(f"{step} {PID} 1 0\n" for step in range(65))
+    for _ in range(3):
+        while os.stat(file).st_size < 0.9 * step_slices.MAX_BYTES:
+            fill(steps, f"\n{rows}{ended}")
+        watch()
+        assert os.stat(file).st_size < 0.1 * step_slices.MAX_BYTES
+        assert os.stat(file).st_blocks * 512 == step_slices.MAX_BYTES, "its space is reserved"
+        with pytest.raises(PermissionError):
+            os.truncate(file, 0)
+    assert chosen(steps, 0) == "MIG-0", "its lines remain, so that it does not ask again"
+    step_slices.of_step(str(file), 0, str(PID), SLICES, lambda: pytest.fail("the step is not known"))
+
+
+def test_file_of_steps_remains_while_a_task_reads_it(watch, steps):
+    file = Path(steps[0])
+    fill(steps, "\n" * (step_slices.MAX_BYTES - 4096))
+    code = "import os, sys; f = open(sys.argv[1], 'a'); f.seek(0); os.lockf(f.fileno(), os.F_LOCK, 1)"
+    line = [sys.executable, "-c", f"{code}; print(flush=True); input()", str(file)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        watch()
+        assert file.stat().st_size == step_slices.MAX_BYTES - 4096
+        holder.communicate(b"\n")
+    watch()
+    assert file.stat().st_size == 0
+
+
+@pytest.mark.parametrize("text", ["a" * (step_slices.MAX_BYTES - 1), "1 2 3 4\n" * (step_slices.MAX_BYTES // 8)])
+def test_file_of_steps_with_anything_else_in_it_is_emptied(watch, steps, text):
+    fill(steps, text)
+    watch()
+    assert Path(steps[0]).stat().st_size == 0
+    assert [chosen(steps, 0), chosen(steps, 1)] == ["MIG-0", "MIG-1"]
 
 
 def test_read_written_reads_only_the_runs_that_wrote(node, watch):

@@ -394,6 +394,19 @@ def test_node_forged_in_another_nodes_text_is_left_out_and_named(key: str) -> No
     assert "2 times" in odd["n2"]
 
 
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 1000, "9" * 5000], ids=["superscript", "large", "endless"])
+@pytest.mark.parametrize(
+    "key", ["CPUAlloc", "CPUTot", "CPUEfctv", "RealMemory", "MemSpecLimit", "AllocMem", "Gres", "GresUsed"]
+)
+def test_number_that_a_nodes_system_forges_concerns_that_node_alone(key: str, number: str) -> None:
+    """scontrol prints the names that slurmd reports, Arch= and OS=, before numbers of the node."""
+    value = f"mig:1g.10gb(CNT:{number})" if key.startswith("Gres") else number
+    forged = node_row("n1").replace("NodeName=n1", f"NodeName=n1 Arch=x {key}={value} CoresPerSocket=1")
+    rows = parse_nodes(forged + node_row("n2"))
+    assert rows[-1] == parse_nodes(node_row("n2"))[0]
+    assert all(max(row.cpus, row.cpus_used, row.memory, row.memory_used) < 10**20 for row in rows)
+
+
 def test_node_without_gres_is_parsed_as_printed_from_24_11() -> None:
     (row,) = parse_nodes(f"NodeName=c1 {CPUS} Gres=(null) GresDrain=N/A State=IDLE Partitions=cpu\n")
     assert (row.name, row.gres, row.used, row.other_gres, row.cpus) == ("c1", {}, {}, "", 64)

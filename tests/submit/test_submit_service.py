@@ -93,6 +93,16 @@ def test_shim_uses_the_answer_of_the_service(tmp_path: Path, address: Path, deci
         assert shim(JobRequest(USER, comment="b", now=now)).changes == {"comment": "b [mig:2g.20gb:1#old]"}
 
 
+def test_shim_uses_the_answer_about_several_partitions(
+    tmp_path: Path, address: Path, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    with Shim(tmp_path, socket=str(address)) as shim:
+        answer = shim(JobRequest(USER, partition="cpu,gpu", tres_per_node="gres/mig:auto"))
+    assert isinstance(answer, Accept) and answer.changes["partition"] == "gpu"
+    service.close()
+    assert [answer.changes["comment"].endswith(f"#{decision.id}]") for decision in decisions] == [True]
+
+
 def test_shim_answers_from_the_table_without_the_service(tmp_path: Path, table: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock"), table=str(table)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))

@@ -17,7 +17,7 @@ from slurm_migbatch.mig.naming import reported_profile
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.constraint import satisfier
+from slurm_migbatch.slurm.constraint import words_of
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.workload.excluded import OPEN, excluded
 from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, GRES, LOAN, away
@@ -207,7 +207,7 @@ class DemandBook:
         loan: Callable[[JobRow], bool] | None,
     ) -> None:
         """Update the state to this queue and these nodes."""
-        follows = queue.version == self._version + 1 and loan is self._loan and not self._site.full
+        follows = queue.version == self._version + 1 and loan is self._loan
         self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
             for row in queue.removed:
@@ -300,18 +300,17 @@ class _Site:
         #: the seconds for which nodes are free until coming reservations, ascending
         self._free_times = sorted({fact[_FREE_TIME] for fact in facts if fact[_FREE_TIME]})
         self._in_partition: dict[str, set[str]] = {}
-        for name, partitions, *_ in facts:
+        self._with_feature: dict[str, set[str]] = {}
+        for name, partitions, features, *_ in facts:
             for partition in partitions:
                 self._in_partition.setdefault(partition, set()).add(name)
+            for feature in features:
+                self._with_feature.setdefault(feature, set()).add(name)
+        self._set_aside = frozenset([fact[0] for fact in facts if fact[4]])
         #: by the request and the nodes to exclude
         self._pools: dict[tuple[_Asked, frozenset[str]], frozenset[str]] = {}
         #: one object for all equal pools, for fast comparison
         self._interned: dict[frozenset[str], frozenset[str]] = {}
-
-    @property
-    def full(self) -> bool:
-        """Whether it caches more pools than allowed."""
-        return len(self._pools) + len(self._interned) > _MOST_POOLS
 
     def has_others(self, row: JobRow) -> bool:
         """Return whether there are nodes without MIG GPUs in a partition of the job."""
@@ -338,6 +337,9 @@ class _Site:
                 pool = frozenset([name for name in pool if not 0 < self._facts[name][_FREE_TIME] < free_time])
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
+            if len(self._pools) + len(self._interned) > _MOST_POOLS:
+                self._pools.clear()
+                self._interned.clear()
             pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
         return pool
 
@@ -365,11 +367,31 @@ class _Site:
                 requested = set()
             if len(requested) >= row.num_nodes:
                 names &= requested
-        named = row.reservation.split(",")  # Slurm takes the one in which the job can start first
-        reserved = {name for name in names if row.reservation and not self._facts[name][3].isdisjoint(named)}
-        names = reserved or {name for name in names if not self._facts[name][4]}
-        satisfies = satisfier(row.features)
-        return frozenset(name for name in names if satisfies is None or satisfies(self._facts[name][2]))
+        reserved: set[str] = set()
+        if row.reservation:
+            named = row.reservation.split(",")  # Slurm takes the one in which the job can start first
+            reserved = {name for name in names if not self._facts[name][3].isdisjoint(named)}
+        return self._satisfying(row.features, reserved or names - self._set_aside)
+
+    def _satisfying(self, constraint: str, names: set[str]) -> frozenset[str]:
+        """Return the nodes that satisfy a constraint, all of them if only Slurm can tell.
+
+        Users may name any nodes by their features, each job others: no node is looked at that has none of these.
+        """
+        found = words_of(constraint)
+        if found is None:
+            return frozenset(names)
+        words, any_of_them = found
+        satisfying = set[str]() if any_of_them else names
+        for word in words:
+            having = self._with_feature.get(word, set())
+            if any_of_them:
+                satisfying |= names & having
+            else:
+                satisfying = satisfying & having
+            if len(satisfying) == (len(names) if any_of_them else 0):
+                break
+        return frozenset(satisfying)
 
 
 def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:

@@ -28,6 +28,7 @@ from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
+from slurm_migbatch.decide.supply.resources import Resources
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
@@ -44,6 +45,7 @@ _LATELY_S: Final = 600.0
 """Older moves in the record are over."""
 _STUCK_S: Final = 600.0
 """A run that is still active so long after its requeue has a process that cannot be killed."""
+_NOWHERE: Final = frozenset[str]()
 MOVE: Final = "move"
 """Names of both steps of a move in the record."""
 
@@ -212,7 +214,7 @@ def restartable(
     """
     now, rows = snapshot.now, queue.signalled()
     slurm_nodes = {row.name: row for row in snapshot.nodes} if rows else {}
-    candidates = []
+    candidates, resources = [], Resources(slurm_nodes.values())
     for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
             continue
@@ -222,9 +224,8 @@ def restartable(
             continue
         leases = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
         if len(leases) == 1 and not leases[0][1].guest and needed.slices == (leases[0][1].slot.profile,):
-            elsewhere = frozenset(
-                name for name in needed.pool if name in slurm_nodes and row.has_resources_on(slurm_nodes[name])
-            )
+            enough = resources.of(row, needed.pool)
+            elsewhere = _NOWHERE if enough is None else enough.names
             slurm_node = slurm_nodes.get(node.name) or NodeRow(node.name, frozenset())
             # lending takes back the CPUs and the memory of loans once a job has its slice
             loans = [loan for loan in queue.holders(node.name) if is_marked(loan.comment)]

@@ -412,7 +412,7 @@ class _PlanRound:
             to = place if isinstance(place, str) else place.node
             # without CPUs and memory for the waiting job the move would be in vain, and the next one would be moved
             leaves_resources = row is None or run.leaves_resources(row, moves=to != run.node)
-            if to not in {run.node, *run.elsewhere} or not leaves_resources:
+            if (to != run.node and to not in run.elsewhere) or not leaves_resources:
                 continue
             if place is not gpu_claims:
                 self._claim(place, (number, 0, run.slot.profile))

@@ -6,9 +6,9 @@ actions. An offer that a job does not take for a while is made on another node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Final
@@ -22,8 +22,9 @@ from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, may_restart, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
+from slurm_migbatch.decide.supply.resources import Resources
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
 
 _FREE: Final = "free space"
@@ -286,7 +287,12 @@ def _watch_offers(
     passed = now - (now if memory.watched is None else memory.watched)
     memory.watched, uncounted = now, passed - min(max(passed, 0.0), settings.stuck_s / _GAPS)
     previous_standing, memory.standing = memory.standing, {}
-    rows = memory.queue.rows
+    rows, resources = memory.queue.rows, Resources(node for node in snapshot.nodes if node.cpus)
+
+    @cache
+    def pools() -> Mapping[int, frozenset[str]]:
+        return {demand.job: demand.pool for demand in reversed(wanted)}
+
     for job, placed in plan.placed.items():
         row = rows.get(job)
         if not placed.standing or row is None or not row.pending:
@@ -298,27 +304,28 @@ def _watch_offers(
         since = previous[2] + uncounted
         if now - since >= settings.stuck_s:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-        elif now - since >= RESOURCES_S and (lacking := _without_resources(row, placed.nodes, snapshot.nodes, wanted)):
+        elif now - since >= RESOURCES_S and (lacking := _lacking(row, placed.nodes, pools(), resources)):
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _RESOURCES_AVOID_S))
         else:
             memory.standing[job] = (placed.nodes, row.tasks, since)
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
 
 
-def _without_resources(
-    row: JobRow, offered: Collection[str], nodes: Iterable[NodeRow], wanted: Iterable[Demand]
+def _lacking(
+    row: JobRow, offered: Collection[str], pools: Mapping[int, frozenset[str]], resources: Resources
 ) -> list[str]:
     """Return the nodes on which other jobs have the CPUs or the memory of a job.
 
     None unless its slices are offered on one of them, and enough other nodes have CPUs and memory.
     """
-    pool = next((demand.pool for demand in wanted if demand.job == row.job_id), frozenset[str]())
-    enough_on = {node.name: row.has_resources_on(node) for node in nodes if node.name in pool and node.cpus}
-    lacking = [name for name in offered if not enough_on.get(name, True)]
-    able = [name for name, enough in enough_on.items() if enough and name not in offered]
-    if not lacking or len(able) < len(lacking):
+    enough = resources.of(row, pools.get(row.job_id, frozenset()))
+    lacking = [] if enough is None else [name for name in offered if not enough.by_name.get(name, True)]
+    if enough is None or not lacking:
         return []
-    return [*lacking, *islice((name for name, enough in enough_on.items() if not enough), _RESOURCES_MOST)]
+    able = enough.able - sum(enough.by_name.get(name, False) for name in offered)
+    if able < len(lacking):
+        return []
+    return [*lacking, *islice((name for name, has in enough.by_name.items() if not has), _RESOURCES_MOST)]
 
 
 # -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
