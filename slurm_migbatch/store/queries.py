@@ -45,10 +45,15 @@ class RunRow:
 
 
 def select_runs(
-    connection: Connection, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
+    connection: Connection,
+    wanted: RunFilter,
+    run_fields: Collection[str],
+    slice_fields: Collection[str] = (),
+    *,
+    by_array: bool = False,
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield the selected runs as `runquery.select_runs` does, over a connection of SQLAlchemy."""
-    return runquery.select_runs(_executing(connection), wanted, run_fields, slice_fields)
+    return runquery.select_runs(_executing(connection), wanted, run_fields, slice_fields, by_array=by_array)
 
 
 def any_run(connection: Connection, wanted: RunFilter) -> bool:
@@ -86,13 +91,13 @@ def _clause(condition: str, values: runquery.Values) -> TextClause:
 
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
-    """Return the selected runs with all their fields."""
+    """Return the selected runs with all their fields, those of an array together."""
     return [
         RunRow(
             {name: getattr(row, name) for name in RUN_FIELDS},
             tuple({name: getattr(slice_row, f"slice_{name}") for name in SLICE_FIELDS} for slice_row in lines),
         )
-        for row, lines in select_runs(connection, wanted, RUN_FIELDS, SLICE_FIELDS)
+        for row, lines in select_runs(connection, wanted, RUN_FIELDS, SLICE_FIELDS, by_array=True)
     ]
 
 
