@@ -12,13 +12,15 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
-from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, SupplyChange
+from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, Run, SupplyChange
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
 from slurm_migbatch.store.runquery import JobId as JobId
 from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
 #: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
 COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
+#: the fields of a run that its name, as Slurm prints it, depends on
+NAMED_BY = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _NAMED = re.compile(r":(v\d+)")
 
 
@@ -110,6 +112,14 @@ def leases(connection: Connection) -> list[LeaseRow]:
     statement = select(*columns).where(Lease.until.is_(None))
     statement = statement.order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
     return [LeaseRow(*row) for row in connection.execute(statement)]
+
+
+def holders(connection: Connection) -> list[Any]:
+    """Return the runs that hold slices, with the fields of NAMED_BY."""
+    columns = [getattr(Run, name) for name in NAMED_BY]
+    return list(
+        connection.execute(select(*columns).join(Lease, Lease.run_id == Run.id).where(Lease.until.is_(None)).distinct())
+    )
 
 
 def identity(connection: Connection) -> str:

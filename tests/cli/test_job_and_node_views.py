@@ -197,7 +197,9 @@ def test_nodes_command_works_without_slurm(record):
     assert "fell off the bus; drained n1 (drained)" in reasons
     assert "1g.10gb at 4:1 is a zombie: in use" in reasons
     data = json.loads(migbatch(record, "nodes", "--json"))
-    assert data["nodes"][0]["gpus"][0]["held"][0] == {"profile": "3g.40gb", "start": 0, "size": 4, "job": 8}
+    assert data["nodes"][0]["gpus"][0]["held"][0] == {
+        "profile": "3g.40gb", "start": 0, "size": 4, "job": 8, "jobid": "8",
+    }  # fmt: skip
     with pytest.raises(Exception, match="no MIG node named n7"):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
@@ -231,6 +233,14 @@ def test_slice_that_two_jobs_share_is_occupied_once():
     gpu = GpuView(0, "g", "x", 4, (OccupiedSlot("2g.20gb", 0, 2, 7), OccupiedSlot("2g.20gb", 0, 2, 8)))
     assert gpu.state == "mixed"
     assert bar(gpu) == "|2g.20gb 7+8|.....|.....|"
+
+
+def test_nodes_command_names_array_tasks_as_slurm_does(record):
+    with open_store(load(record).store.url) as store:
+        store.upsert_jobs([{"job_id": 8, "state": "RUNNING", "array_job": 5, "array_task": "3"}])
+    assert "3g.40gb 5_3" in migbatch(record, "nodes")
+    (held, *_) = json.loads(migbatch(record, "nodes", "--json"))["nodes"][0]["gpus"][0]["held"]
+    assert (held["job"], held["jobid"]) == (8, "5_3")
 
 
 def queue_row(job, **more):
