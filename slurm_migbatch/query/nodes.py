@@ -237,11 +237,20 @@ def bar(gpu: GpuView) -> str:
         if held.job is not None:
             first = jobs.get(held.start)
             jobs[held.start] = (f"{first}+" if first else "") + (held.jobid or f"{held.job or '-'}")
-        label = f"!{held.profile}" if held.job is None else f"{held.profile} {jobs[held.start]}"
-        if len(label) > width:
-            label = label.replace(held.profile, held.profile.partition(".")[0], 1)
-        cells[held.start : held.start + held.size] = [f"{label[:width]:<{width}}|", *[""] * (held.size - 1)]
+        label = _label(held, jobs.get(held.start, ""), width)
+        cells[held.start : held.start + held.size] = [f"{label:<{width}}|", *[""] * (held.size - 1)]
     return "|" + "".join(cells)
+
+
+def _label(held: OccupiedSlot, jobs: str, width: int) -> str:
+    """Return the longest text about a slot that fits; a cut one ends with `+`."""
+    short = held.profile.partition(".")[0]
+    if held.job is None:
+        texts = [f"!{held.profile}", f"!{short}"]
+    else:
+        texts = [f"{held.profile} {jobs}", f"{short} {jobs}", jobs]
+    cut = texts[1][: width - 1] + "+"
+    return next((text for text in texts if len(text) <= width), cut)
 
 
 def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:

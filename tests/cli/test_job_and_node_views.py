@@ -224,7 +224,9 @@ def test_nodes_command_shows_what_slurm_can_allocate_now(record, states, offered
 def test_gpu_bar_shows_occupied_slots():
     assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
     assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
-    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 1+|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 12345),))) == "|.....|12345|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 0, 1),))) == "|!1g  |.....|"
     assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
     assert GpuView(0, "g", "x", 2, (OccupiedSlot("2g", 0, 2, 1),)).state == "full"
 
