@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -529,6 +530,22 @@ JOB = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#ol
 def test_a_new_comment_keeps_the_grant_of_a_pending_job(ask) -> None:
     answer = ask(None, "other words", partition=None, now=JOB)
     assert answer.changes == {"comment": "other words [mig:2g.20gb:1#old]"}
+
+
+def test_a_new_comment_is_recorded_as_an_update_of_the_decision(ask) -> None:
+    decision = ask(None, "other words", partition="mixed", now=replace(JOB, extra="more")).decision
+    assert (decision.id, decision.kept) == ("old", True)
+    assert decision.asked == {"comment": "other words", "extra": "more"}
+    anew = ask("gres:mig:auto", partition=None, now=JOB).decision
+    assert (anew.id, anew.kept) == ("abc12345", False)
+    assert anew.asked == {"tres_per_node": "gres:mig:auto", "comment": "mine"}
+
+
+@pytest.mark.parametrize("name", ["auto", "chgauto", "chg"])
+def test_a_new_comment_of_a_job_without_a_recorded_decision_is_not_recorded(ask, name: str) -> None:
+    """Jobs that were granted while the service was down have a common name, or none."""
+    answer = ask(None, "other words", partition=None, now=replace(JOB, comment=f"mine [mig:2g.20gb:1#{name}]"))
+    assert answer.changes == {"comment": f"other words [mig:2g.20gb:1#{name}]"} and answer.decision is None
 
 
 def test_a_new_gres_is_granted_anew(ask) -> None:
