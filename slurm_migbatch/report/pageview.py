@@ -303,7 +303,7 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
         same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
         return grid.line(gpus[at], same_node)
 
-    ids = (*(row.job for row in page.loans), *(_job_text(row.job, names) for row in page.events))
+    ids = (*(row.job for row in page.loans), *(_job_of_event(row, names) for row in page.events))
     jobs = min(_LONGEST_JOB, max(map(len, ids), default=0))
     loans = _fitted(_LOAN_HEAD, {"LOAN": jobs, "WHERE": _longest(map(_place, page.loans), width)})
     events = _fitted(_EVENT_HEAD, {"JOB": jobs, "NODE": _longest((row.node for row in page.events), width)})
@@ -331,6 +331,8 @@ _LOAN_HEAD: Final = (
     ("LOAN", -8), ("USER", 8), ("PROFILE", 9), ("WHERE", 9), ("STATE", 9), ("SINCE", -6), ("STEPS", -6), ("RUN", -3),
     ("WHY", 0),
 )  # fmt: skip
+#: kinds of events of one run
+_OF_RUNS: Final = frozenset({"start", "stop", "misfit"})
 _EVENT_HEAD: Final = (("TIME", 11), ("EVENT", 8), ("NODE", 9), ("JOB", -8), ("USER", 8), ("WHAT", 0))
 
 
@@ -354,7 +356,13 @@ def _loan_texts(row: LoanRow, now: float) -> Sequence[str]:
 
 
 def _event_texts(row: EventRow, now: float, names: Mapping[int, str]) -> Sequence[str]:
-    return _clock(row.at, now), row.kind, row.node, _job_text(row.job, names), row.user, row.text
+    return _clock(row.at, now), row.kind, row.node, _job_of_event(row, names), row.user, row.text
+
+
+def _job_of_event(row: EventRow, names: Mapping[int, str]) -> str:
+    """Return the job of an event: an action on a job with the number of an array is one on the array."""
+    name = _job_text(row.job, names)
+    return name if row.kind in _OF_RUNS or not name.startswith(f"{row.job}_") else str(row.job)
 
 
 def _job_text(job: int, names: Mapping[int, str]) -> str:

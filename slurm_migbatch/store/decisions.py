@@ -62,7 +62,7 @@ def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
 
 
 def _update(row: Decision, decision: Mapping[str, Any]) -> None:
-    """Add an update of a job that keeps its slices: a comment, whose hints may be others than those that chose them."""
+    """Add an update of a job that keeps its slices. The figures of candidates are those for the previous hints."""
     options = _TEXT_OPTION.split(row.asked or "", maxsplit=1)[0]
     row.asked = Decision.fitting("asked", " ".join(filter(None, (options, decision.get("asked")))))
     row.partition = Decision.fitting("partition", decision.get("partition"))
@@ -70,8 +70,7 @@ def _update(row: Decision, decision: Mapping[str, Any]) -> None:
     if hints != row.hints:
         row.hints = hints
         row.candidates = clean.document(decision.get("candidates") or [])
-        for name in ("bucket", "message"):
-            setattr(row, name, Decision.fitting(name, decision.get(name)))
+        row.bucket = Decision.fitting("bucket", decision.get("bucket"))
 
 
 def copy_decision(decision: Decision, run: Run) -> None:

@@ -154,6 +154,17 @@ def test_show_finds_tasks_that_have_not_started(record):
             migbatch(record, "show", missing)
 
 
+def test_show_finds_tasks_that_were_cancelled_before_they_started(record):
+    with open_store(f"sqlite:///{record.parent}/db") as store:
+        array = {"job_id": 30, "array_job": 30, "array_task": "1,3%1", "user": "ann", "submit": time.time()}
+        store.upsert_jobs([{**array, "state": "PENDING"}])
+        store.upsert_jobs([{**array, "state": "CANCELLED", "end": time.time()}])
+    shown = pairs(migbatch(record, "show", "30_3"))
+    assert (shown["Job"].strip(), shown["State"].strip()) == ("30_[1,3%1]", "CANCELLED")
+    with pytest.raises(Exception, match="job 30_2 is not in the record"):
+        migbatch(record, "show", "30_2")
+
+
 def test_show_finds_a_task_behind_the_end_of_a_list_that_was_cut(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         array = {"job_id": 30, "array_job": 30, "user": "ann", "state": "PENDING", "submit": time.time()}

@@ -136,15 +136,17 @@ def test_jobs_are_shown_by_their_names():
     shared = slot(LOAN, 0, 4, "4g.40gb", 12)._replace(guest=13)
     slots = (shared, slot(USED, 4, 1, "1g.10gb", 21), slot(USED, 5, 1, "1g.10gb", 22), slot(USED, 6, 1, "1g.10gb", 9))
     printed = {12: "11_1", 13: "11_12", 21: "9_1", 22: "9_10000", 9: "9_10001"}
-    events = tuple(EventRow(NOW, "start", "n1", job, "ann", "1g.10gb") for job in (22, 23))
+    events = tuple(EventRow(NOW, "start", "n1", job, "ann", "1g.10gb") for job in (22, 23, 9))
+    events += (EventRow(NOW, "throttle", "", 9, "ann", "3 tasks to start"),)
     drawn = text(
         replace(page(), gpus=(gpu("n1", 0, *slots),), events=events, names=tuple(map(NameRow._make, printed.items())))
     )
     assert "|~4g.40gb 11_1+11_12~" in drawn
     # a slice too narrow for 9_10000 has the task's number; that of 9_10001 would be taken for the whole array
     assert "|=9_1===|=22====|=======|" in drawn
-    jobs = [line.split()[3] for line in drawn.splitlines() if " start " in line]
-    assert jobs == ["23", "9_10000"]
+    jobs = [line.split()[3] for line in drawn.splitlines() if " start " in line and " n1 " in line]
+    assert jobs == ["9_10001", "23", "9_10000"]
+    assert [line.split()[2] for line in drawn.splitlines() if " throttle " in line] == ["9"], "the array"
 
 
 def test_shared_slice_shows_both_jobs_and_a_hidden_job_is_not_named():

@@ -273,7 +273,7 @@ def test_other_hints_are_not_those_that_the_profile_was_chosen_by(store: Store) 
     run, decision = run_of(store, 7).run, store.decision("7fq3k")
     assert decision is not None
     assert (run["asked"], run["bucket"], run["predicted_latency_ms"]) == ("--gres=mig:auto", None, None)
-    assert (decision["hints"], decision["candidates"], decision["message"]) == ({}, [], None)
+    assert (decision["hints"], decision["candidates"], decision["message"]) == ({}, [], DECISION["message"])
     store.record_decisions([{**KEPT, "id": "gone", "asked": "--comment=hello"}])
     alone = store.decision("gone")
     assert alone is not None and (alone["asked"], alone["facts"]) == ("--comment=hello", {})
