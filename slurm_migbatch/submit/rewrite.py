@@ -38,6 +38,7 @@ from slurm_migbatch.submit.gres_request import (
     mentions,
     named_offer,
     nodes_of,
+    nodes_of_tasks,
     per_node,
     read,
     takes_one_node,
@@ -526,6 +527,8 @@ def _changes(
     changes |= tasks_of_slices
     if takes_one_node(asking, request):
         changes["max_nodes"] = "1"
+    elif nodes_filled := nodes_of_tasks(asking, request):
+        changes |= dict.fromkeys(("min_nodes", "max_nodes"), str(nodes_filled))
     if tasks := even_tasks(asking, request, count):
         changes["ntasks_per_node"] = str(tasks)
     changes |= per_gpu.requested(asking, request, count)

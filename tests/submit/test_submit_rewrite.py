@@ -112,6 +112,23 @@ def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[
 
 
 @pytest.mark.parametrize(
+    ("total", "fields", "nodes", "expected"),
+    [
+        (2, {"num_tasks": 4, "ntasks_per_node": 2}, "2", "mig:7g.80gb:1"),
+        (4, {"num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 2}, "2", "mig:7g.80gb:2"),
+        (3, {"num_tasks": 3, "ntasks_per_node": 1, "min_nodes": 1}, "3", "mig:7g.80gb:1"),
+    ],
+)
+def test_tasks_for_each_node_state_how_many_nodes_share_the_total(
+    ask, total: int, fields: dict[str, int], nodes: str, expected: str
+) -> None:
+    """The job has as many nodes in Slurm."""
+    answer = ask(None, tres_per_job=f"gres:gpu:{total}", **fields)
+    assert granted(answer) == expected
+    assert (answer.changes["min_nodes"], answer.changes["max_nodes"]) == (nodes, nodes)
+
+
+@pytest.mark.parametrize(
     "fields",
     [{"num_tasks": 4}, {"num_tasks": 4, "min_nodes": 1}, {"min_nodes": 1, "max_nodes": 4}],
 )
@@ -198,7 +215,12 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
+        {"tres_per_job": "gres:gpu:3", "num_tasks": 4, "ntasks_per_node": 2},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 3},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 1, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 3},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "req_nodes": "n1,n2"},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "now": Present(True, "gpu")},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
@@ -206,7 +228,6 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 65},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "min_nodes": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "req_nodes": "n1,n2"},
