@@ -7,18 +7,20 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.query.questions import NodesQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report.columns import job_id
 from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.queries import LeaseRow, RunFilter, last_seen, select_runs
+from slurm_migbatch.store.queries import LeaseRow, RunFilter, holders, last_seen, select_runs
 from slurm_migbatch.store.recent import instance_events
 from slurm_migbatch.workload.loans import GUEST, LOAN
 
@@ -39,13 +41,14 @@ class OccupiedSlot:
     """A slot that is not free.
 
     `job` is None for a zombie, an instance that could not be destroyed yet, and `HIDDEN` for a job that the user may
-    not see.
+    not see. `jobid` is the job as Slurm prints it, 12_3; empty for these.
     """
 
     profile: str
     start: int
     size: int
     job: int | None = None
+    jobid: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,10 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
     with site.record() as store:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})
+        names = job_names(store.read(holders))
         views = [
             replace(v, reasons=tuple(rights.sentence(reason, shown) for reason in v.reasons))
-            for v in view(store, rows, leases, shown)
+            for v in view(store, rows, leases, shown, names)
             if wanted is None or v.name in wanted
         ]
     if wanted is not None and (unknown := wanted - {v.name for v in views}):
@@ -126,10 +130,15 @@ def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[in
 
 
 def view(
-    store: Store, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
+    store: Store,
+    rows: Sequence[NodeRow] | None,
+    leases: Sequence[LeaseRow],
+    shown: Collection[int],
+    names: Mapping[int, str] = MappingProxyType({}),
 ) -> list[NodeView]:
     """Return every node that has reported, combining Slurm's view (None if it does not answer) and the record's; but no
-    node that was removed from Slurm. `leases`: slices that are held; `shown`: the jobs that may be named.
+    node that was removed from Slurm. `leases`: slices that are held; `shown`: the jobs that may be named, `names`: as
+    Slurm prints them, where that is not their number.
     """
     inventory = store.inventory()
     zombies, faults = troubles(store.read(instance_events, changes=False))
@@ -140,7 +149,7 @@ def view(
         row = slurm.get(name)
         if rows is not None and row is None and time.time() - seen.get(name, 0.0) > _REMOVED_S:
             continue
-        held = [*_held((lease for lease in leases if lease.node == name), shown), *zombies.get(name, ())]
+        held = [*_held((lease for lease in leases if lease.node == name), shown, names), *zombies.get(name, ())]
         problems = list(faults.get(name, ()))
         if row is not None and row.reason:
             problems.append(f"Slurm: {row.reason}")
@@ -227,12 +236,21 @@ def bar(gpu: GpuView) -> str:
         width = held.size * CELL - 1
         if held.job is not None:
             first = jobs.get(held.start)
-            jobs[held.start] = f"{held.job or '-'}" if first is None else f"{first}+{held.job or '-'}"
-        label = f"!{held.profile}" if held.job is None else f"{held.profile} {jobs[held.start]}"
-        if len(label) > width:
-            label = label.replace(held.profile, held.profile.partition(".")[0], 1)
-        cells[held.start : held.start + held.size] = [f"{label[:width]:<{width}}|", *[""] * (held.size - 1)]
+            jobs[held.start] = (f"{first}+" if first else "") + (held.jobid or f"{held.job or '-'}")
+        label = _label(held, jobs.get(held.start, ""), width)
+        cells[held.start : held.start + held.size] = [f"{label:<{width}}|", *[""] * (held.size - 1)]
     return "|" + "".join(cells)
+
+
+def _label(held: OccupiedSlot, jobs: str, width: int) -> str:
+    """Return the longest text about a slot that fits; a cut one ends with `+`."""
+    short = held.profile.partition(".")[0]
+    if held.job is None:
+        texts = [f"!{held.profile}", f"!{short}"]
+    else:
+        texts = [f"{held.profile} {jobs}", f"{short} {jobs}", jobs]
+    cut = texts[1][: width - 1] + "+"
+    return next((text for text in texts if len(text) <= width), cut)
 
 
 def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
@@ -252,10 +270,18 @@ def _memory_slices(geometry: str) -> int:
         return 0
 
 
-def _held(leases: Iterable[LeaseRow], shown: Collection[int]) -> Iterator[tuple[str, OccupiedSlot]]:
+def job_names(runs: Iterable[Any]) -> dict[int, str]:
+    """Return these runs of the record, which have the fields of NAMED_BY, as Slurm prints their jobs."""
+    return {run.job_id: job_id(run) for run in runs}
+
+
+def _held(
+    leases: Iterable[LeaseRow], shown: Collection[int], names: Mapping[int, str]
+) -> Iterator[tuple[str, OccupiedSlot]]:
     for lease in leases:
         job = lease.job if lease.job in shown else HIDDEN
-        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, job)
+        jobid = names.get(job, str(job)) if job else ""
+        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, job, jobid)
 
 
 def _rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:

@@ -15,14 +15,15 @@ from slurm_migbatch.decide.lending.inputs import job_views_of
 from slurm_migbatch.decide.lending.ledger import JobView, Loan
 from slurm_migbatch.query.expected import Expected, expect
 from slurm_migbatch.query.loans import waiting
-from slurm_migbatch.query.nodes import NodeView
+from slurm_migbatch.query.nodes import NodeView, job_names
 from slurm_migbatch.query.nodes import view as node_views
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import Reason, ask, known_catalog
+from slurm_migbatch.report.columns import job_id
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.progress import RunProgressRow
-from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
+from slurm_migbatch.store.queries import NAMED_BY, JobId, LeaseRow, RunFilter, holders, select_runs
 from slurm_migbatch.store.recent import RecentEvent, recent_events
 
 #: kinds of node events shown
@@ -48,7 +49,8 @@ class Overview:
         plans: for each node GPU -> slots of its plan, used and free; empty if migbatchd does not answer.
         trainings: elastic jobs in the queue.
         reasons: why training jobs wait.
-        owners: uid and account of jobs in events and loans.
+        owners: uid, account and user of jobs in events and loans.
+        names: of jobs in events and leases, as Slurm prints them.
     """
 
     at: float
@@ -65,6 +67,7 @@ class Overview:
     events: Sequence[RecentEvent]
     actions: Sequence[Mapping[str, Any]]
     owners: Mapping[int, tuple[int | None, str | None, str | None]]
+    names: Mapping[int, str]
     remarks: tuple[str, ...] = ()
 
 
@@ -127,10 +130,11 @@ def _made(site: QuerySite) -> Overview:
         jobs = {loan.job_id for loan in loans}
         progress = {row.job: row for row in store.job_progress(jobs)}
         jobs |= {int(event.payload["job"]) for event in events if isinstance(event.payload.get("job"), int)}
-        owners = _owners(store, jobs | {int(row["job_id"]) for row in actions})
+        owners, names = _owners(store, jobs | {int(row["job_id"]) for row in actions})
+        names |= job_names(store.read(holders))
     return Overview(
         time.time(), cluster, nodes, queue, views, leases, plans or {}, trainings, loans, reasons, progress, events,
-        actions, owners, (*remarks, *waiting_remarks),
+        actions, owners, names, (*remarks, *waiting_remarks),
     )  # fmt: skip
 
 
@@ -145,11 +149,13 @@ def _plans(site: QuerySite) -> dict[str, dict[str, Slots]] | None:
         return None
 
 
-def _owners(store: Store, jobs: Collection[int]) -> dict[int, tuple[int | None, str | None, str | None]]:
-    """Return uid, account and user of jobs, from the record."""
+def _owners(
+    store: Store, jobs: Collection[int]
+) -> tuple[dict[int, tuple[int | None, str | None, str | None]], dict[int, str]]:
+    """Return uid, account and user of jobs, and their names, from the record."""
     if not jobs:
-        return {}
+        return {}, {}
     wanted = RunFilter(jobs=tuple(JobId(job) for job in sorted(jobs)), duplicates=False)
     with store.reading() as connection:
-        rows = select_runs(connection, wanted, ("job_id", "uid", "account", "user"))
-        return {run.job_id: (run.uid, run.account, run.user) for run, _ in rows}
+        rows = [run for run, _ in select_runs(connection, wanted, (*NAMED_BY, "uid", "account", "user"))]
+    return {run.job_id: (run.uid, run.account, run.user) for run in rows}, {run.job_id: job_id(run) for run in rows}

@@ -32,9 +32,11 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
         selected = store.runs(wanted)
-        if not selected and job.task is not None:  # tasks that have not started share one run
-            pending = replace(wanted, jobs=(JobId(job.job),), states=("PENDING",), start=time.time())
-            selected = [row for row in store.runs(pending) if _has_task(row, job.task)]
+        if not selected and job.task is not None:  # tasks that have not started, or never did, share one run
+            waiting = replace(wanted, jobs=(JobId(job.job),), states=("PENDING",), start=time.time())
+            cancelled = replace(waiting, states=("CANCELLED",), start=None)
+            rows_of_array = (row for states in (waiting, cancelled) for row in store.runs(states))
+            selected = [row for row in rows_of_array if _has_task(row, job.task)]
         rows = [_redacted(rights, row) for row in selected]
         if not rows:
             raise Unanswerable(

@@ -24,6 +24,7 @@ from slurm_migbatch.report.page import (
     EventRow,
     GpuRow,
     LoanRow,
+    NameRow,
     Page,
     ProfileRow,
     QueueRow,
@@ -57,6 +58,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
     if not rights.nodes:
         remarks = (*remarks, "nodes are private (PrivateData=nodes)")
     gpus = list(_gpus(asked)) if rights.nodes else []
+    events = tuple(sorted([*_node_events(asked), *_actions(asked)], key=lambda row: row.at))[-_EVENTS:]
     page = Page(
         seen.at,
         seen.cluster,
@@ -66,8 +68,9 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
         tuple(gpus[:_GPUS]),
         tuple(_queue(asked, site)),
         tuple(_loans(asked))[:_LOANS],
-        tuple(sorted([*_node_events(asked), *_actions(asked)], key=lambda row: row.at))[-_EVENTS:],
+        events,
         max(0, len(gpus) - _GPUS),
+        tuple(_names(asked, gpus[:_GPUS], events)),
     )
     return Reply([page.write()], remarks)
 
@@ -126,6 +129,15 @@ class _Selection:
     def sentence(self, text: str | None) -> str:
         """Return a sentence without hidden jobs; nothing if nodes are private, because it may name nodes."""
         return self.rights.sentence(text or "", self.queue.keys())[:_WORDS] if self.rights.nodes else ""
+
+
+def _names(asked: _Selection, gpus: Iterable[GpuRow], events: Iterable[EventRow]) -> Iterator[NameRow]:
+    """Yield the jobs of these rows that Slurm does not print as their number."""
+    jobs = {job for gpu in gpus for slot in gpu.slots for job in (slot.job, slot.guest)}
+    for job in sorted(jobs | {event.job for event in events}):
+        name = asked.seen.names.get(job, str(job))
+        if name != str(job):
+            yield NameRow(job, name)
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------
@@ -347,5 +359,5 @@ def _event_details(kind: str, payload: Mapping[str, Any]) -> str:
         return f"{payload.get('profile')} cannot be destroyed: {payload.get('reason')}"
     if kind in ("misfit", "cleared"):
         return str(payload.get("reason") or "")
-    code = payload.get("exit_code")
-    return f"exit code {code}" if kind == "stop" and isinstance(code, int) else ""
+    code = payload.get("exit_code")  # 0 also for runs that were cancelled or requeued, whose Epilog knows no other
+    return f"exit code {code}" if kind == "stop" and isinstance(code, int) and code else ""

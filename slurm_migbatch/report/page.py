@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 #: kinds of slots: held by a job, held on loan, offered to Slurm, disabled
 USED: Final = "used"
@@ -124,9 +124,21 @@ class EventRow(NamedTuple):
     text: str
 
 
+class NameRow(NamedTuple):
+    """A job, by the number that rows have, as Slurm prints it: 12_3, 12+1."""
+
+    job: int
+    name: str
+
+
 @dataclass(frozen=True)
 class Page:
-    """The cluster at one moment, as one user may see it. `left_out`: GPUs that do not fit in an answer."""
+    """The cluster at one moment, as one user may see it.
+
+    Attributes:
+        left_out: GPUs that do not fit in an answer.
+        names: of jobs in slots and events that Slurm does not print as their number.
+    """
 
     at: float
     cluster: str = ""
@@ -138,6 +150,7 @@ class Page:
     loans: tuple[LoanRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     left_out: int = 0
+    names: tuple[NameRow, ...] = ()
 
     def write(self) -> str:
         """Return the page as JSON."""
@@ -162,6 +175,7 @@ class Page:
                 _rows(LoanRow, fields["loans"]),
                 _rows(EventRow, fields["events"]),
                 _of(int, fields["left_out"]),
+                _rows(NameRow, fields["names"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
             raise PageError("the answer is not a page; command and service must be of the same release") from None

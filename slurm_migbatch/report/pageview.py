@@ -296,21 +296,22 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
         return pane(name, _columns(header, width), len(rows), draw)
 
     gpus = _sorted(page.gpus, page.at, state)
-    grid = _Grid.of(gpus, width)
+    names = {row.job: row.name for row in page.names}
+    grid = _Grid.of(gpus, width, names)
 
     def gpu(at: int) -> Text:
         same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
         return grid.line(gpus[at], same_node)
 
-    numbers = (*(row.job for row in page.loans), *(row.job for row in page.events))
-    jobs = min(_LONGEST_JOB, max((len(str(number)) for number in numbers), default=0))
+    ids = (*(row.job for row in page.loans), *(_job_of_event(row, names) for row in page.events))
+    jobs = min(_LONGEST_JOB, max(map(len, ids), default=0))
     loans = _fitted(_LOAN_HEAD, {"LOAN": jobs, "WHERE": _longest(map(_place, page.loans), width)})
     events = _fitted(_EVENT_HEAD, {"JOB": jobs, "NODE": _longest((row.node for row in page.events), width)})
     return [
         pane(GPUS, grid.title, len(gpus), gpu),
         table(QUEUE, _QUEUE_HEAD, page.queue, _queue_texts),
         table(LOANS, loans, page.loans, _loan_texts),
-        table(EVENTS, events, page.events[::-1], _event_texts),
+        table(EVENTS, events, page.events[::-1], lambda row, now: _event_texts(row, now, names)),
     ]
 
 
@@ -330,6 +331,8 @@ _LOAN_HEAD: Final = (
     ("LOAN", -8), ("USER", 8), ("PROFILE", 9), ("WHERE", 9), ("STATE", 9), ("SINCE", -6), ("STEPS", -6), ("RUN", -3),
     ("WHY", 0),
 )  # fmt: skip
+#: kinds of events of one run
+_OF_RUNS: Final = frozenset({"start", "stop", "misfit"})
 _EVENT_HEAD: Final = (("TIME", 11), ("EVENT", 8), ("NODE", 9), ("JOB", -8), ("USER", 8), ("WHAT", 0))
 
 
@@ -352,8 +355,18 @@ def _loan_texts(row: LoanRow, now: float) -> Sequence[str]:
     )  # fmt: skip
 
 
-def _event_texts(row: EventRow, now: float) -> Sequence[str]:
-    return _clock(row.at, now), row.kind, row.node, str(row.job) if row.job else "", row.user, row.text
+def _event_texts(row: EventRow, now: float, names: Mapping[int, str]) -> Sequence[str]:
+    return _clock(row.at, now), row.kind, row.node, _job_of_event(row, names), row.user, row.text
+
+
+def _job_of_event(row: EventRow, names: Mapping[int, str]) -> str:
+    """Return the job of an event: an action on a job with the number of an array is one on the array."""
+    name = _job_text(row.job, names)
+    return name if row.kind in _OF_RUNS or not name.startswith(f"{row.job}_") else str(row.job)
+
+
+def _job_text(job: int, names: Mapping[int, str]) -> str:
+    return names.get(job, str(job)) if job else ""
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------
@@ -361,20 +374,24 @@ def _event_texts(row: EventRow, now: float) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Widths of the columns of GPUs: node names, a memory slice, and the maximum number of slices of a GPU."""
+    """Widths of the columns of GPUs: node names, a memory slice; the maximum number of slices of a GPU.
+
+    `jobs`: names of jobs by their number.
+    """
 
     width: int
     names: int
     cell: int
     most: int
+    jobs: Mapping[int, str]
 
     @classmethod
-    def of(cls, gpus: Sequence[GpuRow], width: int) -> _Grid:
+    def of(cls, gpus: Sequence[GpuRow], width: int, jobs: Mapping[int, str]) -> _Grid:
         slices = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
         names = max(4, _longest((gpu.node for gpu in gpus), width))
         state = 16 if width >= 100 else 6
         cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // slices))
-        return cls(width, names, cell, slices)
+        return cls(width, names, cell, slices, jobs)
 
     @property
     def title(self) -> str:
@@ -385,14 +402,14 @@ class _Grid:
         """Return node, number, memory slices and the state of the node; `again`: same node as the previous GPU."""
         name, number = "" if again else gpu.node, "?" if gpu.number < 0 else str(gpu.number)
         line = Text(_columns(((name, self.names), (number, -2), ("", 0)), self.width))
-        line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell))
+        line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell, self.jobs))
         note = "; ".join(text for text in (gpu.state.replace("allocated", "alloc"), gpu.trouble) if text)
         line.append(" " * max(0, self.names + 5 + self.most * self.cell - cell_len(line.plain)) + " " + printable(note))
         line.truncate(self.width, overflow="crop")
         return line
 
 
-def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
+def _bar(gpu: GpuRow, slices: int, cell: int, jobs: Mapping[int, str]) -> Text:
     if slices <= 0:
         return Text(" MIG is off")
     free = CLOSED if gpu.closed else FREE
@@ -408,19 +425,26 @@ def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
             bar.append(free * (cell - 1), _STYLE[free])
         else:
             size = owner.size
-            bar.append(_label(owner, size * cell - 1), _STYLE.get(owner.kind, ""))
+            bar.append(_label(owner, size * cell - 1, jobs), _STYLE.get(owner.kind, ""))
         bar.append("|")
         position += size
     return bar
 
 
-def _label(slot: SlotRow, width: int) -> str:
-    """Return the longest text about a slot that fits, after its pattern, and padded with it."""
+def _label(slot: SlotRow, width: int, jobs: Mapping[int, str]) -> str:
+    """Return the longest text about a slot that fits, after its pattern, and padded with it.
+
+    The number of an array task is shorter than 12_3; but its last task has the number of the array, which means all.
+    """
     fill = PATTERN.get(slot.kind, "?")
-    short = slot.profile.partition(".")[0]
-    job = "" if slot.kind in (OFFERED, FAULTY) else f"{slot.job or '-'}" + (f"+{slot.guest}" if slot.guest else "")
-    texts = [f"{slot.profile} {job} {slot.user}", f"{job} {slot.user}", f"{slot.profile} {job}", job]
-    texts = texts if job else [slot.profile, short]
+    if slot.kind in (OFFERED, FAULTY):
+        texts = [slot.profile, slot.profile.partition(".")[0]]
+    else:
+        job = _job_text(slot.job, jobs) or "-"
+        job += f"+{_job_text(slot.guest, jobs)}" if slot.guest else ""
+        texts = [f"{slot.profile} {job} {slot.user}", f"{job} {slot.user}", f"{slot.profile} {job}", job]
+        if not slot.guest and not job.startswith(f"{slot.job}_"):
+            texts.append(str(slot.job or "-"))
     for text in (printable(" ".join(text.split())) for text in texts):
         if text and cell_len(text) < width:
             return set_cell_size(fill + text, cell_len(text) + 1) + fill * (width - cell_len(text) - 1)

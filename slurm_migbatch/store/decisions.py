@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Run, SupplyChange, portions
 
 _TEXTS = ("user", "partition", "asked", "bucket", "chosen", "message", "source", "recurring")
+_TEXT_OPTION = re.compile(r"(?:^| )--(?:comment|extra)=")
 _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
 def record_decisions(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
-    """Store decisions, replacing those with the same ids, and update the runs that have their ids.
+    """Store decisions, replacing or updating those with the same ids, and update the runs that have their ids.
 
     Raises:
         ValueError: a decision has no id.
@@ -33,8 +35,12 @@ def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float
             raise ValueError("a decision needs an id")
         by_id[id] = decision
     rows = {row.id: row for row in session.scalars(select(Decision).where(Decision.id.in_(by_id)))}
-    for id, decision in by_id.items():
+    for decision in decisions:
+        id = str(clean.text(decision.get("id"), 16))
         row = rows.get(id)
+        if row is not None and decision.get("kept"):
+            _update(row, decision)
+            continue
         if row is None:
             row = rows[id] = Decision(id=id)
             session.add(row)
@@ -51,7 +57,20 @@ def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
         setattr(row, name, Decision.fitting(name, decision.get(name)))
     row.hints = clean.document(decision.get("hints"))
     row.candidates = clean.document(decision.get("candidates") or [])
-    row.facts = clean.document({key: value for key, value in decision.items() if not hasattr(Decision, key)})
+    others = (key for key in decision if key != "kept" and not hasattr(Decision, key))
+    row.facts = clean.document({key: decision[key] for key in others})
+
+
+def _update(row: Decision, decision: Mapping[str, Any]) -> None:
+    """Add an update of a job that keeps its slices. The figures of candidates are those for the previous hints."""
+    options = _TEXT_OPTION.split(row.asked or "", maxsplit=1)[0]
+    row.asked = Decision.fitting("asked", " ".join(filter(None, (options, decision.get("asked")))))
+    row.partition = Decision.fitting("partition", decision.get("partition"))
+    hints = clean.document(decision.get("hints"))
+    if hints != row.hints:
+        row.hints = hints
+        row.candidates = clean.document(decision.get("candidates") or [])
+        row.bucket = Decision.fitting("bucket", decision.get("bucket"))
 
 
 def copy_decision(decision: Decision, run: Run) -> None:

@@ -12,13 +12,15 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
-from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, SupplyChange
+from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, Run, SupplyChange
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
 from slurm_migbatch.store.runquery import JobId as JobId
 from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
 #: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
 COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
+#: the fields of a run that its name, as Slurm prints it, depends on
+NAMED_BY = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _NAMED = re.compile(r":(v\d+)")
 
 
@@ -45,10 +47,15 @@ class RunRow:
 
 
 def select_runs(
-    connection: Connection, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
+    connection: Connection,
+    wanted: RunFilter,
+    run_fields: Collection[str],
+    slice_fields: Collection[str] = (),
+    *,
+    by_array: bool = False,
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield the selected runs as `runquery.select_runs` does, over a connection of SQLAlchemy."""
-    return runquery.select_runs(_executing(connection), wanted, run_fields, slice_fields)
+    return runquery.select_runs(_executing(connection), wanted, run_fields, slice_fields, by_array=by_array)
 
 
 def any_run(connection: Connection, wanted: RunFilter) -> bool:
@@ -86,13 +93,13 @@ def _clause(condition: str, values: runquery.Values) -> TextClause:
 
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
-    """Return the selected runs with all their fields."""
+    """Return the selected runs with all their fields, those of an array together."""
     return [
         RunRow(
             {name: getattr(row, name) for name in RUN_FIELDS},
             tuple({name: getattr(slice_row, f"slice_{name}") for name in SLICE_FIELDS} for slice_row in lines),
         )
-        for row, lines in select_runs(connection, wanted, RUN_FIELDS, SLICE_FIELDS)
+        for row, lines in select_runs(connection, wanted, RUN_FIELDS, SLICE_FIELDS, by_array=True)
     ]
 
 
@@ -105,6 +112,14 @@ def leases(connection: Connection) -> list[LeaseRow]:
     statement = select(*columns).where(Lease.until.is_(None))
     statement = statement.order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
     return [LeaseRow(*row) for row in connection.execute(statement)]
+
+
+def holders(connection: Connection) -> list[Any]:
+    """Return the runs that hold slices, with the fields of NAMED_BY."""
+    columns = [getattr(Run, name) for name in NAMED_BY]
+    return list(
+        connection.execute(select(*columns).join(Lease, Lease.run_id == Run.id).where(Lease.until.is_(None)).distinct())
+    )
 
 
 def identity(connection: Connection) -> str:

@@ -44,8 +44,8 @@ class RunReader(ABC):
     def runs(
         self, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
     ) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Yield runs with their slices, see `runquery.select_runs`. Raises ReadError."""
-        return select_runs(self._execute, wanted, run_fields, slice_fields)
+        """Yield runs with their slices, those of an array together, see `runquery.select_runs`. Raises ReadError."""
+        return select_runs(self._execute, wanted, run_fields, slice_fields, by_array=True)
 
     def has_run(self, wanted: RunFilter) -> bool:
         """Return whether there is any such run. Raises ReadError."""

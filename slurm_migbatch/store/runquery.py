@@ -144,7 +144,12 @@ class Statement(Value):
 
 
 def select_runs(
-    execute: Execute, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
+    execute: Execute,
+    wanted: RunFilter,
+    run_fields: Collection[str],
+    slice_fields: Collection[str] = (),
+    *,
+    by_array: bool = False,
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield the selected runs by job id, each with its slices, in one statement that fetches no other fields.
 
@@ -153,13 +158,15 @@ def select_runs(
         wanted: the filter.
         run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" and, to leave out duplicates, "job_id" are added.
         slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not read slices at all.
+        by_array: yield an array's tasks together, in the order of their numbers, those without a run of their own last.
+            If Slurm gave the number of an array task again, this does not count as a duplicate then.
 
     Yields:
         (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
     """
     if not wanted.duplicates:
         run_fields = {*run_fields, "job_id"}
-    statement = statement_of(wanted, run_fields, slice_fields)
+    statement = statement_of(wanted, run_fields, slice_fields, by_array=by_array)
     # the caller chooses the names
     row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
     make = row_type._make
@@ -218,12 +225,21 @@ def _document(value: Any) -> Any:
 _READERS: Mapping[str, Callable[[Any], Any]] = {"latest": bool, "warm": bool, "measured_facts": _document}
 
 
-def statement_of(wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()) -> Statement:
+#: the array, and whether a run is of several tasks: these have not started
+_BY_ARRAY = (
+    "coalesce(runs.array_job, runs.job_id), runs.array_task LIKE '%-%' OR runs.array_task LIKE '%,%', "
+    "length(runs.array_task), runs.array_task, "
+)
+
+
+def statement_of(
+    wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = (), *, by_array: bool = False
+) -> Statement:
     """Return the statement of `select_runs`."""
     values = Values()
     names = ["id", *(name for name in run_fields if name != "id")]
     columns = [f"runs.{name}" if name in _RUN_FIELDS else RETYPED_FIELDS[name] for name in names]
-    tables, order, slices = "runs", "runs.job_id, runs.reuse, runs.restart", None
+    tables, order, slices = "runs", f"{_BY_ARRAY if by_array else ''}runs.job_id, runs.reuse, runs.restart", None
     if slice_fields:
         slices = len(names)
         wanted_slices = ["id", *(name for name in slice_fields if name != "id")]

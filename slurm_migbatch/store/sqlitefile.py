@@ -64,7 +64,11 @@ def open_readable(path: str | Path) -> tuple[str, sqlite3.Connection]:
         except sqlite3.Error as error:
             problem = error
         connection.close()
-    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for membership of its group"
+    advice = ""
+    if not os.access(path, os.R_OK):
+        advice = "; ask the administrator for membership of its group"
+    elif type(problem) is sqlite3.DatabaseError:  # not one of its subclasses: the file is none, or is damaged
+        advice = "; restore a backup (migbatch db restore), or name another file"
     raise StoreError(f"cannot read the database {path}: {problem}{advice}") from problem
 
 

@@ -15,8 +15,9 @@ from slurm_migbatch.workload.hints import Hints
 class SubmitDecision:
     """One decision. `id` is also in the job's marker; `ts` is unix seconds.
 
-    `asked` holds the user's own request (GRES fields, comment, extra) as far as given; `bucket` is its stable name,
-    empty if no known model was named; `advice` is the batch and copies passed to the job; `reason` is a key of
+    `asked` holds the user's own request (GRES fields, comment, extra) as far as given; `kept`: the job keeps the slices
+    of an earlier decision with this id, and `asked` has its comment and extra only. `bucket` is its stable name, empty
+    if no known model was named; `advice` is the batch and copies passed to the job; `reason` is a key of
     `predict.selection.REASONS` or of `predict.recurring.SENTENCES`, or `explicit`, or `whole_gpu`. `recurring` is the
     key of the recurring job, `engine` the program in its script that takes a fixed share of a slice; empty: unknown.
     """
@@ -39,6 +40,7 @@ class SubmitDecision:
     advice: Advice | None = None
     recurring: str = ""
     engine: str = ""
+    kept: bool = False
 
     def again(self, id: str, ts: float) -> SubmitDecision:
         """Return the decision on an identical request, under its own name."""

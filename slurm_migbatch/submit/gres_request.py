@@ -249,7 +249,7 @@ def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | Non
     """Return the nodes of the job and the most tasks on one of them, None where the request does not determine it."""
     if takes_one_node(asking, request):
         return 1, request.num_tasks or 1
-    return nodes_of(request), _tasks_per_node(request)
+    return nodes_of_tasks(asking, request) or nodes_of(request), _tasks_per_node(request)
 
 
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
@@ -276,6 +276,26 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     if total <= 1:
         return total == 1
     return tasks <= (request.ntasks_per_node or tasks)
+
+
+def nodes_of_tasks(asking: GresRequest, request: JobRequest) -> int | None:
+    """Return the nodes that the tasks of a new job fill, for slices in total: `-n 4 --ntasks-per-node=2 --gpus=2`.
+
+    Slurm allocates as many (tried on 22.05), with GPUs on each.
+    """
+    tasks = request.num_tasks or 1
+    each = request.ntasks_per_node or tasks
+    if (
+        asking.field != "tres_per_job"
+        or tasks % each
+        or tasks == each
+        or not (request.min_nodes or 1) <= tasks // each
+        or request.max_nodes
+        or request.req_nodes
+        or request.now is not None
+    ):
+        return None
+    return tasks // each
 
 
 def nodes_of(request: JobRequest) -> int | None:

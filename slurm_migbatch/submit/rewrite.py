@@ -38,6 +38,7 @@ from slurm_migbatch.submit.gres_request import (
     mentions,
     named_offer,
     nodes_of,
+    nodes_of_tasks,
     per_node,
     read,
     takes_one_node,
@@ -87,6 +88,8 @@ from slurm_migbatch.workload.refusal import Refusal, show, show_name
 Past = Mapping[str, Sequence[PastRun]]
 """Runs of recurring jobs, the newest last, by the job's key."""
 NO_PAST: Final[Past] = MappingProxyType({})
+_UNRECORDED: Final = frozenset({"", AUTO, LOAN})
+"""Names in the markers of jobs that were granted while the service was down."""
 
 
 @dataclass(frozen=True)
@@ -426,8 +429,15 @@ class _Job:
         advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
         return [advice] if advice else []
 
-    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> SubmitDecision:
+    def _decision(
+        self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome
+    ) -> SubmitDecision | None:
+        """Return the decision for the record; None for an update of a job whose decision is not in the record."""
         bucket, choice = outcome.bucket, outcome.choice
+        update = self.request.now is not None
+        if update and outcome.name in _UNRECORDED:
+            return None
+        given = {name: text for name in TRES_FIELDS if (text := getattr(self.request, name))}
         return SubmitDecision(
             id=outcome.name,
             ts=self.ts,
@@ -435,7 +445,7 @@ class _Job:
             user=request.user,
             partition=partition.name,
             job_id=request.job_id,
-            asked={name: text for name in (*TRES_FIELDS, *TEXT_FIELDS) if (text := getattr(self.request, name))},
+            asked={**given, **{name: text for name in TEXT_FIELDS if (text := getattr(request, name))}},
             hints=hints,
             bucket=choice.label if choice is not None else "" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
@@ -446,6 +456,7 @@ class _Job:
             advice=outcome.advice,
             recurring=self._key,
             engine=self.request.engine or "",
+            kept=update and not given,
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
@@ -516,6 +527,8 @@ def _changes(
     changes |= tasks_of_slices
     if takes_one_node(asking, request):
         changes["max_nodes"] = "1"
+    elif nodes_filled := nodes_of_tasks(asking, request):
+        changes |= dict.fromkeys(("min_nodes", "max_nodes"), str(nodes_filled))
     if tasks := even_tasks(asking, request, count):
         changes["ntasks_per_node"] = str(tasks)
     changes |= per_gpu.requested(asking, request, count)

@@ -154,6 +154,17 @@ def test_show_finds_tasks_that_have_not_started(record):
             migbatch(record, "show", missing)
 
 
+def test_show_finds_tasks_that_were_cancelled_before_they_started(record):
+    with open_store(f"sqlite:///{record.parent}/db") as store:
+        array = {"job_id": 30, "array_job": 30, "array_task": "1,3%1", "user": "ann", "submit": time.time()}
+        store.upsert_jobs([{**array, "state": "PENDING"}])
+        store.upsert_jobs([{**array, "state": "CANCELLED", "end": time.time()}])
+    shown = pairs(migbatch(record, "show", "30_3"))
+    assert (shown["Job"].strip(), shown["State"].strip()) == ("30_[1,3%1]", "CANCELLED")
+    with pytest.raises(Exception, match="job 30_2 is not in the record"):
+        migbatch(record, "show", "30_2")
+
+
 def test_show_finds_a_task_behind_the_end_of_a_list_that_was_cut(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         array = {"job_id": 30, "array_job": 30, "user": "ann", "state": "PENDING", "submit": time.time()}
@@ -197,7 +208,9 @@ def test_nodes_command_works_without_slurm(record):
     assert "fell off the bus; drained n1 (drained)" in reasons
     assert "1g.10gb at 4:1 is a zombie: in use" in reasons
     data = json.loads(migbatch(record, "nodes", "--json"))
-    assert data["nodes"][0]["gpus"][0]["held"][0] == {"profile": "3g.40gb", "start": 0, "size": 4, "job": 8}
+    assert data["nodes"][0]["gpus"][0]["held"][0] == {
+        "profile": "3g.40gb", "start": 0, "size": 4, "job": 8, "jobid": "8",
+    }  # fmt: skip
     with pytest.raises(Exception, match="no MIG node named n7"):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
@@ -222,7 +235,9 @@ def test_nodes_command_shows_what_slurm_can_allocate_now(record, states, offered
 def test_gpu_bar_shows_occupied_slots():
     assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
     assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
-    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 1+|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 12345),))) == "|.....|12345|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 0, 1),))) == "|!1g  |.....|"
     assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
     assert GpuView(0, "g", "x", 2, (OccupiedSlot("2g", 0, 2, 1),)).state == "full"
 
@@ -231,6 +246,14 @@ def test_slice_that_two_jobs_share_is_occupied_once():
     gpu = GpuView(0, "g", "x", 4, (OccupiedSlot("2g.20gb", 0, 2, 7), OccupiedSlot("2g.20gb", 0, 2, 8)))
     assert gpu.state == "mixed"
     assert bar(gpu) == "|2g.20gb 7+8|.....|.....|"
+
+
+def test_nodes_command_names_array_tasks_as_slurm_does(record):
+    with open_store(load(record).store.url) as store:
+        store.upsert_jobs([{"job_id": 8, "state": "RUNNING", "array_job": 5, "array_task": "3"}])
+    assert "3g.40gb 5_3" in migbatch(record, "nodes")
+    (held, *_) = json.loads(migbatch(record, "nodes", "--json"))["nodes"][0]["gpus"][0]["held"]
+    assert (held["job"], held["jobid"]) == (8, "5_3")
 
 
 def queue_row(job, **more):

@@ -124,6 +124,14 @@ def test_page_lists_gpus_slot_by_slot(ask: Ask) -> None:
     assert "fell off the bus" in first.trouble and "broken" in second.trouble
 
 
+def test_page_names_array_tasks_and_components_as_slurm_does(ask: Ask, site: PlayedSite) -> None:
+    with open_store(site.config.store.url) as store:
+        array = {"job_id": 11, "state": "RUNNING", "array_job": 9, "array_task": "2"}
+        store.upsert_jobs([array, {"job_id": 12, "state": "RUNNING", "het_job": 11, "het_offset": 1}])
+    assert [tuple(row) for row in ask().names] == [(11, "9_2"), (12, "11+1")]
+    assert [tuple(row) for row in ask(Rights(1003, private=frozenset({"jobs"}))).names] == [(11, "9_2")]
+
+
 def test_queue_is_grouped_by_requested_slices(ask: Ask) -> None:
     page = ask()
     assert [(row.wants, row.jobs, row.reason, row.why, row.start, row.expected) for row in page.queue] == [

@@ -21,6 +21,7 @@ from slurm_migbatch.report.page import (
     EventRow,
     GpuRow,
     LoanRow,
+    NameRow,
     Page,
     PageError,
     ProfileRow,
@@ -57,7 +58,7 @@ ODD = st.builds(
     rows(GpuRow, TEXTS, NUMBERS, st.integers(-3, 100), TEXTS, st.booleans(), TEXTS, SLOTS),
     rows(QueueRow, TEXTS, NUMBERS, REALS, TEXTS, TEXTS, TEXTS, REALS),
     rows(LoanRow, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, REALS, TEXTS, NUMBERS, NUMBERS, REALS, REALS, TEXTS),
-    rows(EventRow, REALS, TEXTS, TEXTS, NUMBERS, TEXTS, TEXTS), NUMBERS,
+    rows(EventRow, REALS, TEXTS, TEXTS, NUMBERS, TEXTS, TEXTS), NUMBERS, rows(NameRow, NUMBERS, TEXTS),
 )  # fmt: skip
 PAGES = st.none() | st.just(page()) | ODD
 
@@ -102,7 +103,7 @@ def test_text_that_is_not_a_page_is_refused(value, data):
     ):
         with pytest.raises(PageError):
             Page.read(body)
-    for part in ("gpus", "queue", "loans", "events", "profiles"):
+    for part in ("gpus", "queue", "loans", "events", "profiles", "names"):
         with pytest.raises(PageError):
             Page.read(json.dumps({**fields, part: [[value]]}))
 
@@ -129,6 +130,23 @@ def test_page_shows_queue_loans_and_events():
     assert "75% done; idle" in drawn and "5200" in drawn
     assert "GPU 0: fell off the bus" in drawn
     assert "service is away" in text(trouble="the service is away")
+
+
+def test_jobs_are_shown_by_their_names():
+    shared = slot(LOAN, 0, 4, "4g.40gb", 12)._replace(guest=13)
+    slots = (shared, slot(USED, 4, 1, "1g.10gb", 21), slot(USED, 5, 1, "1g.10gb", 22), slot(USED, 6, 1, "1g.10gb", 9))
+    printed = {12: "11_1", 13: "11_12", 21: "9_1", 22: "9_10000", 9: "9_10001"}
+    events = tuple(EventRow(NOW, "start", "n1", job, "ann", "1g.10gb") for job in (22, 23, 9))
+    events += (EventRow(NOW, "throttle", "", 9, "ann", "3 tasks to start"),)
+    drawn = text(
+        replace(page(), gpus=(gpu("n1", 0, *slots),), events=events, names=tuple(map(NameRow._make, printed.items())))
+    )
+    assert "|~4g.40gb 11_1+11_12~" in drawn
+    # a slice too narrow for 9_10000 has the task's number; that of 9_10001 would be taken for the whole array
+    assert "|=9_1===|=22====|=======|" in drawn
+    jobs = [line.split()[3] for line in drawn.splitlines() if " start " in line and " n1 " in line]
+    assert jobs == ["9_10001", "23", "9_10000"]
+    assert [line.split()[2] for line in drawn.splitlines() if " throttle " in line] == ["9"], "the array"
 
 
 def test_shared_slice_shows_both_jobs_and_a_hidden_job_is_not_named():

@@ -249,6 +249,36 @@ def test_recorded_request_is_that_of_the_last_change_before_the_start(store: Sto
     assert (run["decision"], run["asked"], run["predicted_latency_ms"]) == ("new1", "--gres=mig:7g.80gb", None)
 
 
+KEPT = {"id": "7fq3k", "kept": True, "partition": "train", "candidates": [], "message": "", "source": "service"}
+
+
+def test_new_comment_leaves_the_request_and_why_the_profile_was_chosen(store: Store) -> None:
+    """As `scontrol update comment=...` of a pending job, which keeps its slices."""
+    store.upsert_jobs([job(7, comment=MARKED)])
+    same = {**KEPT, "asked": "--comment='migbatch: model=bert-large' --extra=x", "hints": {"model": "bert-large"}}
+    store.record_decisions([{**DECISION, "recurring": "r1"}, same])
+    run, decision = run_of(store, 7).run, store.decision("7fq3k")
+    assert decision is not None
+    assert run["asked"] == decision["asked"] == "--gres=mig:auto --comment='migbatch: model=bert-large' --extra=x"
+    assert (run["bucket"], run["predicted_latency_ms"]) == (DECISION["bucket"], 50)
+    assert (decision["message"], decision["candidates"]) == (DECISION["message"], DECISION["candidates"])
+    assert (decision["partition"], decision["recurring"]) == ("train", "r1")
+    assert decision["facts"] == {"predictor": "prior-1"}
+
+
+def test_other_hints_are_not_those_that_the_profile_was_chosen_by(store: Store) -> None:
+    store.upsert_jobs([job(7, comment=MARKED)])
+    store.record_decisions([DECISION])
+    store.record_decisions([{**KEPT, "asked": "", "hints": {}, "bucket": ""}])
+    run, decision = run_of(store, 7).run, store.decision("7fq3k")
+    assert decision is not None
+    assert (run["asked"], run["bucket"], run["predicted_latency_ms"]) == ("--gres=mig:auto", None, None)
+    assert (decision["hints"], decision["candidates"], decision["message"]) == ({}, [], DECISION["message"])
+    store.record_decisions([{**KEPT, "id": "gone", "asked": "--comment=hello"}])
+    alone = store.decision("gone")
+    assert alone is not None and (alone["asked"], alone["facts"]) == ("--comment=hello", {})
+
+
 def test_without_a_decision_the_request_is_what_slurm_shows(store: Store) -> None:
     store.upsert_jobs([job(7, comment="[mig:x#forged] and more")])
     run = run_of(store, 7).run

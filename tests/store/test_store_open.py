@@ -18,7 +18,9 @@ from slurm_migbatch.store import sqlitefile
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
+from slurm_migbatch.store.reader import open_reader
 from tests.support.store_events import Node, job, slice_entry, states
+from tests.support.stores import prepared
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -102,6 +104,15 @@ def test_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
             open_store(f"sqlite:///{file}", readonly=readonly)
     with pytest.raises(StoreError, match="not a file"):
         open_store(f"sqlite:///{tmp_path}")
+
+
+@pytest.mark.sqlite
+def test_reader_of_a_damaged_file_is_told_to_restore_a_backup(url: str, tmp_path: Path) -> None:
+    prepared(url)
+    whole, damaged = Path(url.removeprefix("sqlite:///")), tmp_path / "damaged.db"
+    damaged.write_bytes(whole.read_bytes()[:8192])
+    with pytest.raises(StoreError, match=r"malformed; restore a backup \(migbatch db restore\)"):
+        open_reader(f"sqlite:///{damaged}")
 
 
 @pytest.mark.sqlite

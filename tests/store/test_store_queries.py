@@ -161,6 +161,20 @@ def test_filter_selects_the_matching_runs(filled: Store, wanted: RunFilter, jobs
     assert [id for id, _, _ in states(filled, wanted)] == jobs
 
 
+def test_tasks_of_an_array_are_together_in_the_order_of_their_numbers(store: Store) -> None:
+    """As in sacct. Slurm numbers tasks as they start, and the last one has the number of the array."""
+    tasks = {5: "10", 7: "1", 8: "2", 11: "9", 13: "3"}
+    store.upsert_jobs([job(id, "RUNNING", start=60.0, array_job=5, array_task=task) for id, task in tasks.items()])
+    store.upsert_jobs([job(9, "RUNNING", start=60.0, array_job=6, array_task="4"), job(10), job(12)])
+    store.upsert_jobs([job(6, array_job=6, array_task="5-7%2")])
+    store.upsert_jobs([job(8, restarts=1, array_job=5, array_task="2")])
+    in_order = [(7, 0), (8, 0), (8, 1), (13, 0), (11, 0), (5, 0), (9, 0), (6, 0), (10, 0), (12, 0)]
+    assert [found[:2] for found in states(store)] == in_order
+    assert [found[:2] for found in states(store, RunFilter(duplicates=False))] == [
+        key for key in in_order if key != (8, 0)
+    ]
+
+
 @pytest.mark.parametrize("wanted", ["École-1", "ÉCOLE-1"])
 def test_account_beyond_ascii_is_found_as_slurm_writes_it(store: Store, wanted: str) -> None:
     store.upsert_jobs([job(7, account="École-1"), job(8, account="other")])

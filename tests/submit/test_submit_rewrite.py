@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[
 
 
 @pytest.mark.parametrize(
+    ("total", "fields", "nodes", "expected"),
+    [
+        (2, {"num_tasks": 4, "ntasks_per_node": 2}, "2", "mig:7g.80gb:1"),
+        (4, {"num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 2}, "2", "mig:7g.80gb:2"),
+        (3, {"num_tasks": 3, "ntasks_per_node": 1, "min_nodes": 1}, "3", "mig:7g.80gb:1"),
+    ],
+)
+def test_tasks_for_each_node_state_how_many_nodes_share_the_total(
+    ask, total: int, fields: dict[str, int], nodes: str, expected: str
+) -> None:
+    """The job has as many nodes in Slurm."""
+    answer = ask(None, tres_per_job=f"gres:gpu:{total}", **fields)
+    assert granted(answer) == expected
+    assert (answer.changes["min_nodes"], answer.changes["max_nodes"]) == (nodes, nodes)
+
+
+@pytest.mark.parametrize(
     "fields",
     [{"num_tasks": 4}, {"num_tasks": 4, "min_nodes": 1}, {"min_nodes": 1, "max_nodes": 4}],
 )
@@ -197,7 +215,12 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2},
+        {"tres_per_job": "gres:gpu:3", "num_tasks": 4, "ntasks_per_node": 2},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 3},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 1, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "min_nodes": 3},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "req_nodes": "n1,n2"},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "now": Present(True, "gpu")},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
@@ -205,7 +228,6 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1,gres:mig:1g.10gb:1", "num_tasks": 4},
         {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
-        {"tres_per_job": "gres:gpu:2", "num_tasks": 4, "ntasks_per_node": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 65},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "min_nodes": 2},
         {"tres_per_task": "gres:gpu:1", "num_tasks": 8, "req_nodes": "n1,n2"},
@@ -529,6 +551,22 @@ JOB = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#ol
 def test_a_new_comment_keeps_the_grant_of_a_pending_job(ask) -> None:
     answer = ask(None, "other words", partition=None, now=JOB)
     assert answer.changes == {"comment": "other words [mig:2g.20gb:1#old]"}
+
+
+def test_a_new_comment_is_recorded_as_an_update_of_the_decision(ask) -> None:
+    decision = ask(None, "other words", partition="mixed", now=replace(JOB, extra="more")).decision
+    assert (decision.id, decision.kept) == ("old", True)
+    assert decision.asked == {"comment": "other words", "extra": "more"}
+    anew = ask("gres:mig:auto", partition=None, now=JOB).decision
+    assert (anew.id, anew.kept) == ("abc12345", False)
+    assert anew.asked == {"tres_per_node": "gres:mig:auto", "comment": "mine"}
+
+
+@pytest.mark.parametrize("name", ["auto", "chgauto", "chg"])
+def test_a_new_comment_of_a_job_without_a_recorded_decision_is_not_recorded(ask, name: str) -> None:
+    """Jobs that were granted while the service was down have a common name, or none."""
+    answer = ask(None, "other words", partition=None, now=replace(JOB, comment=f"mine [mig:2g.20gb:1#{name}]"))
+    assert answer.changes == {"comment": f"other words [mig:2g.20gb:1#{name}]"} and answer.decision is None
 
 
 def test_a_new_gres_is_granted_anew(ask) -> None:
