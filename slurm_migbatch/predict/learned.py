@@ -115,9 +115,25 @@ class LearnedPredictor:
         size, points = len(infos), len(batches)
         ends = self._growing("time", block, kind, infos, gpu)
         seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
-        mib = self._growing("memory", block, kind, infos, gpu)
+        least = self._exceeded_mib(block, kind, gpu)
+        mib = np.maximum(self._growing("memory", block, kind, infos, gpu), least[:, None])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
+
+    def _exceeded_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> Array:
+        """Return the MiB that each cell needs at least: more than the slices on which no more work than its own ran out
+        of memory.
+        """
+        batches = np.repeat(np.array(block.batches), len(block.inputs))
+        inputs = np.tile(np.array(block.inputs), len(block.batches))
+        least = np.zeros(len(batches))
+        key = block.model, block.role, self.learned.as_measured(gpu).name
+        for batch, size, name in self.learned.short.get(key, ()):
+            profile = Profile.parse(name)
+            if profile in kind.geometry:
+                as_much = (batches >= batch) & (inputs >= size)
+                least[as_much] = np.maximum(least[as_much], kind.geometry.info(profile).memory_mib + 1)
+        return least
 
     def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Found | None:
         """Return the model whose time or memory in training is computed from its architecture; None if it was measured,

@@ -28,6 +28,10 @@ RUNS_NOISE: Final = 0.15
 SILENT: Final = "runs without a report"
 """Source of rows of jobs without reports: their items over their whole lifetime."""
 SILENT_NOISE: Final = 0.5
+SHORT: Final = "runs that ran out of memory"
+"""Source of rows of jobs that needed more memory than their slice has; the memory of the row is less than that."""
+OF_RUNS: Final = frozenset({RUNS, SILENT, SHORT})
+"""Sources of rows of finished jobs."""
 _NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}
 
 
@@ -74,7 +78,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
     for name, group in by_model.items():
         for row in group:
             gpu = gpus[row.gpu]
-            source = RUNS if row.source == SILENT else SITE if row.source.startswith(OWN_TABLES) else row.source
+            source = RUNS if row.source in OF_RUNS else SITE if row.source.startswith(OWN_TABLES) else row.source
             groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{source}"), []).append(row)
     return [
         _sample(name, kind, gpus[group[0].gpu], stack, known[name], group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -15,8 +16,8 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
-from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
+from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SHORT, SITE, Sample, samples_of
+from slurm_migbatch.predict.state import KINDS, SURFACES, Exceeded, Fitted, Learned
 from slurm_migbatch.predict.surface import Belief, Surface
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.values.grouping import grouped
@@ -60,7 +61,8 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
         for key, group in grouped(of_kind, lambda sample: sample.key).items():
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
+    language = _of_language_models(rows)
+    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, short=_short(samples))
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -75,11 +77,34 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
         for key, group in grouped(samples, lambda sample: sample.key).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **_of_language_models(rows))
+    language = _of_language_models(rows)
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, short=_short(samples))
 
 
 def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
     return {"served": tuple(served.points_of(rows)), "trained": tuple(trained.points_of(rows))}
+
+
+def _short(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
+    """Return the work that ran out of memory, unless as much or more work was measured with less."""
+    found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
+    for key, group in grouped(samples, lambda sample: sample.key).items():
+        rows = [row for sample in group for row in sample.memory_rows]
+        usual = group[0].known.reference
+        exceeded = [
+            Exceeded(row.batch, row.input_size or usual, row.profile)
+            for row in rows
+            if row.source == SHORT and not any(_refutes(other, row, usual) for other in rows)
+        ]
+        if exceeded:
+            found[key] = tuple(exceeded)
+    return found
+
+
+def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
+    """Return whether a row did at least the work of one that ran out of memory, with less memory."""
+    as_much = other.batch >= short.batch and (other.input_size or usual) >= (short.input_size or usual)
+    return other.source != SHORT and as_much and (other.memory_mib or math.inf) < (short.memory_mib or 0.0)
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
