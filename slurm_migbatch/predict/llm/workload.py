@@ -171,6 +171,13 @@ class Workload:
         return (self.px / usual) ** 2 if self.px and usual else 1.0
 
 
+def fills(workload: Workload) -> bool:
+    """Return whether the program that serves a workload takes its share of any slice at once, whatever it needs."""
+    if workload.serving is None or workload.architecture.kind == "plain":
+        return False
+    return workload.serving.engine not in ALONE
+
+
 def asks(hints: Hints) -> bool:
     """Return whether hints are for a language model, whatever its name.
 
