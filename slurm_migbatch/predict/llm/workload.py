@@ -391,6 +391,12 @@ def plain_serving_of(found: Found, batch: int, size: int) -> Workload:
     return Workload(found, serving, None, px=size if found.architecture.item_px else 0)
 
 
+def encoder_serving_of(found: Found, batch: int, size: int) -> Workload:
+    """Return the inference of an encoder on `batch` texts of `size` tokens at once."""
+    serving = Serving(size, batch, size, 1, 16.0, "", SHARES["transformers"])
+    return Workload(found, serving, None)
+
+
 def _trainable(kept: Precision) -> Precision:
     """Return the precision of weights that a full training keeps: quantised ones are trained in 16 bits."""
     return kept if kept.bits >= 16 else precision.plain("bf16")
