@@ -17,9 +17,9 @@ Jobs can report false figures, or count other things than the rest of the site d
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
 has shown that its peak is sufficient, so of several slices the smallest peak counts. A run that failed with its slice
-full, or reported that it ran out of memory, needs more than that: its peak counts if no run of the same kind completed,
-or only on larger slices with smaller peaks, of which the agent's samples missed the highest; the next one gets a larger
-slice (`Learned.short`). Both rules apply within the runs of one
+full, or reported that it ran out of memory, needs more than that, by any factor. It is no measurement of the need, but
+the next one gets a larger slice (`Learned.short`), unless a run of the same kind completed with less memory: not with a
+smaller peak on a larger slice, of which the agent's samples missed the highest. Both rules apply within the runs of one
 user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
 """
 

@@ -108,10 +108,14 @@ def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
-    """Return the points, logarithms and noise of one figure of a sample."""
+    """Return the points, logarithms and noise of one figure of a sample, without memory that was too little: it says
+    nothing on how much more is needed.
+    """
     if figure == "time":
         return sample.cells, sample.logs, sample.noise
-    return sample.memory_cells, sample.memory_logs, np.full(len(sample.memory_logs), MEMORY_NOISE)
+    enough = [i for i, row in enumerate(sample.memory_rows) if row.source != SHORT]
+    logs = sample.memory_logs[enough]
+    return sample.memory_cells.take(enough), logs, np.full(len(logs), MEMORY_NOISE)
 
 
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:

@@ -283,6 +283,27 @@ def test_slice_on_which_runs_ran_out_of_memory_is_not_granted_again(
     assert chosen.offer.memory_mib == 9984 or role == "train"
 
 
+@pytest.mark.parametrize(
+    ("model", "role", "batch", "size", "unit"),
+    [
+        ("resnet50", "train", 128, 224, "px"),
+        ("swin-b", "train", 64, 224, "px"),
+        ("bert-large", "infer", 256, 512, "tok"),
+    ],
+)
+def test_run_that_ran_out_on_a_far_too_small_slice_does_not_lower_the_need(
+    model: str, role: str, batch: int, size: int, unit: str
+) -> None:
+    """A user who requested a slice by its name: its memory is less than is needed, by any factor."""
+    cell = Bucket(model, role, batch, size, unit)
+    common = {"model": model, "role": role, "input": size, "unit": unit}
+    runs = [peaked(batch, 9_700.0, "1g.10gb", "FAILED", number=n, user=user, **common) for n, user in enumerate("ab")]
+    learned = learn(rows_of(select_learnable(observed(*runs), KNOWLEDGE).used), KNOWLEDGE)
+    before, after = (LearnedPredictor(state).figures(cell, H100)[P("7g.80gb")] for state in (Learned(), learned))
+    assert after.need_mib == before.need_mib > 10_240
+    assert misses(learned, rows_of(observed(*runs)), KNOWLEDGE) == {}
+
+
 def test_work_that_completed_with_less_memory_refutes_a_run_that_ran_out() -> None:
     failed = [peaked(64, 9_700.0, "1g.10gb", "FAILED", number=n) for n in (1, 2)]
     assert learn(rows_of(observed(*failed)), KNOWLEDGE).short
