@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import FEW, MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
@@ -86,25 +87,38 @@ def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _short(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
-    """Return the work that ran out of memory, unless as much or more work was measured with less."""
+    """Return the work that ran out of memory, by the samples that count for a model, unless as much or more work was
+    measured with less.
+    """
     found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
     for key, group in grouped(samples, lambda sample: sample.key).items():
-        rows = [row for sample in group for row in sample.memory_rows]
-        usual = group[0].known.reference
-        exceeded = [
-            Exceeded(row.batch, row.input_size or usual, row.profile)
-            for row in rows
-            if row.source == SHORT and not any(_refutes(other, row, usual) for other in rows)
-        ]
+        stack, usual = max(group, key=_standing).stack, group[0].known.reference
+        counted = [sample for sample in group if sample.stack == stack or sample.stack.endswith(f"|{RUNS}")]
+        rows = [row for sample in counted for row in (*sample.rows, *sample.memory_rows)]
+        short = [row for row in rows if row.source == SHORT] + [row for sample in counted for row in sample.failed]
+        exceeded = {
+            Exceeded(row.batch, row.input_size or usual, row.profile): None
+            for row in short
+            if not any(_refutes(other, row, usual) for other in rows)
+        }
         if exceeded:
             found[key] = tuple(exceeded)
     return found
 
 
 def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
-    """Return whether a row did at least the work of one that ran out of memory, with less memory."""
-    as_much = other.batch >= short.batch and (other.input_size or usual) >= (short.input_size or usual)
-    return other.source != SHORT and as_much and (other.memory_mib or math.inf) < (short.memory_mib or 0.0)
+    """Return whether a row did at least the work of one that ran out of memory, with less memory or on as small a
+    slice.
+    """
+    if other.source == SHORT or other.batch < short.batch or (other.input_size or usual) < (short.input_size or usual):
+        return False
+    if short.memory_mib is not None:
+        return (other.memory_mib or math.inf) < short.memory_mib
+    return bool(other.profile) and _memory_gb(other) <= _memory_gb(short)
+
+
+def _memory_gb(row: Measurement) -> int:
+    return Profile.parse(row.profile).memory_gb
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
