@@ -158,23 +158,26 @@ def rollback(config: Config, version: int | None) -> None:
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
     """Print the hints of a language model: a directory with a config.json, such a file, or a public name.
 
-    Only config.json is read (and the sizes of weight files beside it); nothing of the model is loaded or run.
+    Only config.json is read, and of the weight files beside it the sizes and the headers, which say how many parameters
+    they hold; nothing of the model is loaded or run.
     """
     from pathlib import Path
 
-    from slurm_migbatch.predict.llm.describe import describe as read
+    from slurm_migbatch.predict.llm.modeldir import describe as read
 
     if Path(what).exists():
         found = read(Path(what))
-        architecture, hints, name = found.architecture, found.hints, found.name
+        architecture, hints, name, counted = found.architecture, found.hints, found.name, found.counted
     else:
         architecture, hints, name = _public(what)
+        counted = "name"
     if hints_only:
         click.echo(hints)
         return
     description = {
         "model": name,
         "parameters": architecture.parameters,
+        "counted_from": counted,
         "weights_gib_at_16_bits": round(architecture.parameters / 2**29, 2),
         "kv_cache_bytes_a_token": 2 * architecture.cache_values(1),
         "context": architecture.context,

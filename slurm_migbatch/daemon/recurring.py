@@ -38,7 +38,7 @@ _LATELY_S: Final = 3600.0
 def past_run(row: RecurringRun) -> PastRun:
     """Return a run of the record as the predictor takes it."""
     profile = (row.profile or "").replace("+", ".")
-    return PastRun(row.run, profile, row.ended, row.peak_mib, row.sm, row.dram, row.engine)
+    return PastRun(row.run, profile, row.ended, row.peak_mib, row.sm, row.dram, row.engine, row.work)
 
 
 class RecurringJobs:

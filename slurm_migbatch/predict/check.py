@@ -15,6 +15,7 @@ from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.runs import Expect, Key, Observation
+from slurm_migbatch.predict.samples import SHORT
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.values.grouping import grouped
@@ -74,11 +75,17 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            with_figure = [row for row in group if row.figure(figure) is not None]
+            with_figure = _measured(group, figure)
             if with_figure:
                 values = np.log([row.figure(figure) or 1.0 for row in with_figure])
                 logs[figure, key] = values - np.asarray(expect(figure, key, with_figure, known, gpu))
     return logs
+
+
+def _measured(rows: Iterable[Measurement], figure: str) -> list[Measurement]:
+    """Return the rows that have a figure; memory that was too little is none."""
+    enough = (row for row in rows if figure != "memory" or row.source != SHORT)
+    return [row for row in enough if row.figure(figure) is not None]
 
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
@@ -149,7 +156,7 @@ def coverage(
     for key, group in groups.items():
         known, gpu = predictor.knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            with_figure = [row for row in group if row.figure(figure) is not None]
+            with_figure = _measured(group, figure)
             if not with_figure:
                 continue
             high = predictor.interval(figure, key[0], known, gpu, key[1], Cells.of_rows(with_figure, gpu, known))[2]

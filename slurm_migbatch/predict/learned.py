@@ -27,7 +27,7 @@ from slurm_migbatch.predict.llm.names import Found, resolve
 from slurm_migbatch.predict.llm.served import ServedMeasurements
 from slurm_migbatch.predict.llm.speed import Correction, Machine, machine_of, step_interval
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
-from slurm_migbatch.predict.llm.workload import Workload, plain_serving_of, training_of
+from slurm_migbatch.predict.llm.workload import Workload, encoder_serving_of, plain_serving_of, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -115,9 +115,39 @@ class LearnedPredictor:
         size, points = len(infos), len(batches)
         ends = self._growing("time", block, kind, infos, gpu)
         seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
-        mib = self._growing("memory", block, kind, infos, gpu)
+        least = np.maximum(self._exceeded_mib(block, kind, gpu), self._unsized_mib(block, kind, gpu))
+        mib = np.maximum(self._growing("memory", block, kind, infos, gpu), least[:, None])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
+
+    def _exceeded_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> Array:
+        """Return the MiB that each cell needs at least: more than the slices on which no more work than its own ran out
+        of memory.
+        """
+        batches = np.repeat(np.array(block.batches), len(block.inputs))
+        inputs = np.tile(np.array(block.inputs), len(block.batches))
+        least = np.zeros(len(batches))
+        key = block.model, block.role, self.learned.as_measured(gpu).name
+        for batch, size, name in self.learned.short.get(key, ()):
+            profile = Profile.parse(name)
+            if profile in kind.geometry:
+                as_much = (batches >= batch) & (inputs >= size)
+                least[as_much] = np.maximum(least[as_much], kind.geometry.info(profile).memory_mib + 1)
+        return least
+
+    def _unsized_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> Array:
+        """Return the MiB of each cell of longer texts than usual as computed from the architecture, of a public encoder
+        whose measured rows state no length: theirs may be much shorter. 0 for any other cell and model.
+        """
+        fitted = self.learned.fitted.get((block.model, block.role, self.learned.as_measured(gpu).name))
+        found = None if block.model in self.knowledge.facts else resolve(block.model)
+        if fitted is None or fitted.inputs or found is None or found.how != "public":
+            return np.zeros(len(block))
+        if found.architecture.kind != "encoder":
+            return np.zeros(len(block))
+        needs = [need_of(workload, kind.full.memory_mib).used for workload in self._workloads(found, block)]
+        longer = np.tile(np.array(block.inputs), len(block.batches)) > self._known[block.model].reference
+        return np.where(longer, needs, 0.0)
 
     def computable(self, figure: str, model: str, role: str, gpu: GpuSpec) -> Found | None:
         """Return the model whose time or memory in training is computed from its architecture; None if it was measured,
@@ -151,7 +181,8 @@ class LearnedPredictor:
         return shaped
 
     def _workloads(self, found: Found, block: Block) -> Iterator[Workload]:
-        workload_of = training_of if block.role == "train" else plain_serving_of
+        serving_of = plain_serving_of if found.architecture.kind == "plain" else encoder_serving_of
+        workload_of = training_of if block.role == "train" else serving_of
         for batch, size in itertools.product(block.batches, block.inputs):
             yield self.sized(workload_of(found, batch, size))
 

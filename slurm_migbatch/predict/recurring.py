@@ -14,6 +14,9 @@ Use is not need: some programs take a fixed share of any slice. They are recogni
 (the submit filter looks for it), or by the same share of slices of different sizes (ALIKE). Their use
 says nothing about their need; they get the smallest slice on which one of their runs completed.
 
+Hints. A job with hints gets what is predicted for them, but not a slice on which a run of the same job with the same
+hints ran out of memory (`exceeded_mib`).
+
 Speed. If the used share of SMs and of memory bandwidth was sampled, no slice is chosen that would be slower by
 more than the site allows than the smallest slice on which runs completed: the sampled use must fit.
 """
@@ -62,6 +65,7 @@ class PastRun(NamedTuple):
         peak_mib: the peak of the slice that held most; None if too little was sampled.
         sm, dram: shares (0 to 1) of the slice's SMs and memory bandwidth in use over the whole run; None: not sampled.
         engine: the engine with a fixed share that the submit filter found; empty for any other program.
+        work: label of the work that its hints described; empty if they described none that is known.
     """
 
     run: int
@@ -71,6 +75,7 @@ class PastRun(NamedTuple):
     sm: float | None = None
     dram: float | None = None
     engine: str = ""
+    work: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,27 @@ def need_of(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], least: 
     return ShownNeed(len(past), largest_peak, need, full if need == floor else 0, unknown, engine, *_busy(done, offers))
 
 
+def exceeded_mib(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], work: str, *, fills: bool) -> int:
+    """Return the MiB of the largest slice on which a run of this work ran out of memory, and none has completed since
+    on one as small; 0 if there is none. `fills`: the program takes a fixed share, so it must report it.
+    """
+    exceeded: list[int] = []
+    for run in past[-WINDOW:]:
+        offer = offers.get(run.profile)
+        if offer is None or run.work != work:
+            continue
+        if run.ended == OUT_OF_MEMORY if fills else ran_out(run, offer.memory_mib):
+            exceeded.append(offer.memory_mib)
+        elif run.ended == DONE:
+            exceeded = [mib for mib in exceeded if mib < offer.memory_mib]
+    return max(exceeded, default=0)
+
+
+def may_have_run_out(run: PastRun) -> bool:
+    """Return whether `ran_out` may be true of a run on some slice."""
+    return run.ended == OUT_OF_MEMORY or (run.ended == FAILED and run.peak_mib is not None)
+
+
 def _by_peaks(past: Sequence[PastRun], short: Sequence[PastRun]) -> int:
     """Return the MiB that peaks require; peaks of runs that did not complete are lower bounds."""
     peaks = [run.peak_mib for run in past if run.ended == DONE and run.peak_mib]
@@ -232,6 +258,10 @@ SENTENCES: Final = {
     "so their need is unknown",
     "runs_short": "the largest slice, with %s GiB: your last %d runs of %s needed %s GiB; see --comment='migbatch: "
     "mem=...'",
+    "runs_larger": "a larger slice than predicted, with %s GiB: a run of %s with these hints ran out of memory on one "
+    "with %s GiB; mem= in the hints states the need",
+    "runs_largest": "no slice larger than one with %s GiB is available to the job, and a run of %s with these hints "
+    "ran out of memory on one with %s GiB",
     "runs_few": "the site's default, as the job has no hints: after %d completed runs of %s (%d so far) it gets what "
     "they used; or add --comment='migbatch: model=... batch=...' or mem=...",
 }

@@ -17,7 +17,9 @@ Jobs can report false figures, or count other things than the rest of the site d
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
 has shown that its peak is sufficient, so of several slices the smallest peak counts. A run that failed with its slice
-full needs more than that: its peak counts if no run of the same kind completed. Both rules apply within the runs of one
+full, or reported that it ran out of memory, needs more than that, by any factor. It is no measurement of the need, but
+the next one gets a larger slice (`Learned.short`), unless a run of the same kind completed with less memory: not with a
+smaller peak on a larger slice, of which the agent's samples missed the highest. Both rules apply within the runs of one
 user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
 """
 
@@ -37,7 +39,7 @@ from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
-from slurm_migbatch.predict.samples import RUNS, SILENT
+from slurm_migbatch.predict.samples import RUNS, SHORT, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.values.grouping import grouped
@@ -72,7 +74,7 @@ Key = tuple[str, str, str]
 class Observation:
     """Observation from one run: a row of the common table under the site's short name of the GPU, with user and time.
 
-    `short`: it failed with its slice full, so it needs more memory than was measured.
+    `short`: it failed with its slice full, or reported that it ran out of memory, so it needs more than the slice has.
     """
 
     number: int
@@ -174,12 +176,9 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
     speed, source = _speed(run)
     if run.role == SERVE and "latency_s" not in speed:
         speed = {}  # its rate is that of its requests, not what it is capable of
-    peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 and not run.engine else None
-    short = run.state not in _ENDED_WELL
-    if short and (peak is None or peak < FULL * info.memory_mib):
-        return None  # it may have failed for any reason, at any time
+    peak, short = _memory(run, info.memory_mib), run.state not in _ENDED_WELL
     if short:
-        speed = {}
+        speed, source = {}, SHORT
     if not speed and peak is None:
         return None
     try:
@@ -201,6 +200,19 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
     except MeasurementError:
         return None
     return Observation(run.number, run.run, run.user or "?", row, short)
+
+
+def _memory(run: Lesson, slice_mib: int) -> float | None:
+    """Return what a run shows of its need in MiB: its peak, or of one that ran out of memory at least that; None if it
+    shows nothing.
+    """
+    peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 and not run.engine else None
+    if run.state in _ENDED_WELL:
+        return peak
+    if run.oom:
+        return float(slice_mib)
+    # otherwise it may have failed for any reason, at any time
+    return peak if peak is not None and peak >= FULL * slice_mib else None
 
 
 def _tagged(model: str, facts: ModelFacts | None) -> int | None:
@@ -332,7 +344,7 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     for cell, group in cells.items():
         seconds = None if cell[-1] == SILENT and cell[:-1] in reported else _agreed(group, "time")
         first = group[0].row
-        peak = peaks.pop((*group[0].key, first.batch, first.input_size, first.profile), None)
+        peak = peaks.pop((*group[0].key, first.batch, first.input_size, first.profile, group[0].short), None)
         if seconds is None and peak is None:
             continue
         row = replace(
@@ -349,8 +361,8 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
-    """Return the peak in MiB by key, batch, input size and profile: the median over users, of two the larger. `_peak`
-    selects the peak of each user.
+    """Return the peak in MiB by key, batch, input size, profile and whether the runs ran out of memory: the median over
+    users, of two the larger. `_peak` selects the peak of each user.
     """
     groups = grouped(
         (observation for observation in observations if observation.row.memory_mib is not None),
@@ -359,19 +371,39 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
     peaks_by_profile: dict[tuple[Any, ...], float] = {}
     for cell, group in groups.items():
         peaks = sorted(_peak(own) for own in _by_user(group).values())
-        peak, profile = peaks[len(peaks) // 2]
-        key = (*cell, profile)
+        peak, profile, short = peaks[len(peaks) // 2]
+        key = (*cell, profile, short)
         peaks_by_profile[key] = peak
     return peaks_by_profile
 
 
-def _peak(observations: Sequence[Observation]) -> tuple[float, str]:
-    """Return the peak in MiB of one user's runs of one cell, and its profile: the smallest that sufficed."""
-    sufficient = [observation for observation in observations if not observation.short]
-    profiles = grouped(sufficient or observations, lambda observation: observation.row.profile)
+def _peak(observations: Sequence[Observation]) -> tuple[float, str, bool]:
+    """Return the peak in MiB of one user's runs of one cell, its profile, the smallest that sufficed, and whether none
+    did.
+    """
+    sufficient = _sufficient(observations)
+    counted = sufficient or [observation for observation in observations if observation.short]
+    profiles = grouped(counted, lambda observation: observation.row.profile)
     peaks = [(peak, name) for name, group in profiles.items() if (peak := _agreed(group, "memory")) is not None]
     # if all runs failed, the largest peak is closest to the need
-    return min(peaks) if sufficient else max(peaks)
+    return (*min(peaks), False) if sufficient else (*max(peaks), True)
+
+
+def _sufficient(observations: Sequence[Observation]) -> list[Observation]:
+    """Return the runs that had enough memory; none if one ran out at more than the peaks of those on larger slices."""
+    short = [observation for observation in observations if observation.short]
+    sufficient = [observation for observation in observations if not observation.short]
+    if short and sufficient:
+        highest = max(observation.row.memory_mib or 0.0 for observation in short)
+        exhausted = max(map(_memory_gb, short))
+        peak = min(observation.row.memory_mib or math.inf for observation in sufficient)
+        if highest > peak and exhausted < min(map(_memory_gb, sufficient)):
+            return []
+    return sufficient
+
+
+def _memory_gb(observation: Observation) -> int:
+    return Profile.parse(observation.row.profile).memory_gb
 
 
 def _timed(group: Iterable[Observation]) -> bool:

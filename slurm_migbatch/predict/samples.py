@@ -28,6 +28,10 @@ RUNS_NOISE: Final = 0.15
 SILENT: Final = "runs without a report"
 """Source of rows of jobs without reports: their items over their whole lifetime."""
 SILENT_NOISE: Final = 0.5
+SHORT: Final = "runs that ran out of memory"
+"""Source of rows of jobs that needed more memory than their slice has; the memory of the row is less than that."""
+OF_RUNS: Final = frozenset({RUNS, SILENT, SHORT})
+"""Sources of rows of finished jobs."""
 _NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}
 
 
@@ -37,7 +41,8 @@ class Sample:
 
     `cells` and `logs` are the points that ran, with the logarithm of seconds per batch; `noise` their standard
     deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known. `rows` and
-    `memory_rows` are the rows of both, `bits` the width of their arithmetic.
+    `memory_rows` are the rows of both, `bits` the width of their arithmetic. `failed` are the rows of one process that
+    ran out of memory on a slice.
     """
 
     model: str
@@ -53,6 +58,7 @@ class Sample:
     memory_rows: tuple[Measurement, ...]
     memory_cells: Cells
     memory_logs: Array
+    failed: tuple[Measurement, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -74,7 +80,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
     for name, group in by_model.items():
         for row in group:
             gpu = gpus[row.gpu]
-            source = RUNS if row.source == SILENT else SITE if row.source.startswith(OWN_TABLES) else row.source
+            source = RUNS if row.source in OF_RUNS else SITE if row.source.startswith(OWN_TABLES) else row.source
             groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{source}"), []).append(row)
     return [
         _sample(name, kind, gpus[group[0].gpu], stack, known[name], group)
@@ -124,4 +130,5 @@ def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows:
         tuple(weighed),
         Cells.of_rows(weighed, gpu, known),
         np.array([np.log(row.memory_mib or 1.0) for row in weighed]),
+        tuple(row for row in rows if not row.ran and row.memory_mib is None and row.profile and row.procs == 1),
     )

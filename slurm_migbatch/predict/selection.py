@@ -201,7 +201,8 @@ class Chooser:
         """Choose the slice for `auto`; raises Refusal if there is none.
 
         Args:
-            job: the recurring job with its runs, used if the hints name neither model nor memory.
+            job: the recurring job with its runs, used if the hints name neither model nor memory; with a model only the
+                runs that ran out of memory.
             policy: the site's settings for that.
             passes_batch: the batch can be passed to the job, so one is chosen if the hints leave it open.
         """
@@ -211,16 +212,18 @@ class Chooser:
         if not allowed:
             raise Refusal("range_empty", partition.name, partition.profile_list)
         workload = self.workload(hints)
-        if workload is not None:
-            return self._choose_for_tokens(workload, hints, partition, limits, allowed)
-        choice = (
-            None if bucket is None else self._by_bucket(hints, bucket, partition, limits, passes_batch=passes_batch)
-        )
-        if choice is not None:
-            return choice
-        if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
+        if workload is None and hints.model is None and hints.mem_mib is None and job is not None and policy.runs:
             return _from_runs(job, policy, partition, limits, allowed)
-        return self._without_figures(hints, partition, limits, allowed)
+        choice = None
+        if workload is not None:
+            choice = self._choose_for_tokens(workload, hints, partition, limits, allowed)
+        elif bucket is not None:
+            choice = self._by_bucket(hints, bucket, partition, limits, passes_batch=passes_batch)
+        choice = choice or self._without_figures(hints, partition, limits, allowed)
+        if job is None or not policy.runs or hints.mem_mib is not None:
+            return choice
+        fills = workload is not None and llm_workload.fills(workload)
+        return _above_earlier_runs(choice, job, partition, allowed, fills=fills)
 
     def _by_bucket(
         self, hints: Hints, bucket: Bucket, partition: Partition, limits: JobLimits, *, passes_batch: bool
@@ -469,6 +472,30 @@ def _from_runs(
         offer, reason, text = recurring.pick(job, need, allowed, policy)
         limits = replace(limits, mem_mib=need.need_mib)
     return SliceChoice(offer, reason, text, None, ranked_by_memory(partition, limits))
+
+
+def _above_earlier_runs(
+    choice: SliceChoice, job: RecurringJob, partition: Partition, allowed: Sequence[ProfileOffer], *, fills: bool
+) -> SliceChoice:
+    """Return the choice of a larger slice if a run of the job ran out of memory on one of that size; else the same."""
+    exceeded_mib = recurring.exceeded_mib(job.past, partition.offers, choice.label, fills=fills)
+    if choice.offer.memory_mib > exceeded_mib:
+        return choice
+    sufficient = {candidate.offer for candidate in choice.candidates if candidate.ok}
+    larger = [offer for offer in allowed if offer.memory_mib > exceeded_mib]
+    able = [offer for offer in larger if offer in sufficient]
+    offer = next(iter(able or larger), choice.offer)
+    reason = "runs_larger" if larger else "runs_largest"
+    text = recurring.SENTENCES[reason] % (gib(offer.memory_mib), job.name, gib(exceeded_mib))
+    candidates = ranked(
+        (candidate.offer, candidate.figures, candidate.why or _short(candidate.offer, exceeded_mib))
+        for candidate in choice.candidates
+    )
+    return replace(choice, offer=offer, reason=reason, text=text, candidates=candidates)
+
+
+def _short(offer: ProfileOffer, exceeded_mib: int) -> str:
+    return "a run ran out of memory" if offer.memory_mib <= exceeded_mib else ""
 
 
 def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:

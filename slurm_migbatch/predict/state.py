@@ -5,13 +5,14 @@ It is plain data, written as JSON and read with every number checked: a model fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, unmeasured
 from slurm_migbatch.predict.cells import GpuSpec
 from slurm_migbatch.predict.known import Known
@@ -45,6 +46,14 @@ class Fitted:
     """By figure, `time` or `memory`; an unmeasured figure is missing."""
 
 
+class Exceeded(NamedTuple):
+    """Work that ran out of memory on slices of a profile: its batch and input size."""
+
+    batch: int
+    input: int
+    profile: str
+
+
 @dataclass(frozen=True)
 class Learned:
     """Everything that predictions use. `version` 0 has learned nothing: the physical prior."""
@@ -61,6 +70,8 @@ class Learned:
     """Measured servers of language models."""
     trained: tuple[TrainedPoint, ...] = ()
     """Measured trainings of language models."""
+    short: Mapping[tuple[str, str, str], tuple[Exceeded, ...]] = field(default_factory=dict)
+    """Work that needs more memory than a slice has, by model, kind of work and GPU."""
 
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.
@@ -115,6 +126,7 @@ class Learned:
             "known": {name: asdict(known) for name, known in self.known.items()},
             "served": [point.to_dict() for point in self.served],
             "trained": [point.to_dict() for point in self.trained],
+            "short": [[*key, *exceeded] for key, of_key in self.short.items() for exceeded in of_key],
         }
 
     @classmethod
@@ -143,9 +155,21 @@ class Learned:
                 {str(name): _known(value) for name, value in data["known"].items()},
                 tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
                 tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
+                _read_short(data.get("short", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"cannot parse the learned model: {error!r}") from None
+
+
+def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
+    found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
+    for model, kind, gpu, batch, size, profile in data:
+        key = (str(model), str(kind), str(gpu))
+        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name)
+        if kind not in KINDS or not 1 <= exceeded.batch <= 10**9 or not 1 <= exceeded.input <= 10**9:
+            raise ValueError("work that ran out of memory is out of range")
+        found[key] = (*found.get(key, ()), exceeded)
+    return found
 
 
 def _pair(name: str) -> tuple[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import FEW, MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
@@ -15,8 +17,8 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
-from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
+from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SHORT, SITE, Sample, samples_of
+from slurm_migbatch.predict.state import KINDS, SURFACES, Exceeded, Fitted, Learned
 from slurm_migbatch.predict.surface import Belief, Surface
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.values.grouping import grouped
@@ -60,7 +62,8 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
         for key, group in grouped(of_kind, lambda sample: sample.key).items():
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
+    language = _of_language_models(rows)
+    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, short=_short(samples))
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -75,18 +78,58 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
         for key, group in grouped(samples, lambda sample: sample.key).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **_of_language_models(rows))
+    language = _of_language_models(rows)
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, short=_short(samples))
 
 
 def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
     return {"served": tuple(served.points_of(rows)), "trained": tuple(trained.points_of(rows))}
 
 
+def _short(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
+    """Return the work that ran out of memory, by the samples that count for a model, unless as much or more work was
+    measured with less.
+    """
+    found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
+    for key, group in grouped(samples, lambda sample: sample.key).items():
+        stack, usual = max(group, key=_standing).stack, group[0].known.reference
+        counted = [sample for sample in group if sample.stack == stack or sample.stack.endswith(f"|{RUNS}")]
+        rows = [row for sample in counted for row in (*sample.rows, *sample.memory_rows)]
+        short = [row for row in rows if row.source == SHORT] + [row for sample in counted for row in sample.failed]
+        exceeded = {
+            Exceeded(row.batch, row.input_size or usual, row.profile): None
+            for row in short
+            if not any(_refutes(other, row, usual) for other in rows)
+        }
+        if exceeded:
+            found[key] = tuple(exceeded)
+    return found
+
+
+def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
+    """Return whether a row did at least the work of one that ran out of memory, with less memory or on as small a
+    slice.
+    """
+    if other.source == SHORT or other.batch < short.batch or (other.input_size or usual) < (short.input_size or usual):
+        return False
+    if short.memory_mib is not None:
+        return (other.memory_mib or math.inf) < short.memory_mib
+    return bool(other.profile) and _memory_gb(other) <= _memory_gb(short)
+
+
+def _memory_gb(row: Measurement) -> int:
+    return Profile.parse(row.profile).memory_gb
+
+
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
-    """Return the points, logarithms and noise of one figure of a sample."""
+    """Return the points, logarithms and noise of one figure of a sample, without memory that was too little: it says
+    nothing on how much more is needed.
+    """
     if figure == "time":
         return sample.cells, sample.logs, sample.noise
-    return sample.memory_cells, sample.memory_logs, np.full(len(sample.memory_logs), MEMORY_NOISE)
+    enough = [i for i, row in enumerate(sample.memory_rows) if row.source != SHORT]
+    logs = sample.memory_logs[enough]
+    return sample.memory_cells.take(enough), logs, np.full(len(logs), MEMORY_NOISE)
 
 
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:

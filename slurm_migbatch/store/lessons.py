@@ -30,7 +30,8 @@ def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesso
     A run that `predict.runs` cannot use is skipped, whatever becomes known later.
     """
     for lesson in _read(connection, _ENDED.where(Run.id.in_(runs), Run.lesson > 0)):
-        figures = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
+        measured = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.oom)
+        figures = (*measured, lesson.items, lesson.items_hint)
         if lesson.model and lesson.batch and lesson.profile and lesson.gpu and lesson.slices == 1 and any(figures):
             plain = replace(lesson, job=0)
             yield OldLesson(number=lesson.number, lesson=asdict(plain))
@@ -90,6 +91,7 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         memory_mib=row.measured_memory_mib if alone else None,
         items=row.measured_items,
         engine=clean.text(facts.get("engine"), 16) or "",
+        oom=measured.get("oom") is True and alone,
     )
 
 

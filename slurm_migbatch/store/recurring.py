@@ -31,6 +31,7 @@ class RecurringRun:
         retry: the user wants it retried if its slice was too small; never for elastic training, which gets a slice of
             any allowed size again.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
+        work: label of the work that its hints described, as in the decision.
         user: whose job it was; empty if unknown.
         until: when it ended, unix seconds; 0 if unknown.
     """
@@ -54,13 +55,15 @@ class RecurringRun:
     high: str = ""
     user: str = ""
     until: float = 0.0
+    work: str = ""
 
 
 #: fields read by `run_of`, of a run joined with its decision
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.user, Run.partition, Run.profile,
     Run.slice_count, Run.ended, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-    Run.decision, Decision.recurring, Decision.hints, Decision.facts,
+    Run.decision, Decision.recurring, Decision.bucket, Decision.hints,
+    Decision.facts,
 )  # fmt: skip
 
 
@@ -119,6 +122,7 @@ def run_of(row: Any) -> RecurringRun:
         high=clean.text(hints.get("max"), 24) or "",
         user=row.user or "",
         until=row.ended or 0.0,
+        work=clean.text(row.bucket, 256) or "",
     )
 
 

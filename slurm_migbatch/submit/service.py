@@ -10,12 +10,12 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.mig.grant import CHANGED
-from slurm_migbatch.predict.recurring import SENTENCES, PastRun
+from slurm_migbatch.predict.recurring import SENTENCES, PastRun, may_have_run_out
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.alike import AlikeAnswers, Question
@@ -24,7 +24,7 @@ from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
-from slurm_migbatch.submit.script import condense
+from slurm_migbatch.submit.script import condense, recurring_key
 from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
@@ -117,6 +117,8 @@ class SubmitService:
         self._earlier: tuple[SubmitState, ...] = ()
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
+        #: keys of recurring jobs of which a run may have run out of memory, so that similar requests get other answers
+        self._short: frozenset[str] = frozenset()
         self._recorder = recorder
         #: unused names for future decisions
         self._ids: deque[str] = deque()
@@ -139,6 +141,15 @@ class SubmitService:
         for key in [key for key, runs in past.items() if not runs]:
             del past_runs[key]
         self._past = past_runs  # replaced as a whole, because requests are answered meanwhile
+        short = {key for key, runs in past.items() if any(map(may_have_run_out, runs))}
+        if short - self._short:
+            self._forget()
+        self._short = frozenset(key for key in self._short | short if key in short or key not in past)
+
+    def _forget(self) -> None:
+        """Forget the answers to identical requests."""
+        states = [replace(state, answers=AnswerCache()) for state in (self._site, *self._earlier)]
+        self._site, self._earlier = states[0], tuple(states[1:])
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
@@ -164,7 +175,8 @@ class SubmitService:
 
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, is_proxy: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
-        question = Question.of(fields, site.chooser) if is_proxy and len(request) <= LONGEST else None
+        cached = is_proxy and not self._ran_out(fields)
+        question = Question.of(fields, site.chooser) if cached and len(request) <= LONGEST else None
         similar = None if question is None else site.alike.get(question)
         if similar is not None:
             site.answers.put(request, similar)
@@ -177,13 +189,21 @@ class SubmitService:
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if is_proxy:
             decision = answer.decision if isinstance(answer, Accept) else None
-            if site.keeps(job, answer):
+            if cached and site.keeps(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)
                 if question is not None and decision is not None:
                     site.alike.keep(question, message, decision, name)
             if decision is not None:
                 self._remember(decision.again, decision.id, now)
         return verdict, message
+
+    def _ran_out(self, fields: Mapping[str, str]) -> bool:
+        """Return whether a run of the job that is submitted may have run out of memory."""
+        uid, digest = fields.get("uid", ""), fields.get("digest")
+        if not self._short or digest is None or not uid.isdecimal():
+            return False
+        identity = [fields.get(name, "") for name in ("account", "partition", "name")]
+        return recurring_key(int(uid), identity[0], identity[1], identity[2], digest) in self._short
 
     def _give(self, given: CachedAnswer) -> tuple[str, bytes]:
         """Return a cached answer, with a new decision name."""

@@ -21,6 +21,7 @@ class Lesson:
         memory_mib: the peak of one slice, from the driver.
             A run that shared its slice with another job has no such figures: they would not be those of one job.
         engine: a program in its script that takes a fixed share of any slice; empty if none is known.
+        oom: the job reported that it ran out of memory.
     """
 
     number: int
@@ -44,3 +45,4 @@ class Lesson:
     memory_mib: float | None
     items: float | None
     engine: str = ""
+    oom: bool = False

@@ -32,6 +32,7 @@ def test_the_newest_runs_of_the_newest_jobs_are_kept() -> None:
     jobs = RecurringJobs(most=2)
     changed = jobs.take([row(number) for number in range(WINDOW + 5)])
     assert [run[0] for run in changed["k"]] == list(range(5, WINDOW + 5))
+    assert PastRun(*jobs.take([row(99, key="k", work="resnet50/infer/b8/224px")])["k"][-1]).work.startswith("resnet50")
     jobs.take([row(100, key="b"), row(101, key="k"), row(102, key="c")])
     assert set(jobs.listed()) == {"k", "c"}
 

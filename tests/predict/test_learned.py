@@ -507,3 +507,23 @@ def test_predicted_memory_of_such_a_model_holds_its_weights(name: str) -> None:
     predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
     figures = predictor.figures(Bucket(name, "infer", 1, 512, "tok"), H100)[P("7g.80gb")]
     assert figures.memory_mib.high > ModelKnowledge().of(name).weight_mib
+
+
+@pytest.mark.parametrize("kind", ["infer", "train"])
+def test_rows_without_a_length_do_not_make_long_texts_small(kind: str) -> None:
+    """A table of bge-m3 with texts of 128 tokens that does not say so."""
+    rows = [
+        Measurement("h100-80gb", "bge-m3", "encoder", kind, "7g.80gb", 7, 8, 132, batch, None,
+                    throughput_per_s=batch / (0.01 + 0.002 * batch), memory_mib=2900.0 + 5.0 * batch)
+        for batch in (1, 4, 8, 16, 32, 64)
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
+    needs = [
+        predictor.figures(Bucket("bge-m3", kind, 32, size, "tok"), H100)[P("7g.80gb")].need_mib
+        for size in (128, 512, 2048, 8192)
+    ]
+    assert needs == sorted(needs)
+    assert needs[3] > 16_000  # 32 texts of 8192 tokens pass through layers of 1024 x 4096 in 32 bits
+    stated = learn([replace(row, input_size=128) for row in rows], ModelKnowledge())
+    short = LearnedPredictor(stated).figures(Bucket("bge-m3", kind, 32, 128, "tok"), H100)[P("7g.80gb")].need_mib
+    assert short < 1.3 * (2900 + 5 * 32)

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.llm import names, precision
-from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
+from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import activations_mib, need_of, weights_mib
+from slurm_migbatch.predict.llm.modeldir import describe
 from slurm_migbatch.predict.llm.workload import Training, Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
+from tests.support import weight_files
 
 BY_NAME = {model.name: model for model in ALL}
 
@@ -1318,6 +1320,46 @@ def test_encoder_of_sound_beside_a_language_model_is_counted() -> None:
     assert (heard.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == 629
 
 
+@pytest.mark.parametrize(
+    ("part", "millions"),
+    [
+        # Cohere's transcription: a conformer
+        ({"encoder_config": {"hidden_size": 1280, "num_hidden_layers": 48, "intermediate_size": 5120,
+                             "conv_kernel_size": 9}}, 1808),
+        # BLIP-2's network between images and text
+        ({"qformer_config": {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072}}, 84),
+        # Qwen-VL's encoder of images
+        ({"visual": {"width": 1664, "layers": 48, "heads": 16}}, 1594),
+        # Qwen2.5-Omni's voice, within the configuration of all parts
+        ({"token2wav_config": {"dit_config": {"dim": 1024, "depth": 22, "intermediate_size": 2048}}}, 184),
+        ({"rope_scaling": {"factor": 8}, "quantization_config": {"layers": 4}, "others": [{"depth": 9}]}, 0),
+    ],
+)  # fmt: skip
+def test_parts_beside_a_language_model_are_counted_whatever_their_name(part: dict[str, object], millions: int) -> None:
+    found = of_config({**part, "text_config": LLAMA, "model_type": "new"}, "new").architecture
+    assert (found.parameters - PUBLISHED["llama-3.1-8b"]) // 10**6 == millions
+
+
+def test_gated_feed_forwards_of_a_vision_tower_are_counted() -> None:
+    """Qwen2.5-VL's, of 0.67 billion parameters with its projection."""
+    tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "hidden_act": "silu"}
+    seen = of_config({"text_config": LLAMA, "vision_config": tower}, "seer").architecture
+    assert 0.6e9 < seen.parameters - PUBLISHED["llama-3.1-8b"] < 0.67e9
+
+
+def test_state_space_layers_of_unknown_places_are_not_counted_as_less_than_they_are() -> None:
+    """Bamba with mamba in all layers: 9.99 billion parameters."""
+    states = {"mamba_expand": 2, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 256, "mamba_n_groups": 1}
+    bamba = {**LLAMA, "model_type": "bamba", "vocab_size": 128000, **states}
+    assert of_config(bamba, "b").architecture.parameters == pytest.approx(9.99e9, rel=0.03)
+
+
+def test_layers_are_counted_where_only_their_kinds_are_listed() -> None:
+    listed = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
+    found = of_config({**listed, "layers_block_type": ["full_attention"] * 32}, "l").architecture
+    assert found.parameters == PUBLISHED["llama-3.1-8b"]
+
+
 def test_model_of_images_is_not_described_as_a_language_model() -> None:
     vit = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     with pytest.raises(DescribeError, match="model of images"):
@@ -1341,6 +1383,67 @@ def test_weights_that_a_directory_has_in_two_forms_are_counted_once(tmp_path: Pa
     assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
     (tmp_path / "model-00001.safetensors").unlink()
     assert describe(tmp_path).architecture.parameters == (16 * 10**9 + 10**8) // 2
+
+
+@pytest.mark.parametrize("published", [4_300_000_000, 8_030_261_248, 9_000_000_000, 20_000_000_000])
+def test_headers_of_weight_files_say_how_many_parameters_a_model_has(tmp_path: Path, published: int) -> None:
+    """Also fewer than computed: layers without a feed-forward (Zamba2), experts in every fourth layer (NLLB-MoE)."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", published - 1000)})
+    weight_files.write(tmp_path / "model-00002-of-00002.safetensors", {"b": ("F32", 1000), "places": ("I64", 512)})
+    found = describe(tmp_path)
+    assert found.architecture.parameters == published and found.counted == "weight files"
+    assert found.architecture.cache_values(1000) == BY_NAME["llama-3.1-8b"].architecture.cache_values(1000)
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
+
+
+def test_headers_say_the_data_type_that_a_configuration_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": None}))
+    assert "dtype=" not in describe(tmp_path).hints
+    weight_files.write(tmp_path / "model.safetensors", {"a": ("BF16", 8 * 10**9), "norm": ("F32", 1000)})
+    assert "dtype=bf16" in describe(tmp_path).hints
+
+
+def test_experts_narrower_than_computed_are_counted_by_the_headers(tmp_path: Path) -> None:
+    config = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weight_files.write(tmp_path / "model.safetensors", {"a": ("BF16", 26 * 10**9)})
+    found = describe(tmp_path).architecture
+    assert found.parameters == 26 * 10**9 and found.active < found.parameters
+
+
+@pytest.mark.parametrize("files", ["one of two", "cut", "pointer"])
+def test_incomplete_weight_files_do_not_make_a_model_smaller(tmp_path: Path, files: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    if files == "one of two":
+        weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 5 * 10**9)})
+    elif files == "cut":
+        weight_files.write(tmp_path / "model.safetensors", {"a": ("BF16", 5 * 10**9)}, missing=1)
+    else:  # of Git LFS
+        (tmp_path / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+        )
+    assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
+
+
+def test_header_with_a_shape_of_any_size_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    for shape in ([1 << 62], [2] * 99, [-1], ["1"], [True]):
+        header = json.dumps({"a": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
+
+
+def test_layers_that_a_quantisation_leaves_out_are_counted_by_the_size_of_the_files(tmp_path: Path) -> None:
+    quantised = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": quantised}))
+    plain = describe(tmp_path)
+    weight_files.write(tmp_path / "model.safetensors", {"packed": ("I32", 10**9), "others": ("F16", 2 * 10**9)})
+    found = describe(tmp_path)
+    kept = precision.known("awq")
+    assert weights_mib(plain.architecture, kept) < 8e9 / 2**20 * 0.75
+    assert weights_mib(found.architecture, kept) == pytest.approx(8e9 / 2**20, rel=1e-3)
 
 
 @pytest.mark.parametrize(

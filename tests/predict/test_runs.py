@@ -66,6 +66,7 @@ class Run:
     memory_mib: float | None = None
     items: float | None = None
     engine: str = ""
+    oom: bool = False
 
     again: int | None = None
 
@@ -245,6 +246,78 @@ def test_failed_run_with_a_full_slice_is_a_lower_bound_of_the_need() -> None:
     assert (row.memory_mib, row.ran) == (pytest.approx(9_800.0), False)
     more = [row.memory_mib for row in rows_of(observed(failed, Run(2, profile="1g.20gb", memory_mib=15_000.0)))]
     assert more == [pytest.approx(15_000.0)]
+
+
+def peaked(batch: int, peak: float, profile: str, state: str = "COMPLETED", **more: object) -> Run:
+    return Run(batch=batch, memory_mib=peak, profile=profile, state=state, latency_s=None, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize(
+    ("model", "role", "size", "unit"),
+    [
+        ("resnet50", "infer", 224, "px"),
+        ("resnet50", "train", 224, "px"),
+        ("bert-large", "infer", 128, "tok"),
+        ("bert-large", "train", 128, "tok"),  # computed from its architecture
+        ("our-net", "train", 224, "px"),
+    ],
+)
+def test_slice_on_which_runs_ran_out_of_memory_is_not_granted_again(
+    reported: bool, model: str, role: str, size: int, unit: str
+) -> None:
+    """Although smaller batches completed with little memory, from which less is expected."""
+    common = {"model": model, "role": role, "input": size, "unit": unit}
+    peak = 5_000.0 if reported else 9_700.0
+    runs = [
+        *(peaked(batch, 2000.0 + 20 * batch, "3g.40gb", **common) for batch in (8, 16, 32) for _ in range(5)),
+        *(peaked(64, peak, "1g.10gb", "FAILED", oom=reported, **common) for _ in range(2)),
+    ]
+    runs = [replace(run, number=number) for number, run in enumerate(runs)]
+    learned = learn(rows_of(select_learnable(observed(*runs), KNOWLEDGE).used), KNOWLEDGE)
+    chooser, words = Chooser(LearnedPredictor(learned)), f"migbatch: model={model} input={size}{unit} role={role}"
+    for batch in (64, 70):
+        choice = chooser.choose(parse(f"{words} batch={batch}"), Partition("gpu", (H100,)))
+        assert choice.offer.memory_mib > 9984 and choice.figures and choice.figures.need_mib > 9984
+    chosen = chooser.choose(parse(f"{words} batch=8"), Partition("gpu", (H100,)))
+    assert chosen.offer.memory_mib == 9984 or role == "train"
+
+
+@pytest.mark.parametrize(
+    ("model", "role", "batch", "size", "unit"),
+    [
+        ("resnet50", "train", 128, 224, "px"),
+        ("swin-b", "train", 64, 224, "px"),
+        ("bert-large", "infer", 256, 512, "tok"),
+    ],
+)
+def test_run_that_ran_out_on_a_far_too_small_slice_does_not_lower_the_need(
+    model: str, role: str, batch: int, size: int, unit: str
+) -> None:
+    """A user who requested a slice by its name: its memory is less than is needed, by any factor."""
+    cell = Bucket(model, role, batch, size, unit)
+    common = {"model": model, "role": role, "input": size, "unit": unit}
+    runs = [peaked(batch, 9_700.0, "1g.10gb", "FAILED", number=n, user=user, **common) for n, user in enumerate("ab")]
+    learned = learn(rows_of(select_learnable(observed(*runs), KNOWLEDGE).used), KNOWLEDGE)
+    before, after = (LearnedPredictor(state).figures(cell, H100)[P("7g.80gb")] for state in (Learned(), learned))
+    assert after.need_mib == before.need_mib > 10_240
+    assert misses(learned, rows_of(observed(*runs)), KNOWLEDGE) == {}
+
+
+def test_work_that_completed_with_less_memory_refutes_a_run_that_ran_out() -> None:
+    failed = [peaked(64, 9_700.0, "1g.10gb", "FAILED", number=n) for n in (1, 2)]
+    assert learn(rows_of(observed(*failed)), KNOWLEDGE).short
+    for batch, state in ((64, "COMPLETED"), (128, "COMPLETED")):
+        done = peaked(batch, 6_000.0, "1g.10gb", state, number=3)
+        assert not learn(rows_of(observed(*failed, done)), KNOWLEDGE).short
+    fewer = peaked(32, 6_000.0, "1g.10gb", number=3)
+    assert learn(rows_of(observed(*failed, fewer)), KNOWLEDGE).short
+
+
+def test_peak_that_sampling_missed_on_a_larger_slice_does_not_count() -> None:
+    failed, done = peaked(64, 9_700.0, "1g.10gb", "FAILED"), peaked(64, 6_000.0, "3g.40gb", number=2)
+    assert peaks(failed, done) == {"1g.10gb": pytest.approx(9_700.0)}
+    assert peaks(failed, replace(done, profile="1g.10gb")) == {"1g.10gb": pytest.approx(6_000.0)}
 
 
 def test_small_peaks_of_one_user_do_not_lower_the_need_of_others() -> None:

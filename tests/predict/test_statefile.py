@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict import statefile
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.state import Learned, StateError
+from slurm_migbatch.predict.state import Exceeded, Learned, StateError
 from slurm_migbatch.predict.statefile import Index, ModelDirectory
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
@@ -94,12 +94,15 @@ def test_every_state_round_trips(
     for fit in learned_once().fitted.values():
         beliefs = {name: replace(belief, mean=belief.mean + shift * 0.5) for name, belief in fit.beliefs.items()}
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
-    learned = replace(learned_once(), fitted=fitted, known={model: learned_once().known["not-in-the-books"]})
+    short = {(model, "train", "h100-80gb"): (Exceeded(8, 224, "1g.10gb"), Exceeded(64, 224, "3g.40gb"))}
+    known = {model: learned_once().known["not-in-the-books"]}
+    learned = replace(learned_once(), fitted=fitted, known=known, short=short)
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
     assert saved.troubles == ()
     assert saved.saved.report == report
     assert saved.saved.learned.to_dict() == replace(learned, version=1, created=5.0).to_dict()
+    assert saved.saved.learned.short == short
 
 
 def test_only_the_last_versions_are_kept(models: ModelDirectory) -> None:
@@ -298,6 +301,10 @@ def _set(place: object, value: object) -> object:
         _set(["learned", "calibrations", "time/infer"], {"0h": [1.0]}),
         _set(["learned", "known"], {"x": {"family": "cnn"}}),
         _set(["learned", "known", "not-in-the-books", "flops"], -1.0),
+        _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 8, 224]]),
+        _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 8, 224, "large"]]),
+        _set(["learned", "short"], [["resnet50", "dream", "h100-80gb", 8, 224, "1g.10gb"]]),
+        _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 0, 224, "1g.10gb"]]),
         _set(["learned", "version"], 77),
         _set(["learned", "version"], "two"),
     ],

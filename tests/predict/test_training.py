@@ -141,10 +141,34 @@ def test_prior_for_another_gpu_starts_from_measurements_of_this_one(rows: list[M
     assert guess(changed) - guess(rows) > 0.5
 
 
-def test_rows_of_failed_measurements_are_ignored(rows: list[Measurement]) -> None:
+def test_rows_of_failed_measurements_teach_only_that_their_slices_are_too_small(rows: list[Measurement]) -> None:
     failed = [replace(row, latency_s=None, throughput_per_s=None, memory_mib=None, batch=512) for row in rows[:30]]
     without_failed, with_failed = learn(rows, KNOWLEDGE), learn([*rows, *failed], KNOWLEDGE)
-    assert replace(with_failed, rows=without_failed.rows).to_dict() == without_failed.to_dict()
+    assert replace(with_failed, rows=without_failed.rows, short={}).to_dict() == without_failed.to_dict()
+    tried = {(model, exceeded.profile) for (model, _, _), found in with_failed.short.items() for exceeded in found}
+    assert tried and tried <= {(row.model, row.profile) for row in failed}
+
+
+def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> None:
+    """As in MIGPerf's table: the curve through the points that fitted stays below the memory of that slice."""
+    fitted = [
+        Measurement("h100-80gb", "resnet50", "cnn", "train", "7g.80gb", 7, 8, 132, batch, 224, latency_s=0.01 * batch,
+                    memory_mib=1500.0 + 60 * batch)
+        for batch in (8, 16, 32, 64)
+    ]  # fmt: skip
+    tried = replace(fitted[-1], profile="1g.10gb", compute_slices=1, memory_slices=1, sm_count=16, latency_s=None,
+                    memory_mib=None)  # fmt: skip
+
+    def need(batch: int, *more: Measurement) -> int:
+        predictor = LearnedPredictor(learn([*fitted, *more], KNOWLEDGE))
+        return predictor.figures(Bucket("resnet50", "train", batch, 224, "px"), H100)[P("7g.80gb")].need_mib
+
+    assert need(64) < 9984 < need(64, tried)
+    assert need(96, tried) > 9984 and need(32, tried) == need(32)
+    ran = replace(tried, batch=96, latency_s=2.0)
+    assert need(64, tried, ran) < 9984
+    several = replace(tried, procs=2)
+    assert need(64, several) < 9984
 
 
 def test_learning_from_no_rows_gives_the_prior() -> None:

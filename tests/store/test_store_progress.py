@@ -297,6 +297,14 @@ def test_lesson_contains_all_that_is_known_of_its_run(store: Store) -> None:
     assert taught(store, lesson.number) == []
 
 
+def test_lesson_says_whether_the_job_reported_that_it_ran_out_of_memory(store: Store) -> None:
+    store.record_decisions([DECISION])
+    node = Node(store)
+    node.send(node.event("inventory", 50, gpus=[GPU]))
+    node.send(node.start(100, 7, decision="abc"), report(node, 159, oom=True), stop(node, 160))
+    assert [lesson.oom for lesson in taught(store)] == [True]
+
+
 def test_runs_without_reports_or_decision_give_partial_lessons(store: Store) -> None:
     node = Node(store)
     held = [slice_entry(0), slice_entry(1), slice_entry(4, 4, "3g.40gb")]

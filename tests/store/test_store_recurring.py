@@ -39,13 +39,13 @@ def facts_of(store: Store) -> Any:
 
 def test_recurring_run_has_its_figures_and_its_decision(store: Store) -> None:
     node = Node(store)
-    decided(store, "d1", hints={"retry": "oom", "max": "3g.40gb"}, engine="vllm")
+    decided(store, "d1", hints={"retry": "oom", "max": "3g.40gb"}, engine="vllm", bucket="resnet50/infer/b8/224px")
     activity = {"seconds": 90.0, "sm": 0.5, "tensor": 0.25, "dram": 0.125}
     row = ran(store, 7, node, memory_mib=5000, activity=activity)
     assert (row.recurring, row.job, row.profile, row.ended) == ("key", 7, "1g.10gb", "done")
     assert (row.peak_mib, row.sm, row.dram, row.engine) == (5000.0, 0.5, 0.125, "vllm")
     assert (row.retry, row.high, row.low, row.het, row.slices) == (True, "3g.40gb", "", False, 1)
-    assert (row.partition, row.restart) == ("gpu", 0)
+    assert (row.partition, row.restart, row.work) == ("gpu", 0, "resnet50/infer/b8/224px")
 
 
 def test_run_on_a_loan_is_not_retried(store: Store) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
+from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, PastRun, RunsPolicy
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import SubmitDecision
@@ -107,6 +107,81 @@ def test_hints_take_precedence_over_past_runs(
     for hint, profile in (("mem=30gb", "3g.40gb"), ("max=1g.10gb", "1g.10gb"), ("min=3g.40gb", "3g.40gb")):
         answer = shim(JobRequest(**{**job.__dict__, "comment": f"migbatch: {hint}"}), script=SCRIPT % 1)
         assert isinstance(answer, Accept) and profile in answer.changes["tres_per_node"], hint
+
+
+HINTS = {
+    "model=bert-large batch=8": "model=bert-large batch=4",
+    "model=meta-llama/Llama-3.2-1B-Instruct method=lora": "model=meta-llama/Llama-3.2-1B-Instruct method=lora seq=512",
+    "model=llama-3.2-1b engine=vllm max_model_len=2048": "model=llama-3.2-1b engine=vllm max_model_len=1024",
+    "model=our-own-net batch=8": "model=resnet50 batch=8",
+}
+"""Hints, and others of the same script that describe less work."""
+
+
+def hinted(hints: str, user: int = USER, name: str = "train.sh") -> JobRequest:
+    return JobRequest(
+        user,
+        partition="gpu",
+        tres_per_node="gres/mig:auto",
+        comment=f"migbatch: {hints}",
+        name=name,
+        account="acc",
+        batch=1,
+    )
+
+
+@pytest.mark.parametrize("hints", HINTS)
+def test_job_with_hints_gets_a_larger_slice_than_one_on_which_it_ran_out_of_memory(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision], hints: str
+) -> None:
+    def granted(job: JobRequest) -> tuple[str, str]:
+        answer = shim(job, script=SCRIPT % 1)
+        assert isinstance(answer, Accept)
+        service.close()  # records the decision
+        return answer.changes["tres_per_node"], answer.message
+
+    predicted, message = granted(hinted(hints))
+    work, key = decisions[-1].bucket, decisions[-1].recurring
+    names = [offer.profile.gres_type for offer in SITE.partitions["gpu"].plain]
+    memory_mib = {offer.profile.gres_type: offer.memory_mib for offer in SITE.partitions["gpu"].plain}
+    past: list[PastRun] = []
+    sizes = [predicted]
+    for number in range(len(set(memory_mib.values())) - 1):
+        profile = next(name for name in names if f":{name}:" in sizes[-1])
+        past.append(PastRun(number, profile, OUT_OF_MEMORY, 100.0, work=work))
+        service.learn({key: past})
+        slice_, message = granted(hinted(hints))
+        if "no slice larger" in message:
+            assert profile == "7g.80gb"
+            break
+        assert slice_ not in sizes and "with these hints ran out of memory" in message
+        sizes.append(slice_)
+    assert "7g.80gb" in sizes[-1]
+    # other users, other hints and other work of the same script get what is predicted
+    assert granted(hinted(hints, USER + 1))[0] == granted(hinted(hints, name="other.sh"))[0] == predicted
+    assert granted(hinted(HINTS[hints]))[0] != sizes[-1]
+    small = next(name for name in names if f":{name}:" in predicted)
+    service.learn({key: [*past, PastRun(99, "7g.80gb", DONE, 9000.0, work=work)]})
+    assert granted(hinted(hints))[0] == sizes[-1]
+    service.learn({key: [PastRun(98, small, OUT_OF_MEMORY, work=work), PastRun(99, small, DONE, 9000.0, work=work)]})
+    assert granted(hinted(hints))[0] == predicted
+
+
+@pytest.mark.parametrize("hints", HINTS)
+def test_failed_run_with_a_full_slice_counts_unless_its_engine_fills_every_slice(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision], hints: str
+) -> None:
+    predicted = shim(hinted(hints), script=SCRIPT % 1)
+    assert isinstance(predicted, Accept)
+    key = key_of(service, decisions)
+    offers = SITE.partitions["gpu"].offers
+    profile = next(name for name in offers if f":{name}:" in predicted.changes["tres_per_node"])
+    full = PastRun(1, profile, FAILED, 0.95 * offers[profile].memory_mib, work=decisions[-1].bucket)
+    service.learn({key: [full]})
+    again = shim(hinted(hints), script=SCRIPT % 1)
+    assert isinstance(again, Accept)
+    same = again.changes["tres_per_node"] == predicted.changes["tres_per_node"]
+    assert same == ("vllm" in hints)
 
 
 def test_same_request_gets_a_new_answer_after_new_runs(

@@ -1,7 +1,4 @@
-"""Read a model on disk from its `config.json`: its architecture, and the hints that describe it.
-
-No part of the model is run or loaded. The file is read up to a size limit, and every number in it is checked.
-"""
+"""Read a model's `config.json`: its architecture, and the hints that describe it. Every number in it is checked."""
 
 from __future__ import annotations
 
@@ -10,14 +7,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent, state_window
 from slurm_migbatch.predict.llm.precision import NAMES
 
-MOST_BYTES: Final = 1 << 20
-"""Size limit of a configuration, which has a few kilobytes."""
 LIMITS: Final[Mapping[str, int]] = {
     "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
     "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
@@ -102,8 +96,16 @@ ones of Zamba2 have attention, a feed-forward and a state.
 """
 _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Kinds of layers in Nemotron-H's pattern; each layer has one of these parts only."""
-_TOWER: Final = ((("depth", "encoder_layers"), "layers"), (("embed_dim",), "hidden"))
+_TOWER: Final = (
+    (("depth", "encoder_layers", "layers", "num_blocks"), "layers"), (("embed_dim", "width"), "hidden"),
+)  # fmt: skip
 """Keys of a tower: Qwen-VL's, where hidden_size may be the language model's, Whisper's, and the usual ones."""
+_CONFORMER: Final = ("conv_kernel_size", "conv_depthwise_kernel_size", "conv_expansion_factor")
+"""Keys of an encoder of sound with two feed-forwards and a convolution in each layer (arXiv 2005.08100)."""
+_TYPED: Final = frozenset({"vision_config", "audio_config", "encoder", "text_encoder", "audio_encoder"})
+"""Keys of parts that are counted by what they are."""
+NESTED: Final = 4
+"""Depth to which parts of parts are read."""
 IMAGES: Final = ("image_size", "patch_size", "num_channels")
 """Keys of a model that takes images; a language model beside it has a configuration of its own."""
 
@@ -124,12 +126,15 @@ class DescribeError(Exception):
 
 @dataclass(frozen=True)
 class Described:
-    """Contents of a configuration: a name, the numbers of `arch=`, data type and quantisation if given."""
+    """Contents of a configuration: a name, the numbers of `arch=`, data type and quantisation if given. `counted`: what
+    the number of parameters is from.
+    """
 
     name: str
     numbers: Mapping[str, int]
     dtype: str
     quantization: str
+    counted: str = "config.json, which may have parts that are not understood"
 
     @property
     def architecture(self) -> Architecture:
@@ -208,36 +213,13 @@ def build(numbers: Mapping[str, int]) -> Architecture:
     return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
 
 
-def describe(path: Path) -> Described:
-    """Return the configuration of a model on disk; `path` is its directory or the file itself.
-
-    Raises:
-        DescribeError: there is none, or it does not describe a language model.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise DescribeError(f"{file} cannot be read ({error.strerror}): give a directory with a config.json") from None
-    if len(text) > MOST_BYTES:
-        raise DescribeError(f"{file} is larger than {MOST_BYTES} bytes: give a model's config.json")
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
-    if not isinstance(config, dict):
-        raise DescribeError(f"{file} is not a configuration: give a model's config.json")
-    described = of_config(config, _name(file.resolve().parent.name))
-    return _with_files(described, file.parent)
-
-
 def of_config(config: Mapping[str, Any], name: str) -> Described:
     """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
     text = _language(config)
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
     numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
+    numbers = _layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
     kinds = _kinds(text, min(numbers.get("layers", 0), LIMITS["layers"]))
     numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
@@ -272,6 +254,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     beside = towers + _embedded_by_layer(text, architecture.layers) + _in_layers(text, architecture, kinds)
     counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
     beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
+    beside += _apart(config, _inner(config))
     if not beside:
         return described
     return replace(
@@ -282,15 +265,41 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the configuration of the language model, with what it leaves out if it is a part of another one."""
     text = config
-    for part in LANGUAGE:
-        inner = text.get(part)
-        text = {**text, **inner} if isinstance(inner, dict) else text
+    for inner in _inner(config):
+        text = {**text, **inner}
     if text is not config:
         text = {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
     for part in ("attn_config", "ffn_config"):  # of DBRX
         if isinstance(config.get(part), dict):
             text = {**config[part], **text}
     return text
+
+
+def _inner(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the configurations of the language model within this one, an outer one before an inner one."""
+    found: list[Mapping[str, Any]] = []
+    text = config
+    for part in LANGUAGE:
+        inner = text.get(part)
+        if isinstance(inner, dict):
+            found.append(inner)
+            text = {**text, **inner}
+    return found
+
+
+def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int = 0) -> int:
+    """Return the parameters of parts beside the language model that are known only by their layers and width: an
+    encoder of speech, a voice, a network between images and text.
+    """
+    total = 0
+    for key, part in config.items():
+        if not isinstance(part, dict) or depth == NESTED:
+            continue
+        if key not in _TYPED and not any(part is one for one in inner):
+            total += _tower(part)
+        if not key.endswith("encoder"):
+            total += _apart(part, inner, depth + 1)
+    return total
 
 
 def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
@@ -309,7 +318,10 @@ def _tower(config: Any) -> int:
     ffn = _number(config, KEYS["ffn"]) or 4 * width
     if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
         return 0
-    return layers * (4 * width**2 + 2 * width * ffn)
+    if any(key in config for key in _CONFORMER):
+        return layers * (7 * width**2 + 4 * width * ffn)
+    matrices = 3 if "silu" in (config.get("hidden_act"), config.get("activation")) else 2
+    return layers * (4 * width**2 + matrices * width * ffn)
 
 
 def _of_type(text: Mapping[str, Any], model_type: str, ffn: int) -> dict[str, int]:
@@ -368,7 +380,9 @@ def _in_layers(text: Mapping[str, Any], architecture: Architecture, kinds: list[
         "moe": 0,
     }
     if kinds is None:  # in each layer of Falcon-H1 and Hymba beside attention
-        return architecture.layers * mamba if model_type in ("falcon_h1", "hymba") else 0
+        beside = 0 if model_type in ("falcon_h1", "hymba") else architecture.attention
+        states = any(key.startswith(("mamba_", "ssm_")) for key in text)
+        return architecture.layers * max(mamba - beside, 0) if states else 0
     # the output of Qwen's attention has a gate
     gate = architecture.heads * architecture.head * width if model_type.startswith(("qwen3_next", "qwen3_5")) else 0
     attending = [kind for kind in kinds if _attends(kind)]
@@ -393,25 +407,6 @@ def _part(config: Any) -> int:
         return of_config(alone, "").architecture.parameters
     except DescribeError:
         return _tower(config)
-
-
-def _with_files(found: Described, folder: Path) -> Described:
-    """Add parameters that the weight files hold beyond the description (a vision tower), by file size alone."""
-    bytes_each = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
-    if bytes_each is None or found.quantization:
-        return found
-    files = [file for file in folder.glob("*.safetensors") if file.is_file()]
-    # Mistral's repositories have all weights twice, in its own form too
-    usual = [file for file in files if not file.name.startswith("consolidated")]
-    file_bytes = sum(file.stat().st_size for file in usual or files)
-    if file_bytes // bytes_each <= found.architecture.parameters * 1.001:
-        return found
-    return replace(found, numbers={**found.numbers, "params": min(file_bytes // bytes_each, LIMITS["params"])})
-
-
-def _name(text: str) -> str:
-    cleaned = "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in text.lower())
-    return cleaned.strip("._-")[:96] or "model"
 
 
 def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
@@ -442,6 +437,17 @@ def _listed(text: Mapping[str, Any]) -> dict[str, int]:
     if any(heads):
         found["head"] = max(filter(None, (*heads, _number(text, KEYS["head"]))))
     return found
+
+
+def _layers_listed(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of layers of a configuration that only lists their kinds (Nemotron-H as transformers 5 writes
+    it).
+    """
+    for key in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        kinds = text.get(key)
+        if isinstance(kinds, (list, str)) and kinds:
+            return {"layers": len(kinds)}
+    return {}
 
 
 def _stretched(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
 from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, stated_size, weights_hint
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_step
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
-from slurm_migbatch.predict.samples import RUNS, SILENT, SITE
+from slurm_migbatch.predict.samples import OF_RUNS, SITE
 from slurm_migbatch.profiling.measurement import CPU, Measurement
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
@@ -131,7 +131,7 @@ def point_of(row: Measurement) -> TrainedPoint | None:
 
     Of a GPU of unknown speed only the memory counts, which does not depend on the GPU.
     """
-    usable = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
+    usable = row.input_size and row.procs == 1 and row.source not in OF_RUNS
     if not usable or row.gpu == CPU or not row.agrees(AGREE):
         return None
     workload = tuned_workload(row)

@@ -171,6 +171,13 @@ class Workload:
         return (self.px / usual) ** 2 if self.px and usual else 1.0
 
 
+def fills(workload: Workload) -> bool:
+    """Return whether the program that serves a workload takes its share of any slice at once, whatever it needs."""
+    if workload.serving is None or workload.architecture.kind == "plain":
+        return False
+    return workload.serving.engine not in ALONE
+
+
 def asks(hints: Hints) -> bool:
     """Return whether hints are for a language model, whatever its name.
 
@@ -382,6 +389,12 @@ def plain_serving_of(found: Found, batch: int, size: int) -> Workload:
     """Return the inference of a plain model on `batch` items at once, if they are images of `size` pixels."""
     serving = Serving(1, batch, 1, 1, 16.0, "", SHARES["transformers"])
     return Workload(found, serving, None, px=size if found.architecture.item_px else 0)
+
+
+def encoder_serving_of(found: Found, batch: int, size: int) -> Workload:
+    """Return the inference of an encoder on `batch` texts of `size` tokens at once."""
+    serving = Serving(size, batch, size, 1, 16.0, "", SHARES["transformers"])
+    return Workload(found, serving, None)
 
 
 def _trainable(kept: Precision) -> Precision:

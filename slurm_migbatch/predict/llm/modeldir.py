@@ -1,0 +1,97 @@
+"""Describe a model on disk by its `config.json` and its weight files.
+
+No part of the model is run or loaded. The configuration is read up to a size limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.predict.llm.describe import LIMITS, Described, DescribeError, build, of_config
+from slurm_migbatch.predict.llm.memory import MIB, weights_mib
+from slurm_migbatch.predict.llm.precision import Precision, plain, quantised
+from slurm_migbatch.predict.llm.weightfiles import held
+
+MOST_BYTES: Final = 1 << 20
+"""Size limit of a configuration, which has a few kilobytes."""
+FILES: Final = "weight files"
+ROUNDING: Final = 0.001
+"""What the files may hold beyond the weights (headers), as a share."""
+
+
+def describe(path: Path) -> Described:
+    """Return the configuration of a model on disk; `path` is its directory or the file itself.
+
+    Raises:
+        DescribeError: there is none, or it does not describe a language model.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise DescribeError(f"{file} cannot be read ({error.strerror}): give a directory with a config.json") from None
+    if len(text) > MOST_BYTES:
+        raise DescribeError(f"{file} is larger than {MOST_BYTES} bytes: give a model's config.json")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
+    if not isinstance(config, dict):
+        raise DescribeError(f"{file} is not a configuration: give a model's config.json")
+    described = of_config(config, _name(file.resolve().parent.name))
+    return _with_files(described, file.parent)
+
+
+def _with_files(found: Described, folder: Path) -> Described:
+    """Return the description with the number of parameters that the weight files hold, by their headers. Where those
+    do not say it, the size of the files may only add some (a vision tower, layers that a quantisation leaves out).
+    """
+    files = held(folder)
+    if files is None:
+        return found
+    computed = found.architecture
+    if files.parameters and not found.quantization:
+        numbers = _of_size(found.numbers, min(files.parameters, LIMITS["params"]))
+        return replace(found, numbers=numbers, dtype=found.dtype or files.dtype, counted=FILES)
+    kept = _kept(found)
+    if kept is None:
+        return found
+    beyond = files.size - weights_mib(computed, kept) * MIB
+    counted = f"config.json and the size of the weight files, which is {files.size / 2**30:.2f} GiB"
+    if beyond <= files.size * ROUNDING:
+        return replace(found, counted=counted)
+    more = computed.parameters + math.floor(beyond * 8 / kept.embedding_bits)
+    return replace(found, numbers={**found.numbers, "params": min(more, LIMITS["params"])}, counted=counted)
+
+
+def _kept(found: Described) -> Precision | None:
+    """Return the precision of the weights in the files; None if it is not known."""
+    if found.quantization:
+        return quantised(found.quantization)
+    return plain(found.dtype) if found.dtype else None
+
+
+def _of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:
+    """Return the numbers of an architecture with exactly this many parameters. If it would have more, its
+    feed-forwards are narrower than stated: not all layers have one, or it has two matrices instead of three.
+    """
+    described = {key: value for key, value in numbers.items() if key != "params"}
+    excess = build(described).parameters - parameters
+    key = "expert_ffn" if described.get("experts") else "ffn"
+    width = described.get(key) or described.get("ffn") or 4 * described["hidden"]
+    if excess > 0 and width > 1:
+        each = (excess + parameters - build({**described, key: 1}).parameters) / (width - 1)
+        described[key] = max(width - math.ceil(excess / each), 1)
+    beyond = parameters - build(described).parameters
+    return {**described, "params": parameters} if beyond > 0 else described
+
+
+def _name(text: str) -> str:
+    cleaned = "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in text.lower())
+    return cleaned.strip("._-")[:96] or "model"
