@@ -224,6 +224,17 @@ def test_unreadable_record_is_an_error(record):
         ("if a then\n  return 1\nend\n", "if a then\n  return 1\nend\n{}"),
         ("if a then\n  return 1 end\n", "if a then\n  return 1 end\n{}"),
         ("x()\nreturn (function() return 1 end)()\n", "x()\n{}return (function() return 1 end)()\n"),
+        ("x()\nreturn\n  slurm.SUCCESS\n", "x()\n{}return\n  slurm.SUCCESS\n"),
+        (
+            "x()\nreturn f(\n  function() return 1 end,\n  2\n)\n",
+            "x()\n{}return f(\n  function() return 1 end,\n  2\n)\n",
+        ),
+        ("function a() end return slurm.SUCCESS", "function a() end \n{}return slurm.SUCCESS"),
+        ("x('\\'\" if', [=[do\n]]]=]) -- if\nreturn 0\n", "x('\\'\" if', [=[do\n]]]=]) -- if\n{}return 0\n"),
+        (
+            "repeat x() until y\nwhile y do if x then return end end\nreturn 0",
+            "repeat x() until y\nwhile y do if x then return end end\n{}return 0",
+        ),
     ],
 )
 def test_our_lua_module_is_loaded_at_the_end_of_the_site_script(theirs, then):

@@ -85,6 +85,17 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
     assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
 
 
+def test_missing_scontrol_is_noted(tmp_path, monkeypatch):
+    """It is often not in the PATH of sudo, and hooks would look for it in /usr/bin."""
+    monkeypatch.setattr(hosts.shutil, "which", {}.get)
+    conf = load("/s", {"/s": "SlurmctldHost=ctl\n"}.get)
+    places = Places(tmp_path, etc=tmp_path)
+    (note,) = hosts.node(places, conf, python="/usr/bin/python3").notes
+    assert note.startswith("scontrol is not in PATH") and f"ScontrolPath= in {tmp_path}/node.conf" in note
+    (tmp_path / "node.conf").write_text("ScontrolPath=/opt/slurm/bin/scontrol\n")
+    assert not hosts.node(places, conf, python="/usr/bin/python3").notes
+
+
 @pytest.mark.parametrize(("user", "uids"), [("daemon", (0, 1)), ("1", (0, 1)), ("root", (0,)), ("", (0,))])
 def test_node_accepts_a_migbatchd_that_runs_as_slurm_user(tmp_path, user, uids):
     """`migbatch install --role controller --user` offers that, and munge says which user an answer is from."""
