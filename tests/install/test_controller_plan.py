@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,7 +115,7 @@ def test_commands_that_only_a_shell_of_the_administrator_finds_are_named(place, 
         (bin_dir / "scontrol").write_text("#!/bin/sh\n")
         (bin_dir / "scontrol").chmod(0o755)
     found = str(bin_dir / "scontrol")
-    monkeypatch.setattr(installcontroller.shutil, "which", {"scontrol": found}.get)
+    monkeypatch.setattr(shutil, "which", {"scontrol": found}.get)
     plan, _, _ = planned(place, NODES)
     (text,) = [target.text for target in plan.wanted if target.path.endswith("migbatch.toml")]
     assert loads(text).cluster.slurm_bin == (str(bin_dir) if folder else "")

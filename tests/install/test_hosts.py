@@ -1,5 +1,7 @@
 """What a host needs besides Slurm's files."""
 
+import shutil
+
 import pytest
 
 from slurm_migbatch.cli.ending import Failure
@@ -87,7 +89,7 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
 
 def test_missing_scontrol_is_noted(tmp_path, monkeypatch):
     """It is often not in the PATH of sudo, and hooks would look for it in /usr/bin."""
-    monkeypatch.setattr(hosts.shutil, "which", {}.get)
+    monkeypatch.setattr(shutil, "which", {}.get)
     conf = load("/s", {"/s": "SlurmctldHost=ctl\n"}.get)
     places = Places(tmp_path, etc=tmp_path)
     (note,) = hosts.node(places, conf, python="/usr/bin/python3").notes
