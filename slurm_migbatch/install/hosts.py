@@ -203,6 +203,9 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         else:
             plan.problems.append(f"{key}={site_hook}: create a link to {hook} that matches this pattern")
         return
+    if Path(site_hook).is_dir():
+        plan.problems.append(f"{key}={site_hook} is a directory, which Slurm does not run: set {key}={site_hook}/*")
+        return
     text = read(site_hook)
     if text is None:
         plan.problems.append(f"{key}={site_hook} is not on this host; it must run {hook}")

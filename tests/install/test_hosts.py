@@ -87,6 +87,12 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
     assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
 
 
+def test_directory_as_a_hook_is_a_problem(tmp_path):
+    conf = load("/s", {"/s": f"SlurmctldHost=ctl\nProlog={tmp_path}\n"}.get)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", release=(22, 5))
+    assert [problem for problem in plan.problems if f"Prolog={tmp_path} is a directory" in problem]
+
+
 def test_missing_scontrol_is_noted(tmp_path, monkeypatch):
     """It is often not in the PATH of sudo, and hooks would look for it in /usr/bin."""
     monkeypatch.setattr(shutil, "which", {}.get)
