@@ -355,7 +355,7 @@ def _text(value: str) -> str | None:
 
 
 def _number(value: str) -> int | None:
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isascii() and value.isdigit() else None
 
 
 def moment(value: str) -> float | None:
