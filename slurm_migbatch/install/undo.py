@@ -6,7 +6,10 @@ import re
 from difflib import SequenceMatcher
 from typing import Final
 
-_WORD: Final = re.compile(r"([^\s,=]+)(\s*=)?")
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+_WORD: Final = re.compile(r"((?:\[[^\]\n]*\]|[^\s,=])+)(\s*=)?")
+_VALUE: Final = re.compile(r"=\s*\"?([^\s\"]+)")
 
 
 def undo(original: str, written: str, present: str) -> str | None:
@@ -60,15 +63,29 @@ def _tokens(line: str) -> list[str]:
     return re.findall(r"[^\s,=]+", line)
 
 
-def undone(original: str, written: str, present: str) -> bool:
-    """Return whether somebody has removed the changes by hand: none of their words is left."""
-    return not added_words(original, written) & _words(present)
+def remaining(original: str, written: str, present: str) -> list[str]:
+    """Return the words of the changes from `original` to `written` that `present` still has; none if somebody has
+    removed them by hand.
+
+    If any has migbatch in its name only such words count: `Include` and `Alloc` may be the site's too by now.
+    """
+    added = added_words(original, written)
+    return sorted(({word for word in added if "mig" in word.lower()} or added) & _words(present))
 
 
 def added_words(before: str, after: str) -> set[str]:
-    """Return the words that only the second text has, keys aside."""
-    return _words(after) - _words(before)
+    """Return the words that only the second text has, without keys, and hosts that the first has in other lists."""
+    known = {host for value in _VALUE.findall(before) for host in _hosts(value)}
+    return {word for word in _words(after) - _words(before) if not known.issuperset(_hosts(word))}
 
 
 def _words(text: str) -> set[str]:
     return {word for word, key in _WORD.findall(text) if not key}
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of a list; if it is none, the text itself."""
+    try:
+        return expand(text)
+    except NodeListError:
+        return (text,)
