@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -40,6 +41,8 @@ from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
+_PATH_OF_UNITS: Final = frozenset(f"{top}/{name}" for top in ("/usr/local", "/usr", "") for name in ("sbin", "bin"))
+"""Directories in which services find programs, whatever PATH is in the shell of an administrator: systemd's default."""
 TOPOLOGY_YAML: Final = (25, 5)
 """The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
 
@@ -191,9 +194,12 @@ def cut_by_mig(
 
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
     """Add migbatchd's files to a plan, with its present or future configuration."""
-    values: dict[str, Mapping[str, str]] = {"cluster": {"slurm_user": slurm_user}}
+    cluster = {"slurm_user": slurm_user}
     if conf.main != "/etc/slurm/slurm.conf":
-        values["cluster"] = {**values["cluster"], "slurm_conf": conf.main}
+        cluster["slurm_conf"] = conf.main
+    if (scontrol := shutil.which("scontrol")) and (folder := str(Path(scontrol).parent)) not in _PATH_OF_UNITS:
+        cluster["slurm_bin"] = folder
+    values: dict[str, Mapping[str, str]] = {"cluster": cluster}
     if choices.store:
         values["store"] = {"url": choices.store}
     text = render_config(values)

@@ -57,8 +57,19 @@ def compose(config: Config, keeper: TermKeeper, used: UsedCredentials) -> Servic
         signer=signer,
         activity=keeper,
         marks=database_marks,
-        scraping=Scraping.of(config),
+        scraping=_scraping(config),
     )
+
+
+def _scraping(config: Config) -> Scraping:
+    """Return the access to metrics: this host's alone if the token for others cannot be used, as slices do not depend
+    on monitoring, and a standby would notice only when it has to take over.
+    """
+    try:
+        return Scraping.of(config)
+    except AuthError as error:
+        log.error("other hosts cannot read metrics before migbatchd is reloaded: %s", error)
+        return Scraping()
 
 
 def _commands(cluster: ClusterConfig) -> HistoryClient:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
+from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.tasks import cancel, run_forever
@@ -106,6 +107,7 @@ def _next(path: str, old: Config, keeper: TermKeeper, used: UsedCredentials) -> 
     composed = None
     try:
         config = _reloaded(path, old)
+        Scraping.of(config)  # monitoring keeps the old token
         composed = _Composed(compose(config, keeper, used), config, _term(keeper))
         logs.setup(config.daemon.log_level)
         log.info("configuration reloaded", extra={"path": path})

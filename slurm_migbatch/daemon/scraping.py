@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.addresses import is_loopback
 from slurm_migbatch.daemon.gate import Refused
-from slurm_migbatch.node.auth import read_private
+from slurm_migbatch.node.auth import AuthError, read_private
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Scraping:
     def of(cls, config: Config) -> Scraping:
         """Read the configured token. Raises AuthError if it is missing or not safe."""
         path = config.node_api.metrics_token_file
-        return cls(read_private(path) if path else b"")
+        try:
+            return cls(read_private(path) if path else b"")
+        except AuthError as error:
+            raise AuthError(f"{cls.key}: {error}") from None
 
     def given(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the token: as a bearer token, or as the password in a browser.

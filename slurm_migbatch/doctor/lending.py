@@ -91,6 +91,8 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
     if preempt not in _PREEMPTING or "REQUEUE" not in mode:
         text = "Slurm cannot preempt its jobs: loans are not reclaimed while migbatchd is down"
         advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
+        if preempt == "preempt/qos":
+            advice = "give the QOS of its jobs PreemptMode=requeue, and let that of inference preempt it (sacctmgr)"
         yield Finding(WARN, subject, text, advice)
     elif preempt == "preempt/partition_prio" and overlapping and not higher:
         text = "no partition on its nodes has a higher PriorityTier, so Slurm never preempts there"

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from slurm_migbatch.install.undo import added_words, undo, undone
+from slurm_migbatch.install.undo import added_words, remaining, undo
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.values import atomicfile
 
@@ -27,6 +27,8 @@ _LONG: Final = 150
 """Lines of a new file that a diff shows by default."""
 _PASSWORDS: Final = (re.compile(r"(://[^:/@\s]*:)[^@\n]*(?=@)"), re.compile(r"(://[^?\n]*\?).*"))
 """What may be the password of a URL, and its query, which may have one."""
+_SHOWN: Final = 8
+"""Words of migbatch's in a file of the site that a message names."""
 
 
 class InstallConflict(RuntimeError):
@@ -274,16 +276,23 @@ def _back(entry: Entry, record: InstallRecord) -> FileChange:
     after = _without(entry, present, record)
     if after is None:
         previous = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
-        text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{previous}"
+        words = remaining(*_texts(entry, record), present)
+        shown = ", ".join(words[:_SHOWN]) + (", ..." if len(words) > _SHOWN else "")
+        text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand ({shown}){previous}"
         return FileChange(entry.path, present, present, "site", conflict=text, back=True)
     return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
 
 
 def _without(entry: Entry, present: str, record: InstallRecord) -> str | None:
     """Return the present content of a site's file without migbatch's edits; None if it must be restored by hand."""
-    original, written = record.kept(entry.backup) if entry.backup else "", record.kept(entry.written)
+    original, written = _texts(entry, record)
     after = undo(original, written, present) if entry.digest else None
-    return present if after is None and undone(original, written, present) else after
+    return present if after is None and not remaining(original, written, present) else after
+
+
+def _texts(entry: Entry, record: InstallRecord) -> tuple[str, str]:
+    """Return the content of a site's file without migbatch's edits and with them, when they were made."""
+    return record.kept(entry.backup) if entry.backup else "", record.kept(entry.written)
 
 
 def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:

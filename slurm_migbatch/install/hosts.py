@@ -98,8 +98,14 @@ def node(
         plan.problems.append(f"users run TaskProlog, but {reason}")
     elsewhere = "" if conf.main in _USUAL else conf.main
     peers = sorted({0, *uid_of(conf.value("SlurmUser") or "root")})
-    settings = node_install.settings(url, shutil.which("scontrol") or "", elsewhere, peers)
-    plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
+    scontrol, node_conf = shutil.which("scontrol") or "", places.etc / NAME
+    settings = node_install.settings(url, scontrol, elsewhere, peers)
+    plan.wanted.append(Wanted(str(node_conf), settings, "once"))
+    if not scontrol and not node_conf.exists():
+        plan.notes.append(
+            f"scontrol is not in PATH: unless it is /usr/bin/scontrol, set ScontrolPath= in {node_conf}, or hooks can "
+            "neither requeue jobs nor drain the node"
+        )
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
     for key, hook in HOOKS:
@@ -196,6 +202,9 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
             plan.wanted.append(Wanted(stub_file, scripts.stub(hook), mode=0o755))
         else:
             plan.problems.append(f"{key}={site_hook}: create a link to {hook} that matches this pattern")
+        return
+    if Path(site_hook).is_dir():
+        plan.problems.append(f"{key}={site_hook} is a directory, which Slurm does not run: set {key}={site_hook}/*")
         return
     text = read(site_hook)
     if text is None:

@@ -15,8 +15,12 @@ from slurm_migbatch.mig.grant import CHANGED, MARKER_OPEN
 from slurm_migbatch.node import exits
 
 _SHELL: Final = re.compile(r"#!\s*(?:\S*/env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh(?:\s|$)")
-_REMARKS: Final = r"(?:\s|--\[(=*)\[[\s\S]*?\]\1\]|--(?!\[=*\[)[^\n]*(?=\n|\Z))*"
-_LAST_RETURN: Final = re.compile(rf"^[ \t]*return\b[^\n]*?(?={_REMARKS}\Z)", re.MULTILINE)
+_LUA: Final = re.compile(
+    r"--\[(=*)\[[\s\S]*?\]\1\]|--[^\n]*|\[(=*)\[[\s\S]*?\]\2\]"  # remarks, and texts of several lines
+    r"""|"(?:\\[\s\S]|[^"\\])*"|'(?:\\[\s\S]|[^'\\])*'|(?P<word>[A-Za-z_]\w*)"""
+)
+_OPENS: Final = frozenset({"function", "do", "if", "repeat"})
+_CLOSES: Final = frozenset({"end", "until"})
 _FUNCTIONS: Final = {
     "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
@@ -84,16 +88,24 @@ def call_lua(text: str, own_file: str) -> str:
         # slurmctld sends cli_filter.lua to configless hosts, without ours, and an error in it ends every submission
         load, call = f'local found, migbatch = pcall(dofile, "{quoted}")', f"if found then {call} end"
     lines = f"{load} -- by `migbatch install`\n{call}\n"
-    last_return = _LAST_RETURN.search(text)
-    if last_return and not _closes_block(last_return[0]):
-        return text[: last_return.start()] + lines + text[last_return.start() :]
-    return text + ("" if not text or text.endswith("\n") else "\n") + lines
+    place = _last_return(text)
+    before = text[:place]
+    return before + ("" if not before or before.endswith("\n") else "\n") + lines + text[place:]
 
 
-def _closes_block(line: str) -> bool:
-    """Return whether a line of Lua ends a block that begins above it: `return x end`."""
-    words = re.findall(r"\b(?:function|do|if|repeat|end|until)\b", line.partition("--")[0])
-    return sum(-1 if word in ("end", "until") else 1 for word in words) < 0
+def _last_return(text: str) -> int:
+    """Return where the statement begins with which a Lua script returns, its indentation included; else its end.
+
+    Only the last statement of a script, outside of all blocks, may be one; it may have several lines.
+    """
+    depth = 0
+    for token in _LUA.finditer(text):
+        word = token["word"]
+        if word == "return" and not depth:
+            line = text.rfind("\n", 0, token.start()) + 1
+            return token.start() if text[line : token.start()].strip() else line
+        depth += (word in _OPENS) - (word in _CLOSES)
+    return len(text)
 
 
 def is_shell(text: str) -> bool:

@@ -7,7 +7,7 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -35,10 +35,16 @@ INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
 """From 25.05 on Slurm uses these, if a site has them, instead of PrologEpilogTimeout."""
+_TIERS: Final = range(2, 10)
+"""Tiers of other partitions that those with MIG nodes, if they have none, must not pass by getting 10."""
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
     "earlier either"
+)
+_BY_QOS: Final = (
+    "PreemptType=preempt/qos is kept: while migbatchd is down, Slurm ends loans only for jobs whose QOS preempts that "
+    "of training, with PreemptMode=REQUEUE (sacctmgr)"
 )
 
 
@@ -96,14 +102,16 @@ def plan(
         )
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
-    result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
+    preempts = _preempts(conf)
+    result.edits += _partition_edits(
+        conf, rows, counts, site.catalog.names, _preemption(conf, lending, preempts), result
+    )
     if not lending:
         result.notes += _after_lending(conf)
     settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
     catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
-    preempts = _preempts(conf)
-    if site.lends and preempts and not conf.value("PreemptExemptTime"):
-        result.notes.append(_PREEMPTS)
+    if site.lends and preempts:
+        result.notes += _of_own_preemption(conf)
     needed = replace(
         site,
         catalog=catalog,
@@ -186,6 +194,14 @@ def _preempts(conf: Conf) -> bool:
     return not ours and conf.value("PreemptType", own_file) not in ("", "preempt/none")
 
 
+def _of_own_preemption(conf: Conf) -> Iterator[str]:
+    """Yield sentences on lending where the site has preemption of its own."""
+    if not conf.value("PreemptExemptTime"):
+        yield _PREEMPTS
+    if _by_qos(conf):
+        yield _BY_QOS
+
+
 def _holds(line: Line, setting: Setting) -> bool:
     token = line.get(setting.key.lower())
     return token is not None and token.value == setting.value
@@ -199,6 +215,11 @@ def _merged(setting: Setting, present: str) -> str:
         return ",".join([*([present] if present else []), *missing])
     if setting.kind == "default":
         return present
+    if setting.kind == "preemption":
+        ways = set(present.lower().split(","))
+        if ways == {"gang"}:
+            return f"{present},{setting.value}"
+        return setting.value if ways <= {"off", "preempt/none"} else present
     if setting.kind == "at_least":
         return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
     return present if present.lower() == setting.value.lower() else setting.value
@@ -381,10 +402,40 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
 # --- partitions
 
 
+def _preemption(conf: Conf, lending: Collection[str], preempts: bool) -> Callable[[str], str]:
+    """Return what gives the settings of a partition, by its name, with which Slurm itself may end loans.
+
+    What the site's own preemption does to others remains: by QOS it needs none, and by partition those that do not lend
+    keep the mode of the cluster. `preempts`: whether the site has preemption of its own.
+    """
+    if _by_qos(conf):
+        return lambda name: ""
+    others = (values for _, values in conf.records("partitionname") if values["partitionname"] not in lending)
+    tiers = any(tier.isdigit() and int(tier) in _TIERS for values in others if (tier := values.get("prioritytier", "")))
+
+    def settings(name: str) -> str:
+        wanted = preemption(lending, name, tiers=tiers)
+        return wanted.removesuffix("PreemptMode=OFF") if preempts else wanted
+
+    return settings
+
+
+def _by_qos(conf: Conf) -> bool:
+    return conf.value("PreemptType").lower() == "preempt/qos"
+
+
 def _partition_edits(
-    conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, catalog: str, lending: Collection[str], done: SlurmPlan
+    conf: Conf,
+    rows: Sequence[NodeNameLine],
+    counts: Counts,
+    catalog: str,
+    preempting: Callable[[str], str],
+    done: SlurmPlan,
 ) -> Iterator[LineEdit]:
-    """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
+    """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes.
+
+    `preempting`: see `_preemption`.
+    """
     sets = dict(_node_sets(conf, rows, done))
     former = _former(conf, catalog)
     for line, values in conf.records("partitionname"):
@@ -401,7 +452,7 @@ def _partition_edits(
                 change["nodes"] = ",".join(filter(None, (_without(token.value, {*former, *expand(catalog)}), catalog)))
             else:
                 additions["Nodes"] = f"{listed},{catalog}"
-        for setting in preemption(lending, values["partitionname"]).split():
+        for setting in preempting(values["partitionname"]).split():
             key, _, value = setting.partition("=")
             if key.lower() not in values:
                 additions[key] = value
@@ -413,7 +464,7 @@ def _after_lending(conf: Conf) -> Iterator[str]:
     """Yield a sentence for each partition that has what is written with lending, which is off now."""
     for line, _ in conf.records("partitionname"):
         last = [(token.key, token.value) for token in line.tokens[-2:]]
-        for settings in (preemption(("x",), name) for name in ("x", "")):
+        for settings in (preemption(("x",), "x"), preemption(("x",), "x", tiers=True), preemption(("x",), "")):
             words = (setting.partition("=") for setting in settings.split())
             if last == [(key.lower(), value) for key, _, value in words]:
                 yield (

@@ -46,13 +46,13 @@ class Setting:
 
     Attributes:
         kind: how it combines with the site's value: "words" are added to the existing ones, a "hook" runs
-            in addition to the site's, "at_least" is a number of seconds, a "choice" must be this one, a "program" is
-            omitted if the site has its own, and a "default" is the site's to change.
+            in addition to the site's, "at_least" is a number of seconds, a way of "preemption" is only set if the site
+            has none, a "program" is omitted if the site has its own, and a "default" is the site's to change.
     """
 
     key: str
     value: str
-    kind: Literal["words", "hook", "at_least", "choice", "program", "default"]
+    kind: Literal["words", "hook", "at_least", "preemption", "program", "default"]
     why: str = ""
 
 
@@ -87,11 +87,16 @@ def spare(version: tuple[int, int]) -> dict[str, int]:
     return {} if version >= FORGETS else {LOAN: 1}
 
 
-def preemption(partitions: Collection[str], name: str) -> str:
-    """Return the settings of a partition with which Slurm itself may reclaim slices from those that lend."""
+def preemption(partitions: Collection[str], name: str, *, tiers: bool = False) -> str:
+    """Return the settings of a partition with which Slurm itself may reclaim slices from those that lend.
+
+    `tiers`: other partitions have tiers that 10 would pass; by default the tier is 1.
+    """
     if not partitions:
         return ""
-    return "PriorityTier=1 PreemptMode=REQUEUE" if name in partitions else "PriorityTier=10 PreemptMode=OFF"
+    if name in partitions:
+        return f"PriorityTier={0 if tiers else 1} PreemptMode=REQUEUE"
+    return "PreemptMode=OFF" if tiers else "PriorityTier=10 PreemptMode=OFF"
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,8 @@ class Site:
 
     def _preemption(self) -> Iterator[Setting]:
         """Yield the settings with which Slurm itself may end loans."""
-        yield Setting("PreemptType", "preempt/partition_prio", "choice", _LENDS)
-        yield Setting("PreemptMode", "REQUEUE", "choice")
+        yield Setting("PreemptType", "preempt/partition_prio", "preemption", _LENDS)
+        yield Setting("PreemptMode", "REQUEUE", "preemption")
         if not self.preempts:
             yield Setting("PreemptExemptTime", PREEMPT_EXEMPT, "default", _EXEMPT)
         if self.version < FORGETS:

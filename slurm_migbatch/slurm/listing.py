@@ -17,7 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import sha256
 from sys import intern
 
 from slurm_migbatch.slurm import dependencies
@@ -153,7 +153,7 @@ class JobReader:
         before, current, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
             text = self._joint.join(values).encode("utf-8", "surrogateescape")
-            digest = blake2b(text, digest_size=16).digest()
+            digest = sha256(text).digest()
             row = before.get(digest)
             if row is None:
                 row = _job_or_unread(values)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
+
+from slurm_migbatch.values.digest import digest_of
 
 MOST_BYTES: Final = 8192
 """Bytes of a script that the shim passes; the rest makes no difference."""
@@ -48,7 +49,7 @@ def digest(script: bytes) -> str:
 
     Options of sbatch (`#SBATCH`) are comments here: those that identify the job are in the request.
     """
-    return blake2b(_DATES.sub(b"0", _NUMBERS.sub(b"0", _code(script))), digest_size=10).hexdigest()
+    return digest_of(_DATES.sub(b"0", _NUMBERS.sub(b"0", _code(script))), 10).hex()
 
 
 def engine(script: bytes) -> str:
@@ -89,4 +90,4 @@ def _condensed(script: bytes) -> bytes:
 def recurring_key(uid: int, account: str, partition: str, name: str, digest: str) -> str:
     """Return the name of a recurring job in the record: user, account, partition, name, work."""
     identity = "\0".join((str(uid), account, partition, fold(name), digest))
-    return blake2b(identity.encode("latin-1", "replace"), digest_size=10).hexdigest()
+    return digest_of(identity.encode("latin-1", "replace"), 10).hex()

@@ -481,7 +481,7 @@ SHOWN = (
 LENDS = loads('[lending]\nenabled = true\npartitions = ["train"]\n')
 
 
-def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 11), config=LENDS):
+def checked_lending(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 11), config=LENDS):
     catalog = {"1g.10gb": 14, "none": 0, "loan": 2, "guest": 1} if catalog is None else catalog
     rows = [
         NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, **(node or {})}, {}, ("gpu", "train")),
@@ -490,7 +490,11 @@ def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 1
     conf = {
         "jobrequeue": "1", "preempttype": "preempt/partition_prio", "preemptexempttime": "00:30:00"
     } | (conf or {})  # fmt: skip
-    found = list(check_lending(config, conf, rows, parse_partitions(shown), version))
+    return list(check_lending(config, conf, rows, parse_partitions(shown), version))
+
+
+def lending_said(*arguments, **more):
+    found = checked_lending(*arguments, **more)
     assert all(f.advice for f in found if f.level != "ok")
     return [(f.level, f.text) for f in found if f.level != "ok"]
 
@@ -505,6 +509,9 @@ def test_doctor_checks_lending():
     assert preempt[0] == "warn" and "migbatchd is down" in preempt[1]
     (mode,) = lending_said(shown=SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF"))
     assert mode == preempt
+    qos, off = {"preempttype": "preempt/qos"}, SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF")
+    assert lending_said(shown=off, conf=qos) == [preempt]
+    assert "QOS" in next(f.advice for f in checked_lending(off, qos) if f.level == "warn")
     contained = {"jobcontainertype": "job_container/tmpfs"}
     assert lending_said(conf=contained) == []
     *_, container = lending_said(conf=contained, node={"loan": 1}, version=(22, 5))

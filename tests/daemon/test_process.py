@@ -142,6 +142,26 @@ def test_reload_with_an_unusable_token_file_does_not_interrupt_the_service(daemo
     assert "Traceback" not in daemon.log
 
 
+def test_unusable_token_of_monitoring_stops_no_service(daemon):
+    """It would stop every start, and a standby's only when it has to take over."""
+    path = daemon.home / "metrics"
+    daemon.write(node_api={"metrics_token_file": str(path)})
+    process = daemon.start()
+    daemon.serving()
+    assert f"[node_api] metrics_token_file: the token file {path} cannot be opened" in daemon.log
+    for number, mode in enumerate((0o644, 0o600)):
+        path.write_text("0" * 64)
+        path.chmod(mode)
+        process.send_signal(signal.SIGHUP)
+        eventually(
+            lambda number=number: (
+                daemon.log.count("the new configuration is not applied: [node_api] metrics_token_file") == 1
+                and daemon.log.count("serving nodes") == number + 1
+            )
+        )
+    assert process.poll() is None
+
+
 def test_migbatchd_keeps_running_without_slurm(daemon):
     daemon.start()
     daemon.serving()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from slurm_migbatch.cli import common, installcontroller
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
 from slurm_migbatch.cli.installcontroller import Choices, NothingReported
-from slurm_migbatch.config import Config
+from slurm_migbatch.config import Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
@@ -104,6 +105,21 @@ def test_numeric_slurm_user_is_the_same_user(place):
         assert not [problem for problem in plan.problems if "slurm_user" in problem]
     plan, _, _ = planned(place, f"SlurmUser=bin\n{NODES}")
     assert [problem for problem in plan.problems if "slurm_user is 'daemon'" in problem]
+
+
+@pytest.mark.parametrize("folder", ["opt/slurm/bin", ""])
+def test_commands_that_only_a_shell_of_the_administrator_finds_are_named(place, monkeypatch, folder):
+    """systemd does not give migbatchd the PATH of that shell."""
+    bin_dir = place / folder if folder else Path("/usr/bin")
+    if folder:
+        bin_dir.mkdir(parents=True)
+        (bin_dir / "scontrol").write_text("#!/bin/sh\n")
+        (bin_dir / "scontrol").chmod(0o755)
+    found = str(bin_dir / "scontrol")
+    monkeypatch.setattr(shutil, "which", {"scontrol": found}.get)
+    plan, _, _ = planned(place, NODES)
+    (text,) = [target.text for target in plan.wanted if target.path.endswith("migbatch.toml")]
+    assert loads(text).cluster.slurm_bin == (str(bin_dir) if folder else "")
 
 
 @pytest.mark.parametrize(

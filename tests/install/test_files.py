@@ -124,6 +124,24 @@ def test_edited_change_is_reported_with_its_backup(record, tmp_path):
     assert path.read_text() == "A,mig,more\n" and Path(backup).read_text() == "A\n"
 
 
+def test_file_restored_by_hand_after_a_node_was_removed_is_kept(record, tmp_path):
+    """Nodes of one line have a line each with us, so that their names are new words, but the site's."""
+    path = tmp_path / "slurm.conf"
+    path.write_text("NodeName=n[1-4,7] NodeAddr=10.0.0.[1-4,7]\nPartitionName=p Nodes=n[1-4,7]\n")
+    ours = [f"NodeName=n{i} NodeAddr=10.0.0.{i} Gres=mig:1g:7 Features=mig_node_n{i}\n" for i in (1, 2)]
+    ours += [
+        "NodeName=n[3-4,7] NodeAddr=10.0.0.[3-4,7]\n",
+        "PartitionName=p Nodes=n[1-4,7],migcat\nInclude migx.conf\n",
+    ]
+    install(record, Wanted(str(path), "".join(ours), "site"))
+    path.write_text("".join([ours[0], *ours[2:]]))
+    (message,) = leave(record)
+    assert "remove them by hand (mig:1g:7, mig_node_n1, migcat, migx.conf); its previous version is " in message
+    rest = "Include own.conf\nNodeName=n1 NodeAddr=10.0.0.1\nNodeName=n[3-4,7] NodeAddr=10.0.0.[3-4,7]\n"
+    path.write_text(rest)
+    assert leave(record) == [] and path.read_text() == rest and not record.directory.exists()
+
+
 def planted(record, tmp_path):
     """A record that would make root replace the end of a root-owned file with another user's text."""
     victim = tmp_path / "sudoers"
@@ -224,6 +242,17 @@ def test_unreadable_record_is_an_error(record):
         ("if a then\n  return 1\nend\n", "if a then\n  return 1\nend\n{}"),
         ("if a then\n  return 1 end\n", "if a then\n  return 1 end\n{}"),
         ("x()\nreturn (function() return 1 end)()\n", "x()\n{}return (function() return 1 end)()\n"),
+        ("x()\nreturn\n  slurm.SUCCESS\n", "x()\n{}return\n  slurm.SUCCESS\n"),
+        (
+            "x()\nreturn f(\n  function() return 1 end,\n  2\n)\n",
+            "x()\n{}return f(\n  function() return 1 end,\n  2\n)\n",
+        ),
+        ("function a() end return slurm.SUCCESS", "function a() end \n{}return slurm.SUCCESS"),
+        ("x('\\'\" if', [=[do\n]]]=]) -- if\nreturn 0\n", "x('\\'\" if', [=[do\n]]]=]) -- if\n{}return 0\n"),
+        (
+            "repeat x() until y\nwhile y do if x then return end end\nreturn 0",
+            "repeat x() until y\nwhile y do if x then return end end\n{}return 0",
+        ),
     ],
 )
 def test_our_lua_module_is_loaded_at_the_end_of_the_site_script(theirs, then):

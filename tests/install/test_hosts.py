@@ -1,5 +1,7 @@
 """What a host needs besides Slurm's files."""
 
+import shutil
+
 import pytest
 
 from slurm_migbatch.cli.ending import Failure
@@ -83,6 +85,23 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
     (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
     named = [line for line in text.splitlines() if line.startswith("SlurmConf=")]
     assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
+
+
+def test_directory_as_a_hook_is_a_problem(tmp_path):
+    conf = load("/s", {"/s": f"SlurmctldHost=ctl\nProlog={tmp_path}\n"}.get)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", release=(22, 5))
+    assert [problem for problem in plan.problems if f"Prolog={tmp_path} is a directory" in problem]
+
+
+def test_missing_scontrol_is_noted(tmp_path, monkeypatch):
+    """It is often not in the PATH of sudo, and hooks would look for it in /usr/bin."""
+    monkeypatch.setattr(shutil, "which", {}.get)
+    conf = load("/s", {"/s": "SlurmctldHost=ctl\n"}.get)
+    places = Places(tmp_path, etc=tmp_path)
+    (note,) = hosts.node(places, conf, python="/usr/bin/python3").notes
+    assert note.startswith("scontrol is not in PATH") and f"ScontrolPath= in {tmp_path}/node.conf" in note
+    (tmp_path / "node.conf").write_text("ScontrolPath=/opt/slurm/bin/scontrol\n")
+    assert not hosts.node(places, conf, python="/usr/bin/python3").notes
 
 
 @pytest.mark.parametrize(("user", "uids"), [("daemon", (0, 1)), ("1", (0, 1)), ("root", (0,)), ("", (0,))])

@@ -95,6 +95,32 @@ def test_undo_keeps_lines_added_by_others(before, after, more):
     assert back is None or back == before + "Late=1\n" + more or (lead and back.startswith(before))
 
 
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize("place", range(6))
+def test_undo_keeps_lines_that_others_put_between_ours(place, end):
+    """A site adds partitions below its last one, which is above our `Include`."""
+    original = f"GresTypes=gpu\nNodeName=n1 A=1\nPartitionName=a Nodes=n1\nPrologEpilogTimeout=20{end}"
+    written = (
+        "GresTypes=gpu,mig\nNodeName=n1 A=1 Gres=mig\nPartitionName=a Nodes=n1,c\nPrologEpilogTimeout=60\n"
+        "Include migbatch.conf\n"
+    )
+    present, then = written.splitlines(keepends=True), original.splitlines(keepends=True)
+    present.insert(place, "PartitionName=DEFAULT MaxTime=1\n")
+    then.insert(place, "PartitionName=DEFAULT MaxTime=1\n")
+    if place >= 4 and not end:
+        then[3] += "\n"
+    assert undo(original, written, "".join(present)) == "".join(then)
+    assert undo(original, written, "".join(present).replace("n1,c", "n1,n2,c")) is None
+
+
+def test_lines_between_parts_of_one_line_of_the_site_are_left_to_it():
+    """Whether they belong above or below it is unknown."""
+    original, added_line = "NodeName=n[1-2]\nPartitionName=a Nodes=n1\n", "NodeName=DEFAULT A=1\n"
+    ours = ["NodeName=n1 Gres=mig\n", "NodeName=n2 Gres=mig\n", "PartitionName=a Nodes=n1,c\n", "Include m\n"]
+    found = [undo(original, "".join(ours), "".join([*ours[:k], added_line, *ours[k:]])) for k in range(5)]
+    assert found == [added_line + original, None, None, original + added_line, original + added_line]
+
+
 def test_continuations_comments_and_letter_case_are_parsed():
     conf = conf_of("GRESTYPES=gpu,\\\nmps # both\n#GresTypes=none\nPrologFlags=Alloc\\#x # y\n")
     line, token = conf.setting("GresTypes")

@@ -218,6 +218,47 @@ def test_lending_partitions_get_tier_and_preempt_mode():
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
 
 
+@pytest.mark.parametrize(
+    ("theirs", "then"),
+    [
+        ("PreemptType=preempt/qos\nPreemptMode=SUSPEND,GANG", "PreemptType=preempt/qos\nPreemptMode=SUSPEND,GANG"),
+        (
+            "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL",
+            "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL",
+        ),
+        ("PreemptMode=GANG", "PreemptMode=GANG,REQUEUE"),
+        ("PreemptType=preempt/none\nPreemptMode=off", "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"),
+    ],
+)
+def test_preemption_of_the_site_remains_with_lending(theirs, then):
+    """Partitions and QOS without MIG nodes rely on it, too."""
+    text = f"{theirs}\n{NODES}PartitionName=train Nodes=m1\n"
+    slurm, _, _, done = edited(text, wanted=replace(SITE, lends=True), lending=("train",))
+    assert slurm.startswith(f"{then}\n")
+    lines = [line for line in slurm.splitlines() if line.startswith("PartitionName=")]
+    if "qos" in theirs:
+        assert not any("Preempt" in line or "Priority" in line for line in lines)
+        assert any("PreemptType=preempt/qos is kept" in note for note in done.notes)
+    else:
+        assert lines[1].endswith(" PriorityTier=1 PreemptMode=REQUEUE")
+        assert lines[0].endswith(" PriorityTier=10" if "CANCEL" in theirs else " PriorityTier=10 PreemptMode=OFF")
+    assert not planned(slurm, "Include migbatch-gres.conf\n", replace(SITE, lends=True), ("train",)).edits
+
+
+def test_partitions_with_lower_tiers_than_others_remain_below_them_with_lending():
+    lends = replace(SITE, lends=True)
+    text = f"{NODES}PartitionName=train Nodes=m1\nPartitionName=urgent Nodes=h2 PriorityTier=5\n"
+    slurm = edited(text, wanted=lends, lending=("train",))[0]
+    assert [line for line in slurm.splitlines() if line.startswith("PartitionName=")] == [
+        "PartitionName=p Nodes=h1,migcatalog PreemptMode=OFF",
+        "PartitionName=train Nodes=m1,migcatalog PriorityTier=0 PreemptMode=REQUEUE",
+        "PartitionName=urgent Nodes=h2,migcatalog PriorityTier=5 PreemptMode=OFF",
+    ]
+    assert not planned(slurm, "Include migbatch-gres.conf\n", lends, ("train",)).edits
+    (note,) = planned(slurm).notes
+    assert note.startswith(f"{MAIN}:5: PriorityTier=0 PreemptMode=REQUEUE remains")
+
+
 def test_settings_that_remain_when_lending_is_turned_off_are_noted():
     """Without PreemptExemptTime, which is no longer written, Slurm would requeue training jobs immediately."""
     text = f"PreemptType=preempt/none\n{NODES}PartitionName=train Nodes=m1\nPartitionName=c PreemptMode=OFF\n"

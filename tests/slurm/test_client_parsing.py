@@ -385,6 +385,12 @@ def test_no_text_of_a_node_can_forge_or_corrupt_another_node(text: str, key: str
     assert rows["n2"].gres == {"none": 1}
 
 
+def test_number_in_the_text_of_a_slurmd_that_is_none_hides_no_other_node() -> None:
+    """OS= comes before RealMemory=, and Python takes such characters for digits."""
+    rows = parse_nodes(node_row("n1", OS="Linux RealMemory=\u00b2") + node_row("n2"))
+    assert [(row.name, row.memory) for row in rows] == [("n1", 0), ("n2", 0)]
+
+
 @pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
 def test_node_forged_in_another_nodes_text_is_left_out_and_named(key: str) -> None:
     odd: dict[str, str] = {}

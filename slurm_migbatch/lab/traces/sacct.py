@@ -35,7 +35,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +47,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
+from slurm_migbatch.values.digest import digest_of
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
@@ -87,7 +87,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
                 left_out["steps of jobs"] += 1
                 continue
             # the cells themselves would be half of the memory that a file of a million lines takes
-            digest = blake2b("\0".join(run).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            digest = digest_of("\0".join(run).encode("utf-8", "surrogatepass"), 16)
             if digest in seen:
                 left_out["repeated lines"] += 1
                 continue
