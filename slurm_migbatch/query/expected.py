@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_migbatch.decide.capacity.demand import demands, slices
+from slurm_migbatch.query.show import row_name
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from slurm_migbatch.workload.holding import can_hold
@@ -121,4 +122,4 @@ def describe(expected: Expected, now: float) -> str:
 
 def _name(job: JobRow) -> str:
     held = ",".join(f"{profile}:{count}" for profile, count in sorted(slices(job.gres).items(), reverse=True))
-    return f"job {job.job_id} ({held} on {','.join(job.nodes[:4])})"
+    return f"job {row_name(job)} ({held} on {','.join(job.nodes[:4])})"

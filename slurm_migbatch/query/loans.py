@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
@@ -18,7 +17,7 @@ from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.show import shown
+from slurm_migbatch.query.show import row_name, shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import is_named
 from slurm_migbatch.report.columns import job_id
@@ -105,7 +104,7 @@ def _recorded_names(store: Store, jobs: Collection[int]) -> dict[int, str]:
 
 def queue_names(job_views: Mapping[int, JobView]) -> dict[int, str]:
     """Return jobs in the queue as Slurm prints them."""
-    return {job: job_id(SimpleNamespace(**asdict(view.row), het_offset=None)) for job, view in job_views.items()}
+    return {job: row_name(view.row) for job, view in job_views.items()}
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:

@@ -17,6 +17,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import columns
 from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.report.lines import pair_lines
+from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.taskexpr import has_task
 from slurm_migbatch.slurm.times import format_duration, time_formatter
@@ -163,6 +164,13 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
 def run_name(run: Mapping[str, Any]) -> str:
     """Return the run's job id as Slurm prints it."""
     return columns.job_id(SimpleNamespace(**run))
+
+
+def row_name(row: JobRow) -> str:
+    """Return a job in the queue as Slurm prints it."""
+    named_by = {name: getattr(row, name) for name in ("job_id", "array_job", "array_task", "het_job")}
+    offset = None if row.het_job is None else row.job_id - row.het_job
+    return columns.job_id(SimpleNamespace(**named_by, het_offset=offset))
 
 
 def name_of(job: JobId) -> str:

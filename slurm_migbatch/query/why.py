@@ -17,7 +17,7 @@ from slurm_migbatch.query.expected import expect
 from slurm_migbatch.query.nodes import free_counts
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, shown
+from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, row_name, shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -110,7 +110,7 @@ def describe(
         at_once: number of concurrent tasks of an elastic array, and why; empty for other jobs.
     """
     wants = slices(row.gres)
-    yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
+    yield "Job", f"{row_name(row)} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
         yield "Requested", shown(decision.get("asked"))
         yield "Bucket", shown(decision.get("bucket") or "none: no known model")

@@ -42,7 +42,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type, one of %s, or "
         "mig:<profile> for a slice",
         "two_ways": "slices are requested by more than one option (%s): request them once, per node: "
-        "--gres=mig:auto:<count>, and unset SBATCH_GPUS, SALLOC_GPUS and SLURM_GPUS, which count as --gpus",
+        "--gres=mig:auto:<count>, and unset SBATCH_GPUS, SALLOC_GPUS and SLURM_GPUS, which count as --gpus, and "
+        "SBATCH_GRES, SALLOC_GRES and SLURM_GRES, which count as --gres",
         "per_node": "%s does not say how many slices each node provides: use -N <nodes> and "
         "--gres=mig:<profile>:<count> (the count is per node)",
         "per_gpu": "%s applies to whole GPUs: for slices use %s instead",

@@ -273,6 +273,13 @@ def test_why_combines_queue_record_and_supply():
     assert lines["Supply"] == "reserved: somewhere"
     nowhere = dict(describe(row, [row], nodes[1:], None, ""))
     assert nowhere["Offered"] == "3g.40gb: not offered at the moment"
+    array = queue_row(30, array_job=30, array_task="4-9%5", tasks=6)
+    for listed, name in (
+        (row, "5 of ann in gpu"),
+        (array, "30_[4-9%5] of ann in gpu, 6 tasks"),
+        (queue_row(33, array_job=30, array_task="3"), "30_3 of ann in gpu"),
+    ):
+        assert dict(describe(listed, [listed], None, None, ""))["Job"] == name
 
 
 LOAN_COMMENT = "migbatch: model=bert-large role=train [mig:loan:1#loan7fq3k]"

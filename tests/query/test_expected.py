@@ -74,6 +74,14 @@ def test_expected_start_and_the_jobs_waited_for_are_stated(row: JobRow, running:
     assert words in text if words else text == ""
 
 
+def test_array_tasks_and_components_are_named_as_slurm_does() -> None:
+    """The last task has the number of its array, and a component that of no job that users know."""
+    task = replace(runs(7, "7g.80gb:1", "n1", 5), array_job=7, array_task="4")
+    part = replace(runs(9, "7g.80gb:1", "n2", 9), het_job=8)
+    text = expectation(waits("7g.80gb:1", 2), task, part)
+    assert text.endswith("after the end of job 7_4 (7g.80gb:1 on n1), job 8+1 (7g.80gb:1 on n2)")
+
+
 def test_requeued_job_that_is_still_ending_needs_no_time_limit() -> None:
     """Slurm shows the end of its next run until then, so its own is unknown."""
     ending = replace(runs(1, "1g.10gb:1", "n1", 60), state="COMPLETING", restarts=1).with_ending_run_count(NOW)

@@ -254,6 +254,7 @@ def test_a_refusal_names_the_option_of_the_request(ask, text: str, option: str) 
     assert ask(None, tres_per_task=text, num_tasks=8, min_nodes=2).sentence.startswith(f"{option} does not")
     twice = ask("gres/mig:auto", tres_per_task=text, num_tasks=1)
     assert twice.code == "two_ways" and f"(--gres and {option})" in twice.sentence
+    assert "SBATCH_GPUS" in twice.sentence and "SBATCH_GRES" in twice.sentence, "either may be the variable's"
 
 
 @pytest.mark.parametrize(
