@@ -260,6 +260,8 @@ class LearnedPredictor:
         )
         seconds = self.interval("time", bucket.model, known, gpu, bucket.role, cells)
         mib = self.interval("memory", bucket.model, known, gpu, bucket.role, cells)[2].reshape(copies, count)
+        least = self._exceeded_mib(Block(bucket.model, bucket.role, batches, (bucket.input,)), kind, gpu)
+        mib = np.maximum(mib, np.outer(np.arange(1.0, copies + 1.0), least))
         if bucket.slo_us:
             mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
         return advise(batches, seconds[1].reshape(copies, count), mib, info.memory_mib)

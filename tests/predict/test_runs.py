@@ -29,7 +29,7 @@ from slurm_migbatch.predict.runs import (
 )
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.predict.state import Learned
+from slurm_migbatch.predict.state import Exceeded, Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
@@ -302,6 +302,17 @@ def test_run_that_ran_out_on_a_far_too_small_slice_does_not_lower_the_need(
     before, after = (LearnedPredictor(state).figures(cell, H100)[P("7g.80gb")] for state in (Learned(), learned))
     assert after.need_mib == before.need_mib > 10_240
     assert misses(learned, rows_of(observed(*runs)), KNOWLEDGE) == {}
+
+
+def test_no_batch_or_number_of_processes_is_advised_that_ran_out_of_memory() -> None:
+    cell = Bucket("bert-base", "infer", 1, 128, "tok")
+    short = {("bert-base", "infer", "h100-80gb"): (Exceeded(1, 128, "1g.20gb"),)}
+    before, after = LearnedPredictor(), LearnedPredictor(Learned(short=short))
+    copies = [predictor.advice(cell, H100, P("3g.40gb")) for predictor in (before, after)]
+    assert copies[0] and copies[1] and copies[0].copies > copies[1].copies >= 1
+    for batch in (0, 1):
+        assert before.advice(replace(cell, batch=batch), H100, P("1g.20gb"))
+        assert after.advice(replace(cell, batch=batch), H100, P("1g.20gb")) is None
 
 
 def test_work_that_completed_with_less_memory_refutes_a_run_that_ran_out() -> None:
