@@ -107,5 +107,5 @@ def check_posix() -> Iterator[Finding]:
             yield Finding(OK, "lua-posix", f"is in {module.parent}")
             return
     text = "no Lua on this host finds the module posix"
-    advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"
+    advice = "install lua-posix for slurmctld's Lua; until then jobs that name a model and no mem= are refused"
     yield Finding(WARN, "lua-posix", text, advice)

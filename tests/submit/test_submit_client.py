@@ -14,7 +14,7 @@ from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from tests.support.gpu_kinds import SITE
-from tests.support.lua_shim import Shim, plant_modules
+from tests.support.lua_shim import LATER, Shim, plant_modules
 
 ASK = """
 local lines = {}
@@ -25,8 +25,9 @@ if type(loaded) == "table" then
   slurm_cli_setup_defaults, slurm_cli_pre_submit, slurm_cli_post_submit = loaded.after()
 end
 if arg[2] == "removed" then os.remove(arg[1]) end
-local real, compiled = loadstring, "compiled nothing"
-loadstring = function(...) compiled = "compiled more" return real(...) end
+local compiler = loadstring and "loadstring" or "load" -- the first in Lua 5.1
+local real, compiled = _G[compiler], "compiled nothing"
+_G[compiler] = function(...) compiled = "compiled more" return real(...) end
 local options = {}
 for place = 3, #arg do
   local name, value = arg[place]:match("^(.-)=(.*)$")
@@ -100,6 +101,12 @@ def test_modules_are_not_loaded_from_the_current_directory(tmp_path: Path, progr
     code, gres, compiled, _, _ = ask(tmp_path, f"type={program}", "gres=mig:auto")
     assert (code, gres, compiled) == ("0", granted, "compiled more")
     assert not (tmp_path / "loaded").exists()
+
+
+def test_rest_is_compiled_by_later_releases_of_lua_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LUA_INIT", LATER)
+    code, gres, compiled, messages, _ = ask(tmp_path, "type=srun", "gres=mig:auto")
+    assert (code, gres, compiled) == ("0", "mig:1", "compiled more"), messages
 
 
 def test_slurmctld_loads_no_modules_from_its_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Ref
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
 from tests.support.directories import open_to_users
 from tests.support.gpu_kinds import SITE
-from tests.support.lua_shim import Shim
+from tests.support.lua_shim import LATER, Shim
 from tests.support.submit_running import running
 
 USER = 1001
@@ -103,7 +103,11 @@ def test_shim_uses_the_answer_about_several_partitions(
     assert [answer.changes["comment"].endswith(f"#{decision.id}]") for decision in decisions] == [True]
 
 
-def test_shim_answers_from_the_table_without_the_service(tmp_path: Path, table: Path) -> None:
+@pytest.mark.parametrize("init", ["", LATER], ids=["5.1", "later"])
+def test_shim_answers_from_the_table_without_the_service(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch, init: str
+) -> None:
+    monkeypatch.setenv("LUA_INIT", init)
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock"), table=str(table)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert answer.changes["comment"].endswith("slo=200ms [mig:1g.20gb:1#auto]")

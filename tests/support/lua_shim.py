@@ -19,6 +19,17 @@ from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
 
+LATER = """
+local compile, within = loadstring, setfenv
+load = function(source, name, _, environment)
+  local chunk, problem = compile(source, name)
+  return chunk and environment and within(chunk, environment) or chunk, problem
+end
+table.unpack = unpack
+loadstring, setfenv, getfenv, unpack, module = nil, nil, nil, nil, nil
+"""
+"""LUA_INIT with which Lua 5.1 has the functions of 5.2 and later: slurmctld is linked to 5.3 or 5.4 on Red Hat."""
+
 HARNESS = r"""
 local messages, errors = {}, {}
 
@@ -43,7 +54,7 @@ local function counting(name, cost)
   string[name] = function(...)
     local results = { original(...) }
     steps = steps + cost(results[2] or 0, results[1] or "", ...)
-    return unpack(results, 1, 8)
+    return (unpack or table.unpack)(results, 1, 8)
   end
 end
 if arg[2] then
@@ -92,8 +103,9 @@ local function record(fields, set, environment)
       if name == "argv" then return fields.given_argv and { [0] = "job.sh", fields.given_argv } or nil end
       if name == "reservation" then return fields.uncatalogued == "1" and "bare" or nil end
       if STRINGS[name] then return fields[name] end
-      if name == "pn_min_memory" and fields.memory_given == "1" then return 1000 end
-      if NUMBERS[name] then return tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name] end
+      if name == "pn_min_memory" and fields.memory_given == "1" then return 1000.0 end
+      -- slurmctld's numbers are floating-point ones, which Lua 5.3 and later show as 1.0
+      if NUMBERS[name] then return (tonumber(fields["given_" .. name] or fields[name]) or NUMBERS[name]) + 0.0 end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)
@@ -128,7 +140,7 @@ while true do
   for _, name in ipairs({ "MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED", "SLURM_GPUS" }) do
     environment[name] = fields["given_" .. name:lower()]
   end
-  local uid = tonumber(fields.uid)
+  local uid = tonumber(fields.uid) + 0.0
   steps = 0
   if fields.kind == "modify" then
     now.job_state = now.pending == "1" and 0 or 1
