@@ -43,11 +43,11 @@ def apply_orders(
             before, after = change_of(order, rows[order.job], at)
             outcomes.append(OrderOutcome(order, before, after, at, errors.get(names[order.job], "")))
 
+    resume = partial(_resume, client, frozenset(names[job] for job, row in rows.items() if row.state == "SUSPENDED"))
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
         signalled = [order for order in orders if order.kind is Kind.SIGNAL and order.signal == signal]
-        apply(signalled, partial(client.signal_all, name=signal))
-    suspended = frozenset(names[job] for job, row in rows.items() if row.state == "SUSPENDED")
-    apply([order for order in orders if order.kind is Kind.REQUEUE], partial(_requeue, client, suspended))
+        apply(signalled, partial(resume, partial(client.signal_all, name=signal)))
+    apply([order for order in orders if order.kind is Kind.REQUEUE], partial(resume, client.requeue_all))
     changing = [order for order in orders if order.kind not in (Kind.SIGNAL, Kind.REQUEUE)]
     now = clock()
     updates = {names[order.job]: _fields(order, rows[order.job], now) for order in changing}
@@ -57,11 +57,14 @@ def apply_orders(
     return outcomes
 
 
-def _requeue(client: SlurmClient, suspended: frozenset[str], names: list[str]) -> None:
+def _resume(
+    client: SlurmClient, suspended: frozenset[str], call: Callable[[list[str]], None], names: list[str]
+) -> None:
+    """Signal or requeue jobs, the suspended ones once they run: Slurm does not signal them, and holds them requeued."""
     if resumed := [name for name in names if name in suspended]:
         with suppress(SlurmRefused):  # it was resumed meanwhile
             client.resume_all(resumed)
-    client.requeue_all(names)
+    call(names)
 
 
 def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, TextClause, select
+from sqlalchemy import ColumnElement, Connection, TextClause, func, select
 
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.store import clean, recurring
@@ -51,8 +51,8 @@ class UsedRun(NamedTuple):
 def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     """Yield the selected runs that have started and held slices; with a window those that ended in it.
 
-    One that ended at the end of the window belongs to the next one. Runs of one job are yielded by id; those of a
-    window by recurring job, each from its newest run to its oldest. They are read as they are used, so a server's
+    One that ended at the end of the window belongs to the next one. Runs of one job are yielded by array task; those
+    of a window by recurring job, each from its newest run to its oldest. They are read as they are used, so a server's
     connection is busy until the last one.
     """
     conditions: list[ColumnElement[bool] | TextClause] = [
@@ -65,7 +65,8 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
     runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
     newest_first = (Decision.recurring, Run.job_id.desc(), Run.id.desc())
-    runs = runs.where(*conditions).order_by(*((Run.job_id, Run.id) if wanted.jobs else newest_first))
+    by_task = (func.length(Run.array_task), Run.array_task, Run.job_id, Run.id)  # see `runquery.select_runs`
+    runs = runs.where(*conditions).order_by(*(by_task if wanted.jobs else newest_first))
     for row in connection.execute(runs, execution_options={"yield_per": _AT_ONCE}):
         id, profile, state, exit_code, signal, peak_mib, facts, key, engine = row[: len(_FIGURES)]
         facts = facts if isinstance(facts, dict) else {}

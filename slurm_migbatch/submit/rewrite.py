@@ -437,7 +437,10 @@ class _Job:
         update = self.request.now is not None
         if update and outcome.name in _UNRECORDED:
             return None
-        given = {name: text for name in TRES_FIELDS if (text := getattr(self.request, name))}
+        own = {name: text for name in TRES_FIELDS if (text := getattr(self.request, name))}
+        kept = update and not own and outcome.name not in (self.decision_id, decision_name(self.decision_id))
+        if not own and not kept:  # an update of something else, because of which the same request is granted anew
+            own = {name: text for name in TRES_FIELDS if (text := getattr(request, name))}
         return SubmitDecision(
             id=outcome.name,
             ts=self.ts,
@@ -445,7 +448,7 @@ class _Job:
             user=request.user,
             partition=partition.name,
             job_id=request.job_id,
-            asked={**given, **{name: text for name in TEXT_FIELDS if (text := getattr(request, name))}},
+            asked={**own, **{name: text for name in TEXT_FIELDS if (text := getattr(request, name))}},
             hints=hints,
             bucket=choice.label if choice is not None else "" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
@@ -456,7 +459,7 @@ class _Job:
             advice=outcome.advice,
             recurring=self._key,
             engine=self.request.engine or "",
-            kept=update and not given,
+            kept=kept,
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:

@@ -327,6 +327,19 @@ def test_suspended_loan_is_not_held_after_its_reclaim(world: MakeWorld) -> None:
     w.until(lambda: training in w.loaned() and training in w.running(), most=800)
 
 
+def test_suspended_loan_writes_a_checkpoint_before_its_reclaim(world: MakeWorld) -> None:
+    """Slurm signals running jobs only."""
+    w = world()
+    training = w.train(hints="signal=usr1 min=7g.80gb")
+    w.until(lambda: training in w.running())
+    for _ in range(80):  # a run of less than a minute has nothing to save
+        w.step()
+    w.slurm.suspend(training)
+    inference = w.infer("7g.80gb", runs=60)
+    w.until(lambda: inference in w.running())
+    assert [job for job, _ in w.slurm.signals] == [training]
+
+
 def test_no_loan_is_reclaimed_if_all_loans_hold_too_few_cpus(world: MakeWorld) -> None:
     w = world()
     other = w.infer("1g.10gb", runs=10_000, cpus=60)

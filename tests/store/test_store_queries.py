@@ -173,6 +173,11 @@ def test_tasks_of_an_array_are_together_in_the_order_of_their_numbers(store: Sto
     assert [found[:2] for found in states(store, RunFilter(duplicates=False))] == [
         key for key in in_order if key != (8, 0)
     ]
+    node = Node(store)
+    node.send(*[node.start(100 + id, id, slice_entry(place)) for place, id in enumerate(tasks)])
+    with store.reading() as connection:
+        shown = [run.shown.job_id for run in used_runs(connection, RunFilter(jobs=(JobId(5),)))]
+    assert shown == [7, 8, 13, 11, 5], "migbatch waste, too"
 
 
 @pytest.mark.parametrize("wanted", ["École-1", "ÉCOLE-1"])

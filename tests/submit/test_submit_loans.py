@@ -251,6 +251,23 @@ def test_user_may_change_the_hints_of_a_waiting_elastic_job(ask) -> None:
     assert code(ask(gres=None, comment="x [mig:7g.80gb:1#loan]", partition=None, now=WAITING)) == "forged"
 
 
+@pytest.mark.parametrize(
+    ("comment", "id", "asked"),
+    [
+        (f"{TRAIN} max=4g.40gb", "loan7fq3k000", {}),
+        ("no training", "abc12345", {"tres_per_node": "gres/mig:auto"}),
+    ],
+)
+def test_new_comment_is_recorded_with_the_request_if_the_job_becomes_another(
+    chooser: Chooser, comment: str, id: str, asked: dict[str, str]
+) -> None:
+    request = JobRequest(USER, comment=comment, now=WAITING)
+    answer = rewrite(request, LENDING, chooser, SubmitPolicy(), decision_id="abc12345")
+    assert isinstance(answer, Accept) and answer.decision is not None
+    assert (answer.decision.id, answer.decision.kept) == (id, not asked)
+    assert answer.decision.asked == {**asked, "comment": comment}
+
+
 @pytest.mark.parametrize("now", [WAITING, RELEASED])
 def test_elastic_job_that_names_a_profile_becomes_an_ordinary_job(ask, now: Present) -> None:
     for gres in ("gres/mig:2g.20gb:1", "gres/mig:7g.80gb:1"):

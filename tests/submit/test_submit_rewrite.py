@@ -563,6 +563,14 @@ def test_a_new_comment_is_recorded_as_an_update_of_the_decision(ask) -> None:
     assert anew.asked == {"tres_per_node": "gres:mig:auto", "comment": "mine"}
 
 
+def test_an_update_that_grants_anew_is_recorded_with_the_request_that_stays(ask) -> None:
+    moved = ask(None, None, partition="gpu", now=Present(True, "cpu", tres_per_job="gres:gpu:1")).decision
+    assert (moved.kept, moved.asked) == (False, {"tres_per_job": "gres:gpu:1"})
+    unnamed = ask(None, "hello", partition=None, now=replace(JOB, comment="[mig:2g.20gb:1]")).decision
+    assert (unnamed.id, unnamed.kept) == ("abc12345", False)
+    assert unnamed.asked == {"tres_per_node": "gres:mig:2g.20gb:1", "comment": "hello"}
+
+
 @pytest.mark.parametrize("name", ["auto", "chgauto", "chg"])
 def test_a_new_comment_of_a_job_without_a_recorded_decision_is_not_recorded(ask, name: str) -> None:
     """Jobs that were granted while the service was down have a common name, or none."""
