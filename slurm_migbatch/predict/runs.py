@@ -12,7 +12,8 @@ Jobs can report false figures, or count other things than the rest of the site d
 - a user whose figures of a model are more than APART times away from those of the others (the median over users; of
   two, the one nearer to physics) is ignored for this model;
 - memory of one user alone that is more than APART times below physics is ignored for a model whose specifications are
-  known: the program may have left the GPU idle.
+  known: the program may have left the GPU idle. So is the report of one user alone that more than FAR_ABOVE times as
+  much was too little.
 
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
@@ -50,6 +51,7 @@ from slurm_migbatch.workload.modelfile import tagged_side
 
 ABSURD: Final = 100.0
 APART: Final = 5.0
+FAR_ABOVE: Final = 20.0
 SILENT_S: Final = 300.0
 """Shortest run without reports that counts: startup is a small part of it."""
 FULL: Final = 0.9
@@ -319,6 +321,10 @@ def _implausible(
         below = -median(physical[id(observation)] for observation in own)
         if doubts_one and len(users) == 1 and below > math.log(APART):
             drop(user, own, below)
+        elif doubts_one and len(users) == 1:
+            short = [observation for observation in own if observation.short]
+            if far := [observation for observation in short if physical[id(observation)] > math.log(FAR_ABOVE)]:
+                drop(user, far, median(physical[id(observation)] for observation in far))
         if abs(medians[user] - agreed) > math.log(APART):
             drop(user, own, medians[user] - agreed)
     return bad

@@ -1383,6 +1383,11 @@ def test_weights_that_a_directory_has_in_two_forms_are_counted_once(tmp_path: Pa
     assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
     (tmp_path / "model-00001.safetensors").unlink()
     assert describe(tmp_path).architecture.parameters == (16 * 10**9 + 10**8) // 2
+    with (tmp_path / "pytorch_model-00001-of-00002.bin").open("wb") as weights:
+        weights.truncate(17 * 10**9)
+    assert describe(tmp_path).architecture.parameters == (16 * 10**9 + 10**8) // 2
+    (tmp_path / "consolidated.safetensors").unlink()
+    assert describe(tmp_path).architecture.parameters == 17 * 10**9 // 2
 
 
 @pytest.mark.parametrize("published", [4_300_000_000, 8_030_261_248, 9_000_000_000, 20_000_000_000])

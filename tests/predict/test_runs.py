@@ -304,6 +304,20 @@ def test_run_that_ran_out_on_a_far_too_small_slice_does_not_lower_the_need(
     assert misses(learned, rows_of(observed(*runs)), KNOWLEDGE) == {}
 
 
+def test_one_user_who_ran_out_of_far_too_much_memory_does_not_change_the_slices_of_others() -> None:
+    """A report costs nothing: otherwise one of a single image on a whole GPU would give all others whole GPUs."""
+    cell = Bucket("resnet50", "infer", 1, 224, "px")
+    common = {"model": "resnet50", "input": 224, "unit": "px", "oom": True}
+    eve = peaked(1, 500.0, "7g.80gb", "FAILED", user="eve", **common)
+
+    def need(*runs: Run) -> int:
+        learned = learn(rows_of(select_learnable(observed(*runs), KNOWLEDGE).used), KNOWLEDGE)
+        return LearnedPredictor(learned).figures(cell, H100)[P("7g.80gb")].need_mib
+
+    assert need(eve) == need() < 9984
+    assert need(eve, replace(eve, number=2, user="bob")) > 81152
+
+
 def test_no_batch_or_number_of_processes_is_advised_that_ran_out_of_memory() -> None:
     cell = Bucket("bert-base", "infer", 1, 128, "tok")
     short = {("bert-base", "infer", "h100-80gb"): (Exceeded(1, 128, "1g.20gb"),)}
