@@ -17,6 +17,7 @@ from slurm_migbatch.cli.scripts import lua
 from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
+from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.health import this_one
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
@@ -43,6 +44,10 @@ UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
 _PATH_OF_UNITS: Final = frozenset(f"{top}/{name}" for top in ("/usr/local", "/usr", "") for name in ("sbin", "bin"))
 """Directories in which services find programs, whatever PATH is in the shell of an administrator: systemd's default."""
+_LUA_PLUGINS: Final = {
+    "JobSubmitPlugins": ("job_submit_lua.so", "slurmctld would not start"),
+    "CliFilterPlugins": ("cli_filter_lua.so", "srun, salloc and sbatch would fail"),
+}
 TOPOLOGY_YAML: Final = (25, 5)
 """The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
 
@@ -86,7 +91,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
     plan.notes += slurm.notes
-    if problems := [*slurm.problems, *_missing(conf)]:
+    if problems := [*slurm.problems, *_missing(conf), *_lacking_plugins(config, slurm.site, conf)]:
         plan.problems += problems
         return plan  # Slurm's files are changed together or not at all: some of their lines would be missing
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
@@ -289,6 +294,26 @@ def _missing(conf: Conf) -> Iterator[str]:
     for path, line in conf.missing:
         if Path(path).name not in (INCLUDED, INCLUDED_GRES):
             yield f"{line.place}: {path} is included but does not exist"
+
+
+def _lacking_plugins(config: Config, wanted: Site, conf: Conf) -> Iterator[str]:
+    """Yield a sentence for each plugin that slurm.conf does not name yet, is to name, and that this Slurm lacks."""
+    keys = {setting.key for setting in wanted.needed()}
+    for key, (plugin, effect) in _LUA_PLUGINS.items():
+        if key not in keys or "lua" in scripts.plugins(conf.value(key)):
+            continue
+        folders = plugin_dirs(config)
+        if folders and not any((Path(folder) / plugin).exists() for folder in folders):
+            text = f"{':'.join(folders)} has no {plugin}, which {key}=lua needs, so {effect}"
+            yield f"{text}: install Slurm's plugin, or a Slurm that was built with Lua's development files"
+
+
+def plugin_dirs(config: Config) -> list[str]:
+    """Return the directories of Slurm's plugins; none if Slurm does not say."""
+    try:
+        return list(filter(None, HistoryClient(*config.cluster.commands).settings().get("plugindir", "").split(":")))
+    except SlurmError:
+        return []
 
 
 def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:

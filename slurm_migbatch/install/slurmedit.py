@@ -177,10 +177,21 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                 changes.setdefault(line, {})[token.key] = new
         yield setting.key
     done.edits += [edit(conf, line, change) for line, change in changes.items()]
-    if "runinjob" in conf.value("PrologFlags").lower():
+    _unwanted(conf, done)
+
+
+def _unwanted(conf: Conf, done: SlurmPlan) -> None:
+    """Add settings of the site with which migbatch does not work, or not well, to `done`."""
+    flags = conf.value("PrologFlags").lower().split(",")
+    if "runinjob" in flags:
         done.problems.append(
             "PrologFlags has RunInJob: the Prolog would run inside the job's cgroup and could not create slices; "
             "remove it"
+        )
+    if "serial" in flags:
+        done.notes.append(
+            "PrologFlags has Serial: the hooks of a node run one at a time, so that the Prolog of a job may wait in "
+            "vain for the Epilog of another; remove it"
         )
     if conf.value("JobRequeue") == "0":
         done.notes.append("JobRequeue=0: jobs whose slice could not be created cannot be requeued")
@@ -220,9 +231,7 @@ def _merged(setting: Setting, present: str) -> str:
         if ways == {"gang"}:
             return f"{present},{setting.value}"
         return setting.value if ways <= {"off", "preempt/none"} else present
-    if setting.kind == "at_least":
-        return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
-    return present if present.lower() == setting.value.lower() else setting.value
+    return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
 
 
 def _comparable(key: str, item: str) -> str:

@@ -32,6 +32,7 @@ from tests.support.slurm_files import NODES, SITE
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(installcontroller, "reported_site", lambda config: SITE)
     monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
+    monkeypatch.setattr(installcontroller, "plugin_dirs", lambda config: [])
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
     monkeypatch.setattr(installcontroller, "STATE", str(tmp_path / "state"))
     (tmp_path / "slurm").mkdir()
@@ -80,6 +81,25 @@ def test_slurm_files_are_not_edited_while_the_plan_has_problems(place):
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
     assert "SelectType=select/linear does not support GRES" in " ".join(plan.problems)
     assert not [change.path for change in changes if Path(change.path).parent.name == "slurm"]
+
+
+def test_slurm_conf_names_no_plugin_that_slurm_lacks(place, monkeypatch):
+    """slurmctld does not start then, as where Slurm was built without Lua."""
+    folders = [str(place / "lib"), str(place / "more")]
+    monkeypatch.setattr(installcontroller, "plugin_dirs", lambda config: folders)
+    plan, _, _ = planned(place, NODES)
+    (problem,) = [text for text in plan.problems if "no job_submit_lua.so" in text]
+    assert problem.startswith(
+        f"{':'.join(folders)} has no job_submit_lua.so, which JobSubmitPlugins=lua needs, so slurm"
+    )
+    assert not [target for target in plan.wanted if target.path.endswith((".lua", "slurm.conf"))]
+    assert not planned(place, f"JobSubmitPlugins=lua\n{NODES}")[0].problems
+    (problem,) = planned(place, f"JobSubmitPlugins=lua\n{NODES}", cli_filter=True)[0].problems
+    assert "no cli_filter_lua.so, which CliFilterPlugins=lua needs, so srun" in problem
+    (place / "more").mkdir()
+    for name in ("job_submit_lua.so", "cli_filter_lua.so"):
+        (place / "more" / name).touch()
+    assert not planned(place, NODES, cli_filter=True)[0].problems
 
 
 def test_program_writable_by_others_is_refused_for_root(place):

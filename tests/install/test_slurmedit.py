@@ -148,6 +148,11 @@ def test_takeover_program_of_the_site_is_kept_with_a_note():
     assert "is kept; make it run /etc/slurm/migbatch-primary_on too" in note
 
 
+def test_prologs_that_run_one_at_a_time_are_noted():
+    (note,) = planned(f"PrologFlags=Alloc,Serial,X11\n{NODES}").notes
+    assert note.startswith("PrologFlags has Serial: ") and note.endswith("remove it")
+
+
 def test_node_line_is_split_when_its_nodes_differ():
     text = "NodeName=h[1-2],c1,m1 NodeAddr=10.0.0.[1-3],10.0.1.1 Port=[7001-7004] Gres=gpu:2 # all\n"
     lines = edited(text)[0].splitlines()

@@ -1,4 +1,4 @@
-"""cli_filter.lua in a real Lua 5.1: sbatch passes at once, srun and salloc request what their steps can repeat."""
+"""cli_filter.lua in a real Lua: sbatch passes at once, srun and salloc request what their steps can repeat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from tests.support.gpu_kinds import SITE
-from tests.support.lua_shim import LATER, Shim, plant_modules
+from tests.support.lua_shim import LATER, LUA, Shim, plant_modules
 
 ASK = """
 local lines = {}
@@ -71,7 +71,7 @@ def ask(
     )
     (folder / CLI_FILTER).write_text(text)
     (folder / "ask.lua").write_text(ASK)
-    line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "removed" if removed else "kept", *options]
+    line = [LUA, "ask.lua", str(folder / CLI_FILTER), "removed" if removed else "kept", *options]
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job, **within} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)

@@ -15,6 +15,7 @@ from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import LUA
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -48,7 +49,7 @@ def ask(tmp_path: Path, comment: str, kind: str = "sbatch", describe: str = MIGB
     (tmp_path / "ask.lua").write_text(ASK)
     environ = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path), **({"SLURM_JOB_ID": "7"} if inside else {})}
     done = subprocess.run(
-        ["lua5.1", tmp_path / "ask.lua", tmp_path / CLI_FILTER, kind, comment],
+        [LUA, tmp_path / "ask.lua", tmp_path / CLI_FILTER, kind, comment],
         capture_output=True, text=True, env=environ, timeout=60, check=True,
     )  # fmt: skip
     code, _, comment = done.stdout.partition(" ")

@@ -13,7 +13,7 @@ from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import new_id
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from tests.support.gpu_kinds import SITE
-from tests.support.lua_shim import Shim
+from tests.support.lua_shim import LUA, Shim
 
 ONE, TWO = "gres/mig:1g.10gb:1", "gres/mig:2g.20gb:1"
 
@@ -154,7 +154,7 @@ def test_root_update_of_an_array_keeps_the_marker_of_each_task(
         "one [mig:1g.10gb:1#chge]",
     ]
     made = subprocess.run(
-        ["lua5.1", str(driver), str(shim), field, text, *tasks], capture_output=True, text=True, check=True
+        [LUA, str(driver), str(shim), field, text, *tasks], capture_output=True, text=True, check=True
     )
     assert made.stdout.splitlines() == after
 

@@ -1,4 +1,4 @@
-"""Run the rendered job_submit.lua in a real Lua 5.1, with a `slurm` table as strict as slurmctld's.
+"""Run the rendered job_submit.lua in a real Lua, with a `slurm` table as strict as slurmctld's.
 
 One process answers many requests: each is a message of the submit protocol with the job's fields as in slurmctld; the
 answer is a message with the return code, the output for the user and the fields that were set.
@@ -6,6 +6,7 @@ answer is a message with the return code, the output for the user and the fields
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,14 +20,18 @@ from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
 
+LUA = os.environ.get("MIGBATCH_TEST_LUA", "lua5.1")
+"""The interpreter; another one, such as lua5.4, must find lua-posix too."""
 LATER = """
-local compile, within = loadstring, setfenv
-load = function(source, name, _, environment)
-  local chunk, problem = compile(source, name)
-  return chunk and environment and within(chunk, environment) or chunk, problem
+if loadstring then
+  local compile, within = loadstring, setfenv
+  load = function(source, name, _, environment)
+    local chunk, problem = compile(source, name)
+    return chunk and environment and within(chunk, environment) or chunk, problem
+  end
+  table.unpack = unpack
+  loadstring, setfenv, getfenv, unpack, module = nil, nil, nil, nil, nil
 end
-table.unpack = unpack
-loadstring, setfenv, getfenv, unpack, module = nil, nil, nil, nil, nil
 """
 """LUA_INIT with which Lua 5.1 has the functions of 5.2 and later: slurmctld is linked to 5.3 or 5.4 on Red Hat."""
 
@@ -199,7 +204,7 @@ class Shim:
         self.steps = 0
         self.changed = False
         self._process = subprocess.Popen(
-            ["lua5.1", str(harness), str(script), *(["count"] if count_steps else [])],
+            [LUA, str(harness), str(script), *(["count"] if count_steps else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
