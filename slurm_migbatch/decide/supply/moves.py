@@ -28,7 +28,7 @@ from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
-from slurm_migbatch.decide.supply.resources import Resources
+from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
@@ -214,7 +214,7 @@ def restartable(
     """
     now, rows = snapshot.now, queue.signalled()
     slurm_nodes = {row.name: row for row in snapshot.nodes} if rows else {}
-    candidates, resources = [], Resources(slurm_nodes.values())
+    candidates, resources = [], NodeResources(slurm_nodes.values())
     for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
             continue

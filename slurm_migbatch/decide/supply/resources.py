@@ -30,7 +30,7 @@ class Enough:
         return frozenset([name for name, enough in self.by_name.items() if enough])
 
 
-class Resources:
+class NodeResources:
     """The nodes of one snapshot, for any number of jobs."""
 
     def __init__(self, nodes: Iterable[NodeRow]) -> None:

@@ -22,7 +22,7 @@ from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, may_restart, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
-from slurm_migbatch.decide.supply.resources import Resources
+from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import is_marked
@@ -287,7 +287,7 @@ def _watch_offers(
     passed = now - (now if memory.watched is None else memory.watched)
     memory.watched, uncounted = now, passed - min(max(passed, 0.0), settings.stuck_s / _GAPS)
     previous_standing, memory.standing = memory.standing, {}
-    rows, resources = memory.queue.rows, Resources(node for node in snapshot.nodes if node.cpus)
+    rows, resources = memory.queue.rows, NodeResources(node for node in snapshot.nodes if node.cpus)
 
     @cache
     def pools() -> Mapping[int, frozenset[str]]:
@@ -312,7 +312,7 @@ def _watch_offers(
 
 
 def _lacking(
-    row: JobRow, offered: Collection[str], pools: Mapping[int, frozenset[str]], resources: Resources
+    row: JobRow, offered: Collection[str], pools: Mapping[int, frozenset[str]], resources: NodeResources
 ) -> list[str]:
     """Return the nodes on which other jobs have the CPUs or the memory of a job.
 
