@@ -8,6 +8,7 @@ last value of a repeated key counts.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
         read: returns the text of a file, None if there is none.
 
     Raises:
-        RecursionError: files include each other.
+        OSError: files include each other.
     """
     texts: dict[str, str] = {}
     lines: list[Line] = []
@@ -202,7 +203,7 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
 
     def descend(path: str, depth: int) -> bool:
         if depth > _DEEPEST:
-            raise RecursionError(f"{path}: files include each other")
+            raise OSError(errno.ELOOP, "files include each other", path)
         text = read(path)
         if text is None:
             return False
