@@ -225,9 +225,9 @@ def _document(value: Any) -> Any:
 _READERS: Mapping[str, Callable[[Any], Any]] = {"latest": bool, "warm": bool, "measured_facts": _document}
 
 
-#: the array, and whether a run is of several tasks: these have not started
+#: the array, its use of the job id, and whether a run is of several tasks: these have not started
 _BY_ARRAY = (
-    "coalesce(runs.array_job, runs.job_id), runs.array_task LIKE '%-%' OR runs.array_task LIKE '%,%', "
+    "coalesce(runs.array_job, runs.job_id), runs.reuse, runs.array_task LIKE '%-%' OR runs.array_task LIKE '%,%', "
     "length(runs.array_task), runs.array_task, "
 )
 
