@@ -60,28 +60,6 @@ def test_next_job_of_the_same_profile_needs_no_update() -> None:
     assert not world.nodes.misfits
 
 
-def test_slice_in_use_that_is_reserved_for_a_job_of_another_profile_is_not_counted_until_it_is_free() -> None:
-    world = World(gpus=2)
-    world.step()
-    large = [world.slurm.submit("mig:7g.80gb:1", runs=runs, limit=limit) for runs, limit in ((40, 50), (20, 90))]
-    world.steps(3)
-    assert world.running() == set(large)
-    node = world.slurm.machines["n1"]
-    assert node.gres["7g.80gb"] == node.used["7g.80gb"] == 2
-    small = world.slurm.submit("mig:1g.10gb:1", runs=30)
-    later = [world.slurm.submit("mig:7g.80gb:1", runs=10) for _ in range(3)]
-    world.step()
-    assert node.gres["7g.80gb"] == 1, "that of the GPU that should be free first"
-    assert node.used["7g.80gb"] == 2
-    world.steps(20)
-    assert small in world.running(), "the other one was free first"
-    assert not set(later) & world.running()
-    assert node.gres["7g.80gb"] == node.used["7g.80gb"] == 1, "the rest of the GPU is not enough for another job"
-    world.steps(60)
-    assert not world.slurm.queue
-    assert not world.nodes.misfits
-
-
 def test_used_slots_stay_where_they_are_while_the_rest_is_rearranged() -> None:
     world = World(gpus=1)
     world.step()

@@ -222,21 +222,6 @@ def test_several_slices_are_reserved_on_one_node() -> None:
     assert reservation.at == NOW + 600
 
 
-def test_slices_in_use_that_are_reserved_for_a_job_of_other_slices_are_held_back() -> None:
-    def held_back(nodes: Sequence[Node], want: str) -> dict[str, int]:
-        return {p.name: n for p, n in plan(nodes, [demand(1, want)]).nodes["n1"].held_back.items()}
-
-    full = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 300), gpu("b", "7g.80gb@0", until=NOW + 900))]
-    assert held_back(full, "1g.10gb") == {"7g.80gb": 1}, "only that of the GPU with the reservation"
-    assert held_back(full, "7g.80gb") == {}, "Slurm gives the next one to the first job"
-    assert held_back(full, "2*7g.80gb") == {}, "Slurm keeps both for it, because it knows when the later one ends"
-    unlimited = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b", "7g.80gb@0"))]
-    assert held_back(unlimited, "2*7g.80gb") == {"7g.80gb": 2}
-    mixed = [node("n1", gpu("a", "3g.40gb@0 2g.20gb@4 1g.10gb@6"))]
-    assert held_back(mixed, "4g.40gb") == {"3g.40gb": 1}, "the others are beside it"
-    assert held_back(mixed, "7g.80gb") == {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
-
-
 def test_several_nodes_are_reserved_together() -> None:
     nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0", until=NOW + 100 * i)) for i in range(1, 5)]
     pool = "n1 n2 n3 n4"
@@ -393,8 +378,6 @@ def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> No
             if new.fixed:
                 assert after == leased.union(g.offered)
         assert all(0 < n <= free[p] - held[p] for p, n in new.offers.items())
-        assert all(0 < n <= node.leased[p] for p, n in new.held_back.items())
-        assert not (new.fixed and new.held_back)
     for reservation in found.reservations:
         for name, uuid, place in reservation.places:
             g = next(g for n in nodes if n.name == name for g in n.gpus if g.uuid == uuid)

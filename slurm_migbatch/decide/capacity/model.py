@@ -235,8 +235,7 @@ class NodePlan:
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
-    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there. `held_back`:
-    slices in use by profile whose slots are reserved for another job: once they end, no other job should get them.
+    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there.
     """
 
     node: str
@@ -245,7 +244,6 @@ class NodePlan:
     withdrawn: frozenset[Profile] = frozenset()
     fixed: bool = False
     open: bool = True
-    held_back: Mapping[Profile, int] = field(default_factory=dict)
 
 
 class Placed(NamedTuple):

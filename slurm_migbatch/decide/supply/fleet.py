@@ -37,7 +37,6 @@ class GpuClaims:
         until: slots in use or claimed before a reservation, and when they should be free (None: unknown).
         settled: claims whose slots can no longer change, because a reservation depends on them.
         hidden: profiles of which only claimed slots are offered.
-        held_back: profiles of the slots in use that no other job should get before the one with the reservation.
     """
 
     index: int
@@ -49,7 +48,6 @@ class GpuClaims:
     settled: Sequence[Claim] = ()
     reserved: Sequence[Slot] = ()
     hidden: frozenset[Profile] = frozenset()
-    held_back: Sequence[Profile] = ()
 
 
 class FleetMemory:

@@ -98,11 +98,8 @@ class Reserver:
         for index in by_gpu:
             self._freeze(self._fleet.gpu(index))
         offered = len(demands) == 1 and self._plannable_by_slurm(when, by_gpu)
-        alone = sum(map(len, by_gpu.values())) == 1
         for index, slots in by_gpu.items():
             self._block(self._fleet.gpu(index), slots, offered=offered)
-            if not offered:
-                self._hold_back(self._fleet.gpu(index), slots, alone=alone)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + len(by_gpu)
         free_at = None if when[0] else when[1]
@@ -454,24 +451,6 @@ class Reserver:
             keep = keep.union(Layout(slots).clear_of(shape.used.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
-
-    def _hold_back(self, gpu_claims: GpuClaims, slots: Sequence[Slot], *, alone: bool) -> None:
-        """Note the slots in use that overlap reserved ones: no other job should get them when they end.
-
-        A single reserved slot that is in use as it is needs no such care: Slurm gives it to the first job in its order.
-        """
-        mask = Layout(slots).mask
-        gpu_claims.held_back = (
-            *gpu_claims.held_back,
-            *(
-                lease.slot.profile
-                for lease in gpu_claims.gpu.leases
-                if lease.job is not None
-                and not lease.guest
-                and lease.slot.placement.mask & mask
-                and not (alone and lease.slot in slots)
-            ),
-        )
 
 
 def _soonest_apart(
