@@ -17,6 +17,10 @@ The configured count of a type is the number of slots of that type in the plan, 
 the next start of the same type need no call: slurmctld places nothing on a node that is still completing a job, and
 after the Epilog the slot can be used again.
 
+Except for slices in use for which a job of other slices has waited too long (`NodePlan.held_back`): without a call the
+next job of the same type would start there, and the one after it, as long as any are pending. They are not counted,
+unless a slice of their type is offered there, so a start of that type waits for the next round.
+
 The filler type keeps the sum over all types equal to what Slurm has registered; otherwise the next registration of
 slurmd would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` resets the
 counts to slurm.conf's; this is detected as a difference from the wanted counts and advertised again, without a new
@@ -260,6 +264,10 @@ class Advertiser:
                 used = in_use.get(kind, 0)
                 counts[kind] = shared.shown(profile, used, counts.get(kind, 0) - used)
             counts[GUEST] = shared.running + max(0, min(shared.waiting, free_count))
+        for profile, held in plan.held_back.items():
+            kind = profile.gres_type
+            if counts.get(kind, 0) <= in_use.get(kind, 0):  # none is offered
+                counts[kind] = max(0, counts.get(kind, 0) - held)
         return _filled(counts, node.total)
 
     def _send(

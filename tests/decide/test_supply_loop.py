@@ -60,6 +60,27 @@ def test_next_job_of_the_same_profile_needs_no_update() -> None:
     assert not world.nodes.misfits
 
 
+def test_slice_in_use_that_a_job_of_another_profile_has_waited_for_is_not_counted() -> None:
+    world = World(gpus=2)
+    world.step()
+    large = [world.slurm.submit("mig:7g.80gb:1", runs=runs, limit=limit) for runs, limit in ((80, 90), (60, 130))]
+    world.steps(3)
+    assert world.running() == set(large)
+    node = world.slurm.machines["n1"]
+    assert node.gres["7g.80gb"] == node.used["7g.80gb"] == 2
+    small = world.slurm.submit("mig:1g.10gb:1", runs=3, limit=3)
+    later = [world.slurm.submit("mig:7g.80gb:1", runs=10) for _ in range(3)]
+    world.steps(10)
+    assert node.gres["7g.80gb"] == node.used["7g.80gb"] == 2
+    world.steps(42)
+    assert node.gres["7g.80gb"] == 1, "that of the GPU that should be free first"
+    assert node.used["7g.80gb"] == 2
+    world.steps(90)
+    assert not world.slurm.queue
+    assert [job for job, _ in world.slurm.stepped.started] == [*large, small, *later]
+    assert not world.nodes.misfits
+
+
 def test_used_slots_stay_where_they_are_while_the_rest_is_rearranged() -> None:
     world = World(gpus=1)
     world.step()

@@ -222,6 +222,31 @@ def test_several_slices_are_reserved_on_one_node() -> None:
     assert reservation.at == NOW + 600
 
 
+def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:
+    def held_back(nodes: Sequence[Node], want: str, after_s: float, limit_s: float | None = 12.5) -> dict[str, int]:
+        wants, planner = [demand(1, want, limit_s=limit_s)], Planner()
+        first = planner.plan(nodes, wants, NOW)
+        assert not first.nodes["n1"].held_back
+        later = planner.plan(nodes, wants, NOW + after_s, first.reservations)
+        assert later.reservations[0].held_from == first.reservations[0].held_from
+        return {profile.name: n for profile, n in later.nodes["n1"].held_back.items()}
+
+    full = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 300), gpu("b", "7g.80gb@0", until=NOW + 900))]
+    assert held_back(full, "1g.10gb", 199) == {}
+    assert held_back(full, "1g.10gb", 200) == {"7g.80gb": 1}, "only that of the GPU with the reservation"
+    assert held_back(full, "1g.10gb", 1199, limit_s=1000) == {}
+    assert held_back(full, "1g.10gb", 1200, limit_s=1000) == {"7g.80gb": 1}, "it should have been free long ago"
+    assert held_back(full, "7g.80gb", 299) == {}, "Slurm gives the next one to the first job"
+    assert held_back(full, "2*7g.80gb", 200) == {}, "Slurm keeps both for it, because it knows when the later one ends"
+    unlimited = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b", "7g.80gb@0"))]
+    assert held_back(unlimited, "2*7g.80gb", 200) == {"7g.80gb": 2}
+    assert held_back(unlimited, "2*7g.80gb", 14_399, None) == {}
+    assert held_back(unlimited, "2*7g.80gb", 14_400, None) == {"7g.80gb": 2}
+    mixed = [node("n1", gpu("a", "3g.40gb@0 2g.20gb@4 1g.10gb@6"))]
+    assert held_back(mixed, "4g.40gb", 200) == {"3g.40gb": 1}, "the others are beside it"
+    assert held_back(mixed, "7g.80gb", 200) == {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
+
+
 def test_several_nodes_are_reserved_together() -> None:
     nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0", until=NOW + 100 * i)) for i in range(1, 5)]
     pool = "n1 n2 n3 n4"
@@ -378,6 +403,8 @@ def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> No
             if new.fixed:
                 assert after == leased.union(g.offered)
         assert all(0 < n <= free[p] - held[p] for p, n in new.offers.items())
+        assert all(0 < n <= node.leased[p] for p, n in new.held_back.items())
+        assert not (new.fixed and new.held_back)
     for reservation in found.reservations:
         for name, uuid, place in reservation.places:
             g = next(g for n in nodes if n.name == name for g in n.gpus if g.uuid == uuid)

@@ -155,3 +155,43 @@ def test_new_slices_are_made_on_the_first_node_whichever_reported_last() -> None
         jobs.append(world.slurm.submit("mig:7g.80gb:1", runs=1000))
         world.steps(5)
     assert [world.slurm.queue[job].nodes for job in jobs] == [("n1",), ("n1",), ("n2",)]
+
+
+@pytest.mark.parametrize(
+    ("others", "limit", "want"),
+    [
+        ("7g.80gb", LIMIT, "mig:1g.10gb:1"),
+        ("7g.80gb", LIMIT, "mig:3g.40gb:2"),
+        ("1g.10gb", LIMIT, "mig:7g.80gb:1"),
+        ("2g.20gb", LIMIT, "mig:3g.40gb:1"),
+        ("7g.80gb", None, "mig:7g.80gb:2"),
+    ],
+)
+def test_job_starts_in_its_turn_although_slurm_starts_the_next_job_of_the_same_slice_at_once(
+    others: str, limit: int | None, want: str
+) -> None:
+    """Slurm gives a slice whose job has ended to a pending job for the same one before migbatchd can change it."""
+    world = World(gpus=2)
+    world.step()
+
+    def slurm_first() -> None:
+        waiting = sum(row.pending for row in world.slurm.queue.values())
+        for _ in range(max(0, 4 - waiting)):
+            world.slurm.submit(f"mig:{others}:1", runs=world.random.uniform(5, LIMIT), limit=limit)
+        world.clock.sleep(1.0)
+        world.finish()
+        world.start()
+        world.prologs()
+        world.nodes.report()
+        world.nodes.poll()
+        world.round()
+
+    for _ in range(60):
+        slurm_first()
+    job = world.slurm.submit(want, runs=10, limit=LIMIT)
+    for _ in range(20 * LIMIT):
+        slurm_first()
+        if job in world.running():
+            break
+    assert job in world.running()
+    assert not world.nodes.misfits

@@ -180,13 +180,15 @@ class Reservation:
     """Slots that are reserved for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
 
     Free space in them goes to no job that would delay it. `copy` distinguishes the tasks of an array. `at` is when the
-    last of them should be free; None if something without a time limit blocks it.
+    last of them should be free; None if something without a time limit blocks it. From `held_from` on no other job
+    should get a slice that it waits for, because it has waited much longer than its own or the others' time limits.
     """
 
     job: int
     copy: int
     places: tuple[tuple[str, str, Slot], ...]
     at: float | None
+    held_from: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ class NodePlan:
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
-    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there.
+    `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there. `held_back`:
+    slices in use by profile for which a reservation has waited too long: once they end, no other job should get them.
     """
 
     node: str
@@ -244,6 +247,7 @@ class NodePlan:
     withdrawn: frozenset[Profile] = frozenset()
     fixed: bool = False
     open: bool = True
+    held_back: Mapping[Profile, int] = field(default_factory=dict)
 
 
 class Placed(NamedTuple):

@@ -166,6 +166,7 @@ def offer_of(offer: Offer) -> Json:
         "guests": {str(guest): list(place) for guest, place in sharing.places.items()},
         "fixed": plan.fixed,
         "closed": not plan.open,
+        "held_back": {profile.name: count for profile, count in plan.held_back.items()},
     }
     return {name: value for name, value in content.items() if value}
 

@@ -37,6 +37,7 @@ class GpuClaims:
         until: slots in use or claimed before a reservation, and when they should be free (None: unknown).
         settled: claims whose slots can no longer change, because a reservation depends on them.
         hidden: profiles of which only claimed slots are offered.
+        held_back: profiles of slots in use that no other job should get before the one with a reservation there.
     """
 
     index: int
@@ -48,6 +49,7 @@ class GpuClaims:
     settled: Sequence[Claim] = ()
     reserved: Sequence[Slot] = ()
     hidden: frozenset[Profile] = frozenset()
+    held_back: Sequence[Profile] = ()
 
 
 class FleetMemory:

@@ -37,6 +37,7 @@ def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, ane
     layouts: dict[str, Layout] = {}
     withdrawn: set[Profile] = set()
     free: Counter[Profile] = Counter()
+    held_back: Counter[Profile] = Counter()
     optional: list[tuple[Layout, str]] = []
     anew = anew and not node.unmatched  # a job that is just starting may be on any slot
     book, keeps_offers = fleet.book, node.mode is not Mode.WITHDRAWN
@@ -53,6 +54,7 @@ def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, ane
         for profile, count in final.free.items():
             free[profile] = free.get(profile, 0) + count
         layouts[gpu.uuid] = final.layout
+        held_back.update(gpu_claims.held_back)
         if final.withdrawn:
             withdrawn |= final.withdrawn
         if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
@@ -60,7 +62,8 @@ def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, ane
     _keep_total(node, layouts, free, optional)
     unmatched = node.unmatched
     offers = {p: n - unmatched[p] for p, n in free.items() if n > unmatched[p]}
-    return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, node.mode is not Mode.CLOSED)
+    is_open = node.mode is not Mode.CLOSED
+    return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, is_open, held_back)
 
 
 def _keep_total(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.install.reported import most_counts
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
@@ -22,6 +22,8 @@ from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.site import WAITING
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+
+_IN_VAIN: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class SlurmSimulation:
         self, controller: Controller, pace: RoundTiming = RoundTiming(), until: float = math.inf
     ) -> WorkloadOutcome:
         """Run until all jobs have ended, for at most `until` seconds. Raises Stuck."""
-        rounds = 0
+        rounds = in_vain = 0
         last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
             self._news = self._soon = False
@@ -222,9 +224,10 @@ class SlurmSimulation:
             last = self.clock.now
             self._soon = self._soon or bool(again)
             idle = min(pace.idle_s, idle * pace.growth)
+            in_vain += 1
             if self._wait(pace, last, idle, self.begin + until):
-                idle = pace.every_s
-            self._check(rounds)
+                idle, in_vain = pace.every_s, 0
+            self._check(in_vain)
         return WorkloadOutcome(
             self.slurm.ended_jobs,
             tuple(self._submissions),
@@ -255,8 +258,9 @@ class SlurmSimulation:
         events, self._events = self._events, []
         return ControllerInput(self.clock.now, jobs, rows, events)
 
-    def _check(self, rounds: int) -> None:
-        if rounds % 1000 == 0 and self.clock.following is None and not self._left:
+    def _check(self, in_vain: int) -> None:
+        """Raise Stuck after so many successive rounds without events that none will change anything."""
+        if in_vain >= _IN_VAIN and self.clock.following is None and not self._left:
             waiting = [f"{row.job_id} ({row.gres}, {row.reason})" for row in self.slurm.queue.values()][:5]
             raise Stuck(f"there are no further events and {len(self.slurm.queue)} jobs are left: {', '.join(waiting)}")
 

@@ -88,6 +88,24 @@ def test_simulation_that_cannot_progress_raises_an_error() -> None:
         simulation.run(nobody)
 
 
+def test_long_simulation_is_not_stuck_when_its_last_running_job_has_ended() -> None:
+    """Nothing else is going to happen by itself then, but the next round lets the next job start."""
+    site = SimulatedSite((SiteNode("n1", (H100,)),))
+    jobs = [Submission(0.0, f"mig:{kind}:1", lambda: Fixed(2000.0)) for kind in ("7g.80gb", "1g.10gb")]
+    simulation = SlurmSimulation(site, jobs)
+    controller = ServiceController(simulation)
+    rounds = 0
+
+    def many_rounds(controller_input: ControllerInput) -> bool:
+        nonlocal rounds
+        rounds += 1
+        running = any(row.state == "RUNNING" for row in controller_input.jobs)
+        return controller(controller_input) or (running and rounds < 999)
+
+    outcome = simulation.run(many_rounds, RoundTiming(soon_s=1.0, idle_s=5000.0), 20_000.0)
+    assert [outcome.jobs[job].state for job in outcome.submissions if job is not None] == ["COMPLETED"] * 2
+
+
 def test_misfit_job_starts_as_soon_as_a_slice_is_free() -> None:
     """Not only after the two minutes by which Slurm delays a requeued job."""
     jobs = [Submission(at, "mig:4g.40gb:1", lambda: Fixed(60.0), limit_s=120) for at in (0.0, 30.0)]
