@@ -72,6 +72,9 @@ class LendingCapacity:
             lendable = lendable or (capacity.own and capacity.reclaimed != math.inf)
             self.gpus.append(_PlannedGpu(capacity, layouts.setdefault(used, used), lendable, group))
         self.place_of = {(capacity.node, capacity.gpu): index for index, capacity in enumerate(capacities)}
+        self.on_node: dict[str, list[int]] = {}
+        for index, capacity in enumerate(capacities):
+            self.on_node.setdefault(capacity.node, []).append(index)
         self.geometries: dict[int, dict[Geometry, None]] = {}
         for gpu in self.gpus:
             self.geometries.setdefault(gpu.group, {})[gpu.geometry] = None
@@ -391,7 +394,7 @@ class LendingCapacity:
         """Return the best GPU of a job's own node, whose CPUs and memory the job has already; None if there is none."""
         if elastic_job.nodes is not None and place.node not in elastic_job.nodes:
             return None
-        on_node = (index for (node, _), index in self.place_of.items() if node == place.node)
+        on_node = self.on_node.get(place.node, ())
         entries = (self._entry(index, profile) for index in on_node if self.gpus[index].lendable)
         best = min((entry for entry in entries if entry is not None), default=None)
         return None if best is None else best[3]

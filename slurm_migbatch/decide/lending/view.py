@@ -134,16 +134,22 @@ def _free_resources(
 ) -> dict[str, tuple[float, float]]:
     """Return the CPUs and MiB of each node that no job has, and that are kept for no stopped job; infinite: unknown."""
     free = {row.name: (row.cpus_free if row.cpus else inf, row.memory_free) for row in inputs.nodes}
+    largest = _largest_memory(inputs)
     for job, target in ledger.targets.items():
         if target.node in free and job in job_views and job_views[job].row.pending:
             row, (cpus, memory) = job_views[job].row, free[target.node]
-            free[target.node] = cpus - row.cpus, memory - _requested_memory(row, inputs)
+            free[target.node] = cpus - row.cpus, memory - _requested_memory(row, largest)
     return free
 
 
-def _requested_memory(row: JobRow, inputs: LendingInputs) -> int:
-    """Return the MiB that a pending job requests on a node, at most those of the largest node."""
-    return max((node.memory for node in inputs.nodes), default=0) if row.memory_each == WHOLE else row.memory_each
+def _largest_memory(inputs: LendingInputs) -> int:
+    """Return the MiB of the node with most memory."""
+    return max((node.memory for node in inputs.nodes), default=0)
+
+
+def _requested_memory(row: JobRow, largest: int) -> int:
+    """Return the MiB that a pending job requests on a node; for a whole node `largest`, that of the largest one."""
+    return largest if row.memory_each == WHOLE else row.memory_each
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
@@ -234,7 +240,7 @@ def _elastic_jobs(
     barred: Collection[int],
 ) -> list[ElasticJob]:
     elastic_jobs = []
-    now, nodes = inputs.now, {row.name: row for row in inputs.nodes}
+    now, nodes, largest = inputs.now, {row.name: row for row in inputs.nodes}, _largest_memory(inputs)
     for job, job_view in job_views.items():
         loan, place = ledger.open.get(job), places.get(job)
         if loan is None and (job not in regions or job in barred):
@@ -261,7 +267,7 @@ def _elastic_jobs(
                 memory=(
                     resources_of(job_view.row, nodes[place.node]).memory
                     if place is not None
-                    else _requested_memory(job_view.row, inputs)
+                    else _requested_memory(job_view.row, largest)
                 ),
                 stopped=loan is None and _was_stopped(job_view.row, past),
             )
@@ -272,7 +278,7 @@ def _elastic_jobs(
 def _without_slot(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, places: Mapping[int, SlotReference]
 ) -> list[PendingLoan]:
-    pools = {demand.job: demand.pool for demand in inputs.wanted}
+    pools, largest = {demand.job: demand.pool for demand in inputs.wanted}, _largest_memory(inputs)
     pending_loans = []
     for job, loan in ledger.open.items():
         if job in places or job not in job_views or loan.state in (State.WITHDRAWN, State.REQUEUED):
@@ -280,7 +286,7 @@ def _without_slot(
         if job_views[job].hints.guest:  # it shares another loan's slot
             continue
         row = job_views[job].row
-        requested = Resources(row.cpus, _requested_memory(row, inputs)) if row.pending else NOTHING
+        requested = Resources(row.cpus, _requested_memory(row, largest)) if row.pending else NOTHING
         pending_loans.append(PendingLoan(job, loan.slice, frozenset(row.nodes) or pools.get(job), requested=requested))
     return pending_loans
 
