@@ -277,10 +277,7 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
     name = f"{job}.{restart}"
     try:
         with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
-            _empty(handle)
-            tmpfs.reserve(directory, handle, RESERVED_BYTES)
-            with suppress(OSError):
-                tmpfs.set_append_only(handle, True)
+            _refill(directory, handle, RESERVED_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -300,15 +297,20 @@ def shorten_steps(directory: int, job: int, restart: int, uid: int) -> None:
             if not step_slices.lock(handle, step_slices.TABLE, 0.0):
                 return
             kept = step_slices.counting(os.pread(handle, step_slices.MAX_BYTES, 0))
-            _empty(handle)
-            tmpfs.reserve(directory, handle, step_slices.MAX_BYTES)
-            os.write(handle, kept)
-            with suppress(OSError):
-                tmpfs.set_append_only(handle, True)
+            _refill(directory, handle, step_slices.MAX_BYTES, kept)
     except FileNotFoundError:
         return
     except OSError as error:
         raise ProgressError(f"progress file {name}: {error.strerror}") from error
+
+
+def _refill(directory: int, handle: int, size: int, content: bytes = b"") -> None:
+    """Replace the content of an open file, and reserve `size` bytes for it. Raises OSError."""
+    _empty(handle)
+    tmpfs.reserve(directory, handle, size)
+    os.write(handle, content)
+    with suppress(OSError):
+        tmpfs.set_append_only(handle, True)
 
 
 def _empty(handle: int, *, for_good: bool = False) -> None:
