@@ -34,6 +34,9 @@ SUPPLY = {"n1", "n2"}
         ("ReqNodeNotAvail, UnavailableNodes:migcatalog", True),
         ("ReqNodeNotAvail,_UnavailableNodes:migcatalog", True),
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", True),
+        ("No suitable topology unit found", True),  # 26.05
+        ("Insufficient_resources_in_topology_unit", True),
+        ("Required nodes lack available resources", True),
         ("BeginTime", False),
         ("Dependency", False),
         ("DependencyNeverSatisfied", False),

@@ -35,7 +35,10 @@ BEGIN_LEAD_S = 5.0
 RUNNABLE = frozenset(
     {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "SchedDefer", "PartitionConfig"}
 )
-_RUNNABLE_PROSE = "Nodes required for job are DOWN"
+#: How reasons in words begin that mean the same. Those of topologies ("No suitable topology unit found", "Insufficient
+#: resources in topology unit") are shown from 26.05 on; older releases show Resources.
+_RUNNABLE_PROSE = ("Nodes required for job are DOWN", "Required nodes lack available resources")
+_TOPOLOGY = "topology"
 
 #: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, its other GRES, CPUs,
 #: memory, and seconds until a coming reservation (0: none).
@@ -80,7 +83,8 @@ def _waits_for_jobs(row: JobRow) -> bool:
 @lru_cache(maxsize=1024)
 def _runnable(reason: str) -> bool | None:
     """Return whether a job with this pending reason waits only for resources; None: its begin time decides."""
-    if reason.replace("_", " ").strip("()").startswith(_RUNNABLE_PROSE):
+    prose = reason.replace("_", " ").strip("()")
+    if prose.startswith(_RUNNABLE_PROSE) or _TOPOLOGY in prose:
         return True
     first_reason = reason.partition(",")[0].strip()
     return None if first_reason == "BeginTime" else first_reason in RUNNABLE
