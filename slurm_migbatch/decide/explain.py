@@ -40,11 +40,22 @@ def why_not_started(
         return f"job {job} is {row.state.lower()}"
     if row.reason == TASK_LIMIT:
         return "its array is at its task limit; it starts when a task ends"
+    if not could_run(row, now) and _requeued_too_often(row.reason):
+        return (
+            f"Slurm holds it ({row.reason}), because it has been requeued as often as MaxPreemptRequeue of slurm.conf "
+            f"allows; an operator lets it continue by `scontrol release {job}`"
+        )
     if not could_run(row, now):
         return f"Slurm holds it for another reason ({row.reason}); nothing is kept free for it"
     if waits_for_loan(row.gres):
         return without_loan(row, lending)
     return _by_plan(job, row, decided, now)
+
+
+def _requeued_too_often(reason: str) -> bool:
+    """Return whether a reason is that of MaxPreemptRequeue, which Slurm has from 26.11 on, by name or in words."""
+    words = reason.lower()
+    return "preempt" in words and "requeue" in words
 
 
 def without_loan(row: JobRow, lending: Collection[str] | None) -> str:

@@ -33,6 +33,11 @@ def check_lending(
     if conf.get("jobrequeue") == "0":
         text = "JobRequeue is 0: loans cannot be reclaimed"
         yield Finding(FAIL, "lending", text, "set JobRequeue=1 in slurm.conf")
+    most = conf.get("maxpreemptrequeue", "")
+    if most.isdigit() and int(most):
+        text = f"MaxPreemptRequeue is {most}: Slurm holds a training job after as many requeues, and a reclaim is one"
+        advice = "set MaxPreemptRequeue=0 in slurm.conf; `scontrol release JOB` lets a held job continue"
+        yield Finding(WARN, "lending", text, advice)
     yield from _catalog(config, rows)
     if version < FORGETS:
         yield from _remembering(config, rows, version)

@@ -510,6 +510,9 @@ def test_doctor_checks_lending():
     assert lending_said() == []
     (requeue,) = lending_said(conf={"jobrequeue": "0"})
     assert requeue[0] == "FAIL" and "JobRequeue" in requeue[1]
+    assert lending_said(conf={"maxpreemptrequeue": "0"}) == []
+    (bounded,) = lending_said(conf={"maxpreemptrequeue": "100"})
+    assert bounded[0] == "warn" and "MaxPreemptRequeue is 100: Slurm holds a training job" in bounded[1]
     (catalog,) = lending_said(catalog={"1g.10gb": 14})
     assert catalog[0] == "FAIL" and "mig:loan:2, mig:guest:1" in catalog[1]
     (preempt,) = lending_said(conf={"preempttype": "preempt/none"})

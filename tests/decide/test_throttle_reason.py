@@ -23,6 +23,11 @@ def test_why_names_the_task_limit_of_an_array() -> None:
     assert "no MIG node" in why("Resources")
 
 
+@pytest.mark.parametrize("reason", ["JobHoldMaxPreemptRequeue", "preemption requeue limit exceeded requeued held"])
+def test_why_says_how_a_job_continues_that_was_requeued_too_often(reason: str) -> None:
+    assert "MaxPreemptRequeue of slurm.conf allows; an operator lets it continue by `scontrol release 9`" in why(reason)
+
+
 def test_why_names_the_drained_nodes() -> None:
     gpus = (Gpu("a", H100),)
     nodes = [Node("n1", gpus, mode=Mode.CLOSED), Node("n2", gpus)]
