@@ -164,8 +164,9 @@ def test_inference_reclaims_the_slice_from_host_and_guest(bed: Cluster) -> None:
     until("the inference job", lambda: bed.job_state(job) == "COMPLETED")
     for training in (host, guest):
         assert [row["kind"] for row in actions(bed, training)][1:3] == ["signal", "requeue"]
-    # Jobs of equal priority are in the order of their submission, and a requeue is one: the first that was requeued gets
-    # the slice. A long job does not start beside a short one, whose end it would delay by as much as its own is earlier.
+    # Jobs of equal priority are in the order of their submission, and a requeue is one: the first that was requeued
+    # gets the slice. A long job does not start beside a short one, whose end it would delay by as much as its own is
+    # earlier.
     until("the slice lent again", lambda: bool(leases(bed, host)[1:] or leases(bed, guest)[1:]))
     if leases(bed, host)[1:]:
         until("both on one slice again", lambda: sorted(holders(bed), key=str) == [host, guest])
