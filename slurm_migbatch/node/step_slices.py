@@ -42,15 +42,23 @@ Request = list[tuple[str, int]]
 """GRES types, each with the number of slices; an empty type is any."""
 
 
-def requested(shown: str, tasks: int) -> Request:
+def requested(shown: str, step: int, tasks: int) -> Request:
     """Parse the slices that a step requested on a node with this many of its tasks; those of a type come first.
 
     Empty if it requested none, and so has all slices of its job.
 
     Args:
-        shown: the output of `scontrol show step`; the line with the name that the user gave may contain anything.
+        shown: the output of `scontrol show step`; the line with the name that the user gave may contain anything. With
+            SlurmctldParameters=enable_stepmgr releases before 26.05 show all steps of the job.
+        step: the id of the step.
     """
-    words = [word for line in shown.splitlines() if " Name=" not in line for word in line.split()]
+    words: list[str] = []
+    own = True
+    for line in shown.splitlines():
+        if line.startswith("StepId="):
+            own = line.split()[0].endswith(f".{step}")
+        if own and " Name=" not in line:
+            words += line.split()
     request: Request = []
     for key, factor in ((PER_NODE, 1), (PER_TASK, tasks)):
         for entry in ",".join([word.removeprefix(key) for word in words if word.startswith(key)]).split(","):

@@ -440,7 +440,7 @@ def of_step(
     def request() -> list[tuple[str, int]]:
         nonlocal problem
         text, problem = scontrol(settings, environ, ["show", "step", f"{job}.{step}"])
-        return step_slices.requested(text, _tasks(environ))
+        return step_slices.requested(text, step, _tasks(environ))
 
     limit = seconds(settings.get("ScontrolTimeout", ""))
     chosen = step_slices.of_step(path, step, pid, slices, request, limit)

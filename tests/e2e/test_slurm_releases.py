@@ -15,9 +15,10 @@ import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
-from tests.support.end_to_end import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
+from tests.support.end_to_end import PATIENCE_S, marked, on_offer, sbatch, settled, sights, until, untroubled
 
 OPENMETRICS = (25, 11)
+STEP_MANAGER = (24, 5)
 PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
 
 
@@ -158,6 +159,22 @@ def test_jobs_get_their_slices_share_of_slurms_defaults_for_each_gpu(new_cluster
         assert all(f" NumCPUs={cpus} " in text and f" MinMemoryNode={memory}M " in text for text in shown), shown
     step = bed.run(["srun", "--gpus=1", "sh", "-c", "scontrol -o show step $SLURM_JOB_ID.0"], "mbbob").stdout
     assert " CPUs=7 " in step
+
+
+def test_parallel_steps_get_different_slices_with_a_step_manager(
+    new_cluster: Callable[..., Cluster], slurm_root: str
+) -> None:
+    if SlurmRoot(Path(slurm_root) if slurm_root else None).version() < STEP_MANAGER:
+        return
+    options = {"SlurmctldParameters": "enable_stepmgr", "PrologFlags": "Contain"}
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", options=options)
+    step = "srun --exact -n1 --gres=mig:1 sh -c 'echo task $SLURM_STEP_ID $CUDA_VISIBLE_DEVICES; sleep 3' &"
+    job, message = sbatch(bed, "-n2", "--gres=mig:1g.10gb:2", wrap="\n".join([step, step, "wait"]))
+    assert job, message
+    assert bed.wait_job(job) == "COMPLETED", bed.output(job)
+    seen = sights(bed.output(job))
+    assert [len(seen[task]) for task in ("task 0", "task 1")] == [1, 1] and seen["task 0"] != seen["task 1"], seen
+    untroubled(bed)
 
 
 def test_doctor_names_jobs_with_slices_that_prevent_uninstalling(new_cluster: Callable[..., Cluster]) -> None:

@@ -76,14 +76,21 @@ SHOWN = """StepId=17.0 UserId=1001 StartTime=2026-11-29T02:12:28 TimeLimit=UNLIM
     ],
 )
 def test_request_of_a_step_is_read(shown: str, request_of: Request) -> None:
-    assert requested(SHOWN + f"   {shown}\n\n", 3) == request_of
+    assert requested(SHOWN + f"   {shown}\n\n", 0, 3) == request_of
+
+
+def test_other_steps_of_the_job_are_not_read() -> None:
+    """Slurm 24.05 to 25.11 with a step manager shows all steps of the job."""
+    steps = {0: "TresPerNode=gres/mig:2", 1: "TresPerNode=gres/mig:1", 10: "TresPerNode=(null)"}
+    shown = "".join(SHOWN.replace("=17.0 ", f"=17.{step} ") + f"   {tres}\n\n" for step, tres in steps.items())
+    assert [requested(shown, step, 1) for step in steps] == [[("", 2)], [("", 1)], []]
 
 
 @given(st.text(max_size=30), st.integers(1, 200))
 def test_any_output_is_read(text: str, tasks: int) -> None:
-    assert requested("", tasks) == []
-    assert all(number > 0 for _, number in requested(f"TresPerNode={text}", tasks))
-    assert all(number > 0 for _, number in requested(f"TresPerTask=gres/mig:{text}", tasks))
+    assert requested("", 0, tasks) == []
+    assert all(number > 0 for _, number in requested(f"TresPerNode={text}", 0, tasks))
+    assert all(number > 0 for _, number in requested(f"TresPerTask=gres/mig:{text}", 0, tasks))
 
 
 @given(
