@@ -222,6 +222,24 @@ def test_several_slices_are_reserved_on_one_node() -> None:
     assert reservation.at == NOW + 600
 
 
+def test_free_slices_of_a_reservation_stay_on_offer_when_the_job_that_it_waits_for_ends_early() -> None:
+    """Else Slurm counts one slice that is free while the job's Epilog runs, and gives it to a job that wants one."""
+    wants = [demand(1, "2*7g.80gb"), demand(2, "7g.80gb")]
+    free = gpu("b", offered="7g.80gb@0")
+    running = plan([node("n1", gpu("a", "7g.80gb@0", until=NOW + 3600), free)], wants)
+    assert running.nodes["n1"].offers == {P("7g.80gb"): 1}, "Slurm counts two, and plans the start itself"
+    ended = [node("n1", gpu("a", "7g.80gb@0", until=NOW), free, used=Counter())]
+    assert plan(ended, wants, running.reservations).nodes["n1"] == running.nodes["n1"]
+    overrun = [node("n1", gpu("a", "7g.80gb@0", until=NOW), free)]
+    assert plan(overrun, wants).nodes["n1"].offers == {}, "of a loan Slurm may not know the end"
+    divided = [node("n1", gpu("a", "4g.40gb@0", until=NOW), free, used=Counter())]
+    assert plan(divided, wants).nodes["n1"].offers == {}
+    two = (gpu("a", "7g.80gb@0", until=NOW), gpu("c", "7g.80gb@0", until=NOW))
+    for in_use, offers in ((2, {}), (1, {}), (0, {P("7g.80gb"): 1})):
+        nodes = [node("n1", *two, free, used=Counter({P("7g.80gb"): in_use}))]
+        assert plan(nodes, [demand(1, "3*7g.80gb"), wants[1]]).nodes["n1"].offers == offers
+
+
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:
     def held_back(nodes: Sequence[Node], want: str, after_s: float, limit_s: float | None = 12.5) -> dict[str, int]:
         wants, planner = [demand(1, want, limit_s=limit_s)], Planner()

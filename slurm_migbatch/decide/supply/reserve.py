@@ -433,24 +433,37 @@ class Reserver:
     def _plannable_by_slurm(self, when: When, by_gpu: Mapping[int, list[Slot]]) -> bool:
         """Return whether Slurm plans the start at these places itself, if all free slots of them are offered.
 
-        For that it must count enough slices on each node, in use or free, and know when those in use will be free.
+        For that it must count enough slices on each node, in use or free, and know when those in use will be free: at
+        the end of their jobs' time limits, or now, because the jobs have ended and only their leases have not.
         """
         unlimited, at, _ = when
-        if unlimited or at < self._now + _LEAST_GAP_S:
+        if unlimited or self._now < at < self._now + _LEAST_GAP_S:
             return False
         wanted: dict[str, Counter[Profile]] = {}
         for index, slots in by_gpu.items():
             wanted.setdefault(self._fleet.gpu(index).node, Counter()).update(slot.profile for slot in slots)
-        return all(counts <= self._counted(name, by_gpu) for name, counts in wanted.items())
+        counted = self._counted if at > self._now else self._released
+        return all(counts <= counted(name, by_gpu) for name, counts in wanted.items())
 
     def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
         counted = +Counter(self._fleet.nodes[node].used)
         for gpu_claims in self._fleet.on(node):
             counted.update(claim[2] for claim in (*gpu_claims.settled, *gpu_claims.claims))
-            free = Layout(by_gpu.get(gpu_claims.index, ())).clear_of(gpu_claims.shape.taken.mask)
-            counted.update(slot.profile for slot in free)
-        return counted
+        return counted + self._free(node, by_gpu)
+
+    def _released(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
+        """Return the slices of a node that no job of Slurm has: the free ones of these, and those still leased."""
+        found = self._fleet.nodes[node]
+        return found.leased - Counter(found.used) + self._free(node, by_gpu)
+
+    def _free(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
+        """Return by profile these slots of a node as far as they are free."""
+        free: Counter[Profile] = Counter()
+        for gpu_claims in self._fleet.on(node):
+            slots = Layout(by_gpu.get(gpu_claims.index, ())).clear_of(gpu_claims.shape.taken.mask)
+            free.update(slot.profile for slot in slots)
+        return free
 
     def _block(self, gpu_claims: GpuClaims, slots: list[Slot], *, offered: bool) -> None:
         self._blocked.add(gpu_claims.node)
