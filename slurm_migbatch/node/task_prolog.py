@@ -55,6 +55,9 @@ KEYS = (
     "MIGBATCH_CUDA",
 )
 
+CONTAINERS = "NVIDIA_VISIBLE_DEVICES"
+"""The devices that NVIDIA's container tools (libnvidia-container: Enroot, `apptainer --nvccli`) put into a container."""
+
 ON_NODE = "SLURM_GPUS_ON_NODE"
 """Set by Slurm in jobs with gres/gpu; scripts for GPUs start as many processes (`torchrun --nproc_per_node`)."""
 
@@ -110,7 +113,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     if fields.get("state") != "ready":
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
-        return without()
+        return without(environ)
     step_slices, notice = of_step(settings, environ, fields.get("progress", ""), slices)
     task_slices = share(step_slices, environ)
     devices = ",".join(mig_slice[0] for mig_slice in task_slices)
@@ -123,7 +126,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     form = "index" if visible != devices else ""
     values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
-    lines += f"export {ON_NODE}={len(step_slices)}\n"
+    lines += f"export {ON_NODE}={len(step_slices)}\n" + containers(environ, devices)
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
     stale = [name for name in (*PER_GPU, STEP_GRES) if name.encode() in environ]
@@ -229,6 +232,7 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if devices is None:
         return "".join(lines)
     lines += [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
+    lines += [f"unset {CONTAINERS}\n"] if environ.get(CONTAINERS.encode()) == devices else []
     own_value = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
@@ -252,9 +256,25 @@ def cpus(environ: dict[bytes, bytes]) -> str:
     return "".join(f"unset {name}\n" for name in ([CPUS, SRUN_CPUS] if stale else [CPUS]))
 
 
-def without() -> str:
+def containers(environ: dict[bytes, bytes], devices: str) -> str:
+    """Return the line that gives containers these slices, unless the user or the site chose other devices for them.
+
+    srun passes on the environment of the batch script, and a container plugin of Slurm (pyxis) reads it before
+    TaskProlog. So the batch script does not get the line if its steps may run on other nodes.
+    """
+    chosen = environ.get(CONTAINERS.encode())
+    if chosen is not None and chosen != environ.get(b"MIGBATCH_DEVICES"):
+        return ""
+    if in_step(environ) or not (b"SLURM_HET_SIZE" in environ or _number(environ, b"SLURM_JOB_NUM_NODES", 1) > 1):
+        return f"export {CONTAINERS}={devices}\n"
+    return "" if chosen is None else f"unset {CONTAINERS}\n"
+
+
+def without(environ: dict[bytes, bytes]) -> str:
     """Return the lines for a step that requested no slice; it may still report progress and start steps with slices."""
     unset = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
+    if b"MIGBATCH_DEVICES" in environ and environ.get(CONTAINERS.encode()) == environ[b"MIGBATCH_DEVICES"]:
+        unset.append(CONTAINERS)
     return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, ON_NODE, STEP_GRES))
 
 
