@@ -56,7 +56,7 @@ KEYS = (
 )
 
 CONTAINERS = "NVIDIA_VISIBLE_DEVICES"
-"""The devices that NVIDIA's container tools (libnvidia-container: Enroot, `apptainer --nvccli`) put into a container."""
+"""The devices that NVIDIA's container tools (libnvidia-container: Enroot, `apptainer --nvccli`) give a container."""
 
 ON_NODE = "SLURM_GPUS_ON_NODE"
 """Set by Slurm in jobs with gres/gpu; scripts for GPUs start as many processes (`torchrun --nproc_per_node`)."""
