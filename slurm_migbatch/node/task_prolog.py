@@ -116,16 +116,13 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         return without(environ)
     step_slices, notice = of_step(settings, environ, fields.get("progress", ""), slices)
     task_slices = share(step_slices, environ)
-    devices = ",".join(mig_slice[0] for mig_slice in task_slices)
-    profiles = ",".join(mig_slice[1] for mig_slice in task_slices)
-    memory = min(int(mig_slice[2]) for mig_slice in task_slices)
-    visible = devices
+    devices = visible = joined(task_slices)
     if fields.get("cuda") == "index":
         why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
         visible, notice = (devices, notice + uuid_notice(why, environ)) if why else ("0", notice)
     form = "index" if visible != devices else ""
-    values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
-    lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
+    values = variables(task_slices, len(slices), fields.get("progress", ""), visible, form)
+    lines = "".join(f"export {key}={value}\n" for key, value in values.items())
     lines += f"export {ON_NODE}={len(step_slices)}\n" + containers(environ, devices)
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
@@ -133,6 +130,26 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     stale += [name for name in GPUS if environ.get(name.encode()) == b"0"]
     lines += "".join(f"unset {name}\n" for name in stale)
     return notice + lines + mps(settings, environ, uid, slices)
+
+
+def joined(slices: list[list[str]]) -> str:
+    """Return the UUIDs of slices, separated by commas."""
+    return ",".join(mig_slice[0] for mig_slice in slices)
+
+
+def variables(slices: list[list[str]], total: int, progress: str, visible: str, form: str = "") -> dict[str, str]:
+    """Return the variables of KEYS, those without a value left out, for a task or container that has these slices.
+
+    Args:
+        total: number of slices of the job on this node.
+        progress: file for its own reports; may be empty.
+        visible: CUDA_VISIBLE_DEVICES.
+        form: MIGBATCH_CUDA.
+    """
+    profiles = ",".join(mig_slice[1] for mig_slice in slices)
+    memory = str(min(int(mig_slice[2]) for mig_slice in slices))
+    values = (visible, joined(slices), str(len(slices)), profiles, memory, str(total), progress, form)
+    return {key: value for key, value in zip(KEYS, values, strict=True) if value}
 
 
 def read_settings(etc: str, node: str) -> tuple[dict[str, str], str]:
@@ -396,12 +413,12 @@ def newest(directory: str, job: str) -> str:
     return best_name
 
 
-def load(path: str) -> str:
-    """Read a hand-off's text; only a file that root owns is trusted."""
+def load(path: str, owner: int = 0) -> str:
+    """Read a hand-off's text; only a file that root owns is trusted. `owner`: root as this process sees it."""
     handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
     try:
         status = posix.fstat(handle)
-        if status.st_uid != 0 or status.st_mode & 0o022:
+        if status.st_uid != owner or status.st_mode & 0o022:
             raise NoSlice(f"{path} was not written by root; inform the administrators")
         return posix.read(handle, MAX_BYTES).decode("utf-8", "replace")
     finally:
