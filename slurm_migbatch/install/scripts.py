@@ -119,6 +119,11 @@ def hook_line(hook: str) -> str:
     return f"[ ! -e {hook} ] || {hook} || exit $?{check} # by `migbatch install`: the job's MIG slices"
 
 
+def beside_slurm_conf(hook: str) -> str:
+    """Return the name of the program beside slurm.conf that runs a hook, given the hook's name."""
+    return f"migbatch-{hook}"
+
+
 def stub(hook: str) -> str:
     """Return a program that runs one of migbatch's hooks, for a path shared with nodes without GPUs."""
     return (

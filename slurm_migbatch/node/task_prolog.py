@@ -152,13 +152,13 @@ def variables(slices: list[list[str]], total: int, progress: str, visible: str, 
     return {key: value for key, value in zip(KEYS, values, strict=True) if value}
 
 
-def read_settings(etc: str, node: str) -> tuple[dict[str, str], str]:
-    """Return the settings of node.conf; none, and why, if it is invalid.
+def read_settings(etc: str, node: str, owner: int = 0) -> tuple[dict[str, str], str]:
+    """Return the settings of node.conf; none, and why, if it is invalid. `owner`: root as this process sees it.
 
     Prolog and Epilog refuse it and so drain the node; tasks of the running jobs, most of them without slices, go on.
     """
     try:
-        settings = conf.read(f"{etc}/{conf.NAME}", node)
+        settings = conf.read(f"{etc}/{conf.NAME}", node, owner)
         conf.run_dir(settings, node)
     except conf.ConfError as error:
         return {}, str(error)

@@ -1,0 +1,153 @@
+"""Give an Enroot container the slices of its job, and the job's file for progress reports (a hook of Enroot).
+
+pyxis, Slurm's plugin for Enroot, starts the container before Slurm runs TaskProlog, and TaskProlog runs inside the
+container, without this package. It passes on to Enroot, of the environment that srun has sent, only SLURM_JOB_*,
+SLURM_STEP_*, NVIDIA_VISIBLE_DEVICES and a few others; the container's environment becomes that of the step's tasks. So
+the hand-off is read here. All tasks of a step on a node share the container, which has all slices of the job there.
+
+Enroot's hooks run as the user in the user namespace of the container, before it has its own root. They append to the
+files that ENROOT_ENVIRON and ENROOT_MOUNTS name; before Enroot 3.5 they call enroot-mount for the latter
+(doc/configuration.md and conf/hooks of github.com/NVIDIA/enroot). 98-nvidia.sh, which runs later, takes
+NVIDIA_VISIBLE_DEVICES from its own environment, or else the last one in ENROOT_ENVIRON.
+
+Imports only built-in modules, as TaskProlog.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from slurm_migbatch.node import conf, exits
+from slurm_migbatch.node.task_prolog import (
+    CONTAINERS,
+    KEYS,
+    ON_NODE,
+    NoSlice,
+    jobs,
+    joined,
+    load,
+    newest,
+    parse,
+    read_settings,
+    variables,
+)
+
+NO_GPU = (b"void", b"none", b"")
+"""Values of NVIDIA_VISIBLE_DEVICES by which a user wants no device in the container."""
+
+OPTIONS = "none x-create=file,bind,rw,nosuid,nodev,noexec,nofail,silent"
+"""Rest of an fstab line of Enroot that mounts a file."""
+
+
+def main(etc: str) -> None:
+    """Write what the container gets, and end the process; with exit code 1, by which the container does not start, if
+    the job has lost its slices.
+    """
+    environ = dict(posix.environ)
+    code = exits.OK
+    try:
+        values, progress = given(etc, environ, root())
+        written = environ.get(b"ENROOT_ENVIRON", b"")
+        if values and written:
+            append(written, absent(values, content(written)))
+        if progress:
+            mount(environ, f"{progress} {progress} {OPTIONS}\n")
+    except (NoSlice, conf.ConfError, OSError) as error:
+        posix.write(2, f"migbatch: {error}\n".encode("utf-8", "backslashreplace"))
+        code = exits.NO_SLICE
+    posix._exit(code)
+
+
+def root() -> int:
+    """Return the uid of root as this process sees it: in a user namespace without root it is the overflow uid."""
+    return posix.stat("/").st_uid
+
+
+def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, str], str]:
+    """Return the variables of the container and the job's file for progress reports; both may be empty.
+
+    Args:
+        owner: see `root`.
+
+    Raises:
+        NoSlice: the job is being requeued.
+        conf.ConfError: the host's name is invalid.
+    """
+    if b"MIGBATCH_DEVICES" in environ:  # started by a task
+        inherited = {key: environ[key.encode()] for key in (*KEYS, ON_NODE) if key.encode() in environ}
+        values = {key: value.decode("utf-8", "replace") for key, value in inherited.items()}
+        return values, values.get("MIGBATCH_PROGRESS", "")
+    if not any(job.isdigit() for job in jobs(environ)):
+        return {}, ""
+    node = conf.node_name(environ | step_node(environ))
+    directory = conf.run_dir(read_settings(etc, node, owner)[0], node) + "/job"
+    name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
+    if not name:
+        return {}, ""
+    try:
+        fields, slices = parse(load(f"{directory}/{name}", owner))
+    except PermissionError:
+        return {}, ""  # of another user, whose job had this id
+    if fields.get("uid") != environ.get(b"SLURM_JOB_UID", b"").decode("ascii", "replace"):
+        return {}, ""
+    if fields.get("state") != "ready":
+        raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
+    progress = fields.get("progress", "")
+    chosen = environ.get(CONTAINERS.encode())
+    if chosen in NO_GPU:
+        return {}, progress
+    if chosen is not None and chosen.startswith(b"MIG-"):
+        return {}, progress  # with the other variables, from the batch script on this node or by the user
+    devices = joined(slices)
+    values = variables(slices, len(slices), progress, devices) | {ON_NODE: str(len(slices))}
+    return (values if chosen is not None else values | {CONTAINERS: devices}), progress
+
+
+def step_node(environ: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return SLURMD_NODENAME for a step on one node: pyxis does not pass it on, and the host may have another name."""
+    if b"SLURMD_NODENAME" in environ or environ.get(b"SLURM_STEP_NUM_NODES") != b"1":
+        return {}
+    return {b"SLURMD_NODENAME": environ.get(b"SLURM_STEP_NODELIST", b"")}
+
+
+def absent(values: dict[str, str], text: str) -> str:
+    """Return the lines for ENROOT_ENVIRON; the image and the user (`enroot start --env`) may set all but the devices of
+    NVIDIA's tools, which most images set to all.
+    """
+    names = {line.partition("=")[0] for line in text.splitlines()} - {CONTAINERS}
+    return "".join(f"{key}={value}\n" for key, value in values.items() if key not in names)
+
+
+def content(path: bytes) -> str:
+    """Return the text of a file of Enroot's."""
+    handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return posix.read(handle, posix.fstat(handle).st_size).decode("utf-8", "replace")
+    finally:
+        posix.close(handle)
+
+
+def append(path: bytes, lines: str) -> None:
+    """Append lines to a file of Enroot's."""
+    handle = posix.open(path, posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC, 0o600)
+    try:
+        posix.write(handle, lines.encode("utf-8", "replace"))
+    finally:
+        posix.close(handle)
+
+
+def mount(environ: dict[bytes, bytes], line: str) -> None:
+    """Have Enroot mount what an fstab line says, or mount it if this release cannot be told to."""
+    if mounts := environ.get(b"ENROOT_MOUNTS"):
+        append(mounts, line)
+        return
+    reader, writer = posix.pipe()
+    try:
+        posix.write(writer, line.encode("utf-8", "replace"))
+        posix.close(writer)
+        words = [b"enroot-mount", b"--root", environ.get(b"ENROOT_ROOTFS", b"/"), b"-"]
+        stdin = [(posix.POSIX_SPAWN_DUP2, reader, 0)]
+        child = posix.posix_spawnp("enroot-mount", words, environ, file_actions=stdin)
+    finally:
+        posix.close(reader)
+    posix.waitpid(child, 0)
