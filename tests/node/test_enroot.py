@@ -10,6 +10,7 @@ from slurm_migbatch.node import enroot, handoff
 from slurm_migbatch.node.task_prolog import NoSlice
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
+from tests.support.namespaces import need_user_namespaces
 from tests.support.nodes import ALICE, BOB
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -104,6 +105,7 @@ def in_user_namespace():
 
 def test_hook_appends_to_the_files_of_enroot_in_a_user_namespace(node, tmp_path):
     """Root's files belong to the overflow uid there."""
+    need_user_namespaces()
     open_to_users(node.root)
     open_to_users(tmp_path)
     node.prolog(1, "[mig:1g.10gb:1]")
