@@ -138,15 +138,14 @@ def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
     if not places.enroot.is_dir():
         return
     hook = node_install.enroot_hook(places.etc, python)
-    plan.wanted.append(Wanted(str(places.enroot / "hooks.d/50-migbatch.sh"), hook, mode=0o755))
+    plan.wanted.append(Wanted(str(places.enroot / scripts.ENROOT_HOOK), hook, mode=0o755))
     ours = scripts.beside_slurm_conf("task_prolog")
     values = conf.values("TaskProlog")
     if not values:
         values = [str(Path(conf.main if conf.main != CONFIGLESS else _USUAL[0]).with_name(ours))]
     if Path(values[-1]).name == ours:
-        path = conf.beside(values[-1])
-        line = f"{path} {path} none x-create=file,bind,ro,nosuid,nodev,nofail,silent\n"
-        plan.wanted.append(Wanted(str(places.enroot / "mounts.d/50-migbatch.fstab"), line))
+        line = scripts.enroot_mount(conf.beside(values[-1]))
+        plan.wanted.append(Wanted(str(places.enroot / scripts.ENROOT_FSTAB), line))
 
 
 def start_unit(unit: str) -> str:

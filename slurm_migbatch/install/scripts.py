@@ -33,6 +33,9 @@ PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
 """Names of the programs of `primary_program` beside slurm.conf, and their purpose."""
 DRIVER: Final = "/dev/nvidiactl"
 """A path that exists on nodes with NVIDIA's driver."""
+ENROOT_HOOK: Final = "hooks.d/50-migbatch.sh"
+ENROOT_FSTAB: Final = "mounts.d/50-migbatch.fstab"
+"""migbatch's files below /etc/enroot; Enroot's own hook for GPUs is hooks.d/98-nvidia.sh."""
 OURS: Final = "-- Written by migbatch from"
 """First line of a rendered Lua script, on any host."""
 DOES_NOTHING: Final = """\
@@ -122,6 +125,11 @@ def hook_line(hook: str) -> str:
 def beside_slurm_conf(hook: str) -> str:
     """Return the name of the program beside slurm.conf that runs a hook, given the hook's name."""
     return f"migbatch-{hook}"
+
+
+def enroot_mount(path: str) -> str:
+    """Return the line of a fstab of Enroot that mounts a program in every container."""
+    return f"{path} {path} none x-create=file,bind,ro,nosuid,nodev,nofail,silent\n"
 
 
 def stub(hook: str) -> str:
