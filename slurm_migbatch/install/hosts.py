@@ -132,8 +132,8 @@ def node(
 def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
     """Where Enroot is installed, add a hook that gives containers their slices, and what mounts TaskProlog there.
 
-    With pyxis Slurm runs TaskProlog inside the container, and the task fails if it does not exist there. In a container
-    the program beside slurm.conf does nothing. A site with a TaskProlog of its own mounts that already.
+    With pyxis Slurm runs TaskProlog inside the container, and the task fails if it does not exist there. A site with a
+    TaskProlog of its own mounts that already.
     """
     if not places.enroot.is_dir():
         return

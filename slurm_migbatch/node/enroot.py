@@ -3,7 +3,8 @@
 pyxis, Slurm's plugin for Enroot, starts the container before Slurm runs TaskProlog, and TaskProlog runs inside the
 container, without this package. It passes on to Enroot, of the environment that srun has sent, only SLURM_JOB_*,
 SLURM_STEP_*, NVIDIA_VISIBLE_DEVICES and a few others; the container's environment becomes that of the step's tasks. So
-the hand-off is read here. All tasks of a step on a node share the container, which has all slices of the job there.
+the hand-off is read here. All tasks of a step on a node share the container, which has all slices of the job there; the
+program that slurm.conf names as TaskProlog gives each task its share (`install/scripts.py`, `stub`).
 
 Enroot's hooks run as the user in the user namespace of the container, before it has its own root. They append to the
 files that ENROOT_ENVIRON and ENROOT_MOUNTS name; before Enroot 3.5 they call enroot-mount for the latter

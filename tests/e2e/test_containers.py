@@ -91,6 +91,13 @@ def test_step_in_a_container_gets_the_slices_of_its_job_and_may_report(mounted: 
     assert "etc=\n" in found, "it is a container"
 
 
+def test_each_task_in_a_container_gets_its_own_slice(mounted: Cluster) -> None:
+    found = srun(mounted, "--gres=mig:1g.10gb:2", "-n2", command="echo $CUDA_VISIBLE_DEVICES $MIGBATCH_DEVICES").stdout
+    tasks = [line.split() for line in found.splitlines()]
+    assert len({cuda for cuda, _ in tasks}) == 2 and all(UUID.fullmatch(cuda) for cuda, _ in tasks)
+    assert all(cuda == device for cuda, device in tasks)
+
+
 def test_steps_on_two_nodes_get_their_nodes_slices(mounted: Cluster) -> None:
     step = f"srun --container-image={image(mounted)} sh -c 'echo step $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES'"
     job = mounted.submit("--gres=mig:1g.10gb", "-N2", wrap=f"echo batch $CUDA_VISIBLE_DEVICES; {step}")
