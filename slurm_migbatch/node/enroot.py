@@ -24,10 +24,12 @@ from slurm_migbatch.node.task_prolog import (
     KEYS,
     ON_NODE,
     NoSlice,
+    device_dir,
     jobs,
     joined,
     load,
     newest,
+    not_alone,
     parse,
     read_settings,
     variables,
@@ -81,7 +83,8 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
     if not any(job.isdigit() for job in jobs(environ)):
         return {}, ""
     node = conf.node_name(environ | step_node(environ))
-    directory = conf.run_dir(read_settings(etc, node, owner)[0], node) + "/job"
+    settings = read_settings(etc, node, owner)[0]
+    directory = conf.run_dir(settings, node) + "/job"
     name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
     if not name:
         return {}, ""
@@ -100,7 +103,9 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
     if chosen is not None and chosen.startswith(b"MIG-"):
         return {}, progress  # with the other variables, from the batch script on this node or by the user
     devices = joined(slices)
-    values = variables(slices, len(slices), progress, devices) | {ON_NODE: str(len(slices))}
+    by_index = fields.get("cuda") == "index" and not not_alone(fields, slices, device_dir(settings, node))
+    visible, form = ("0", "index") if by_index else (devices, "")
+    values = variables(slices, len(slices), progress, visible, form) | {ON_NODE: str(len(slices))}
     return (values if chosen is not None else values | {CONTAINERS: devices}), progress
 
 

@@ -118,7 +118,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     task_slices = share(step_slices, environ)
     devices = visible = joined(task_slices)
     if fields.get("cuda") == "index":
-        why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
+        why = not_alone(fields, slices, device_dir(settings, node))
         visible, notice = (devices, notice + uuid_notice(why, environ)) if why else ("0", notice)
     form = "index" if visible != devices else ""
     values = variables(task_slices, len(slices), fields.get("progress", ""), visible, form)
@@ -163,6 +163,11 @@ def read_settings(etc: str, node: str, owner: int = 0) -> tuple[dict[str, str], 
     except conf.ConfError as error:
         return {}, str(error)
     return settings, ""
+
+
+def device_dir(settings: dict[str, str], node: str) -> str:
+    """Return the directory of the devices."""
+    return settings.get("DevRoot", "/dev").replace("%n", node)
 
 
 def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.node import enroot, handoff
-from slurm_migbatch.node.task_prolog import NoSlice
+from slurm_migbatch.node.task_prolog import NoSlice, exports
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.namespaces import need_user_namespaces
@@ -28,6 +28,23 @@ def test_container_gets_what_a_task_gets(node):
     values, progress = enroot.given(str(node.etc), passed_on(1), 0)
     assert values == exported(node, 1)
     assert progress == values["MIGBATCH_PROGRESS"]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_container_gets_the_form_that_a_task_gets(node, others):
+    """Root, who runs the tests, can open every slice."""
+    node.prolog(1, "", SLURM_JOB_COMMENT="migbatch: cuda=index [mig:1g.10gb:1]")
+    for job in range(others):
+        node.prolog(2 + job, "[mig:1g.10gb:1]")
+    values, _ = enroot.given(str(node.etc), passed_on(1), 0)
+    expected = dict(line.split("=", 1) for line in lines_of_a_task(node))
+    assert values == expected and (values["CUDA_VISIBLE_DEVICES"] == "0") is not bool(others)
+
+
+def lines_of_a_task(node):
+    """What TaskProlog exports, without the lines that it prints."""
+    lines = exports(str(node.etc), passed_on(1) | {b"SLURMD_NODENAME": b"n1"}, ALICE).splitlines()
+    return [line.removeprefix("export ") for line in lines if line.startswith("export ")]
 
 
 def test_container_without_slices_gets_nothing(node):
