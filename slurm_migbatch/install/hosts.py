@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.install import scripts
+from slurm_migbatch.install import containers, scripts
 from slurm_migbatch.install.files import Wanted, read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import install as node_install
@@ -64,7 +64,7 @@ class Places:
     hooks: Path = Path("/etc/migbatch/hooks")
     systemd: Path = Path("/etc/systemd/system")
     packaged_units: Path = Path("/usr/lib/systemd/system")
-    enroot: Path = Path("/etc/enroot")
+    enroot: Path = Path(containers.ENROOT)
 
 
 def node(
@@ -138,14 +138,14 @@ def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
     if not places.enroot.is_dir():
         return
     hook = node_install.enroot_hook(places.etc, python)
-    plan.wanted.append(Wanted(str(places.enroot / scripts.ENROOT_HOOK), hook, mode=0o755))
+    plan.wanted.append(Wanted(str(places.enroot / containers.HOOK), hook, mode=0o755))
     ours = scripts.beside_slurm_conf("task_prolog")
     values = conf.values("TaskProlog")
     if not values:
         values = [str(Path(conf.main if conf.main != CONFIGLESS else _USUAL[0]).with_name(ours))]
     if Path(values[-1]).name == ours:
-        line = scripts.enroot_mount(conf.beside(values[-1]))
-        plan.wanted.append(Wanted(str(places.enroot / scripts.ENROOT_FSTAB), line))
+        line = containers.mount_line(conf.beside(values[-1]))
+        plan.wanted.append(Wanted(str(places.enroot / containers.FSTAB), line))
 
 
 def start_unit(unit: str) -> str:

@@ -65,9 +65,6 @@ fi
 """Part of the program for TaskProlog; see `node/task_prolog.py`, `share`."""
 DRIVER: Final = "/dev/nvidiactl"
 """A path that exists on nodes with NVIDIA's driver."""
-ENROOT_HOOK: Final = "hooks.d/50-migbatch.sh"
-ENROOT_FSTAB: Final = "mounts.d/50-migbatch.fstab"
-"""migbatch's files below /etc/enroot; Enroot's own hook for GPUs is hooks.d/98-nvidia.sh."""
 OURS: Final = "-- Written by migbatch from"
 """First line of a rendered Lua script, on any host."""
 DOES_NOTHING: Final = """\
@@ -157,11 +154,6 @@ def hook_line(hook: str) -> str:
 def beside_slurm_conf(hook: str) -> str:
     """Return the name of the program beside slurm.conf that runs a hook, given the hook's name."""
     return f"migbatch-{hook}"
-
-
-def enroot_mount(path: str) -> str:
-    """Return the line of a fstab of Enroot that mounts a program in every container."""
-    return f"{path} {path} none x-create=file,bind,ro,nosuid,nodev,nofail,silent\n"
 
 
 def stub(hook: str) -> str:
