@@ -35,6 +35,9 @@ from slurm_migbatch.node.task_prolog import (
     variables,
 )
 
+OF_TASK = (*KEYS, ON_NODE, "MIGBATCH_BATCH", "MIGBATCH_COPIES")
+"""Variables of a task that a container gets which it starts; the last two are of the submit filter."""
+
 NO_GPU = (b"void", b"none", b"")
 """Values of NVIDIA_VISIBLE_DEVICES by which a user wants no device in the container."""
 
@@ -77,8 +80,7 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
         conf.ConfError: the host's name is invalid.
     """
     if b"MIGBATCH_DEVICES" in environ:  # started by a task
-        inherited = {key: environ[key.encode()] for key in (*KEYS, ON_NODE) if key.encode() in environ}
-        values = {key: value.decode("utf-8", "replace") for key, value in inherited.items()}
+        values = {key: environ[key.encode()].decode("utf-8", "replace") for key in OF_TASK if key.encode() in environ}
         return values, values.get("MIGBATCH_PROGRESS", "")
     if not any(job.isdigit() for job in jobs(environ)):
         return {}, ""

@@ -77,6 +77,7 @@ def test_container_that_may_see_all_devices_is_told_which_are_the_jobs(node):
 
 def test_container_that_a_task_starts_gets_its_variables(node):
     task = {b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0", b"MIGBATCH_PROGRESS": b"/p/1.0", b"X": b"y"}
+    task[b"MIGBATCH_BATCH"] = b"64"
     values, progress = enroot.given(str(node.etc), task, 0)
     assert values == {key.decode(): value.decode() for key, value in task.items() if key != b"X"}
     assert progress == "/p/1.0"
