@@ -79,8 +79,11 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
         NoSlice: the job is being requeued.
         conf.ConfError: the host's name is invalid.
     """
+    chosen = environ.get(CONTAINERS.encode())
     if b"MIGBATCH_DEVICES" in environ:  # started by a task
         values = {key: environ[key.encode()].decode("utf-8", "replace") for key in OF_TASK if key.encode() in environ}
+        if chosen is None:
+            values[CONTAINERS] = values["MIGBATCH_DEVICES"]
         return values, values.get("MIGBATCH_PROGRESS", "")
     if not any(job.isdigit() for job in jobs(environ)):
         return {}, ""
@@ -99,11 +102,8 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
     if fields.get("state") != "ready":
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     progress = fields.get("progress", "")
-    chosen = environ.get(CONTAINERS.encode())
-    if chosen in NO_GPU:
+    if chosen in NO_GPU or (chosen is not None and chosen.startswith(b"MIG-")):
         return {}, progress
-    if chosen is not None and chosen.startswith(b"MIG-"):
-        return {}, progress  # with the other variables, from the batch script on this node or by the user
     devices = joined(slices)
     by_index = fields.get("cuda") == "index" and not not_alone(fields, slices, device_dir(settings, node))
     visible, form = ("0", "index") if by_index else (devices, "")

@@ -56,7 +56,7 @@ KEYS = (
 )
 
 CONTAINERS = "NVIDIA_VISIBLE_DEVICES"
-"""The devices that NVIDIA's container tools (libnvidia-container: Enroot, `apptainer --nvccli`) give a container."""
+"""The devices that NVIDIA's container tools (nvidia-container-runtime, Enroot's hook) give a container."""
 
 ON_NODE = "SLURM_GPUS_ON_NODE"
 """Set by Slurm in jobs with gres/gpu; scripts for GPUs start as many processes (`torchrun --nproc_per_node`)."""
@@ -279,17 +279,16 @@ def cpus(environ: dict[bytes, bytes]) -> str:
 
 
 def containers(environ: dict[bytes, bytes], devices: str) -> str:
-    """Return the line that gives containers these slices, unless the user or the site chose other devices for them.
+    """Return the line that gives the container of a task (`srun --container`) its slices, unless the user or the site
+    chose others of its devices. Most images choose all, and Slurm adds the environment of the image before TaskProlog.
 
-    srun passes on the environment of the batch script, and a container plugin of Slurm (pyxis) reads it before
-    TaskProlog. So the batch script does not get the line if its steps may run on other nodes.
+    Other tasks do not get it: jobs that they submit would inherit it, and on nodes without migbatch containers with
+    unknown devices do not start. Enroot's containers get it from a hook (`enroot.py`).
     """
     chosen = environ.get(CONTAINERS.encode())
-    if chosen is not None and chosen != environ.get(b"MIGBATCH_DEVICES"):
+    if b"SLURM_CONTAINER" not in environ or chosen not in (None, b"all", environ.get(b"MIGBATCH_DEVICES")):
         return ""
-    if in_step(environ) or not (b"SLURM_HET_SIZE" in environ or _number(environ, b"SLURM_JOB_NUM_NODES", 1) > 1):
-        return f"export {CONTAINERS}={devices}\n"
-    return "" if chosen is None else f"unset {CONTAINERS}\n"
+    return f"export {CONTAINERS}={devices}\n"
 
 
 def without(environ: dict[bytes, bytes]) -> str:

@@ -23,10 +23,15 @@ def passed_on(job, **more):
     return {key.encode(): value.encode() for key, value in values.items()}
 
 
+def with_devices(variables):
+    """The variables of a task that has a container."""
+    return variables | {DEVICES: variables["MIGBATCH_DEVICES"]}
+
+
 def test_container_gets_what_a_task_gets(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     values, progress = enroot.given(str(node.etc), passed_on(1), 0)
-    assert values == exported(node, 1)
+    assert values == with_devices(exported(node, 1))
     assert progress == values["MIGBATCH_PROGRESS"]
 
 
@@ -37,7 +42,7 @@ def test_container_gets_the_form_that_a_task_gets(node, others):
     for job in range(others):
         node.prolog(2 + job, "[mig:1g.10gb:1]")
     values, _ = enroot.given(str(node.etc), passed_on(1), 0)
-    expected = dict(line.split("=", 1) for line in lines_of_a_task(node))
+    expected = with_devices(dict(line.split("=", 1) for line in lines_of_a_task(node)))
     assert values == expected and (values["CUDA_VISIBLE_DEVICES"] == "0") is not bool(others)
 
 
@@ -63,7 +68,7 @@ def test_container_of_a_refused_run_does_not_start(node):
 
 
 @pytest.mark.parametrize("chosen", ["void", "none", "", "MIG-a"])
-def test_devices_that_the_user_or_the_batch_script_chose_are_kept(node, chosen):
+def test_devices_that_the_user_chose_are_kept(node, chosen):
     node.prolog(1, "[mig:1g.10gb:1]")
     values, progress = enroot.given(str(node.etc), passed_on(1, NVIDIA_VISIBLE_DEVICES=chosen), 0)
     assert values == {} and progress
@@ -79,8 +84,10 @@ def test_container_that_a_task_starts_gets_its_variables(node):
     task = {b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0", b"MIGBATCH_PROGRESS": b"/p/1.0", b"X": b"y"}
     task[b"MIGBATCH_BATCH"] = b"64"
     values, progress = enroot.given(str(node.etc), task, 0)
-    assert values == {key.decode(): value.decode() for key, value in task.items() if key != b"X"}
-    assert progress == "/p/1.0"
+    expected = {key.decode(): value.decode() for key, value in task.items() if key != b"X"}
+    assert (values, progress) == (with_devices(expected), "/p/1.0")
+    values, _ = enroot.given(str(node.etc), task | {DEVICES.encode(): b"all"}, 0)
+    assert values == expected, "98-nvidia.sh sees the user's choice"
 
 
 def test_image_and_user_may_set_all_but_the_devices_that_images_set_to_all():
@@ -133,7 +140,7 @@ def test_hook_appends_to_the_files_of_enroot_in_a_user_namespace(node, tmp_path)
         os.chown(path, ALICE, ALICE)
     files = {b"ENROOT_ENVIRON": bytes(environment), b"ENROOT_MOUNTS": bytes(mounts)}
     assert run(node, passed_on(1) | files, in_user_namespace) == (0, "")
-    values = exported(node, 1)
+    values = with_devices(exported(node, 1))
     assert dict(line.split("=", 1) for line in environment.read_text().splitlines()) == values
     progress = values["MIGBATCH_PROGRESS"]
     assert mounts.read_text() == f"{progress} {progress} {enroot.OPTIONS}\n"
