@@ -3,8 +3,8 @@
 pyxis, Slurm's plugin for Enroot, starts the container before Slurm runs TaskProlog, and TaskProlog runs inside the
 container, without this package. It passes on to Enroot, of the environment that srun has sent, only SLURM_JOB_*,
 SLURM_STEP_*, NVIDIA_VISIBLE_DEVICES and a few others; the container's environment becomes that of the step's tasks. So
-the hand-off is read here. All tasks of a step on a node share the container, which has all slices of the job there; the
-program that slurm.conf names as TaskProlog gives each task its share (`install/scripts.py`, `stub`).
+the hand-off is read here. All tasks of a step on a node share the container, which has all slices of the step there;
+the program that slurm.conf names as TaskProlog gives each task its share (`install/scripts.py`, `stub`).
 
 Enroot's hooks run as the user in the user namespace of the container, before it has its own root. They append to the
 files that ENROOT_ENVIRON and ENROOT_MOUNTS name; before Enroot 3.5 they call enroot-mount for the latter
@@ -30,6 +30,7 @@ from slurm_migbatch.node.task_prolog import (
     load,
     newest,
     not_alone,
+    of_step,
     parse,
     read_settings,
     variables,
@@ -37,6 +38,9 @@ from slurm_migbatch.node.task_prolog import (
 
 OF_TASK = (*KEYS, ON_NODE, "MIGBATCH_BATCH", "MIGBATCH_COPIES")
 """Variables of a task that a container gets which it starts; the last two are of the submit filter."""
+
+MAX_BYTES = 1 << 20
+MAX_TASKS = 4096
 
 NO_GPU = (b"void", b"none", b"")
 """Values of NVIDIA_VISIBLE_DEVICES by which a user wants no device in the container."""
@@ -104,10 +108,11 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
     progress = fields.get("progress", "")
     if chosen in NO_GPU or (chosen is not None and chosen.startswith(b"MIG-")):
         return {}, progress
-    devices = joined(slices)
+    own, _ = of_step(settings, environ | as_task(environ), progress, slices)
+    devices = joined(own)
     by_index = fields.get("cuda") == "index" and not not_alone(fields, slices, device_dir(settings, node))
     visible, form = ("0", "index") if by_index else (devices, "")
-    values = variables(slices, len(slices), progress, visible, form) | {ON_NODE: str(len(slices))}
+    values = variables(own, len(slices), progress, visible, form) | {ON_NODE: str(len(own))}
     return (values if chosen is not None else values | {CONTAINERS: devices}), progress
 
 
@@ -116,6 +121,27 @@ def step_node(environ: dict[bytes, bytes]) -> dict[bytes, bytes]:
     if b"SLURMD_NODENAME" in environ or environ.get(b"SLURM_STEP_NUM_NODES") != b"1":
         return {}
     return {b"SLURMD_NODENAME": environ.get(b"SLURM_STEP_NODELIST", b"")}
+
+
+def as_task(environ: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return what `of_step` reads of a task's environment and pyxis does not pass on: the process of the first task,
+    which has started the container (its first process is ENROOT_PID), and as many ranks as the step has tasks on one of
+    its nodes at most (SLURM_STEP_TASKS_PER_NODE, such as `2(x3),1`).
+    """
+    numbers = [part.partition(b"(")[0] for part in environ.get(b"SLURM_STEP_TASKS_PER_NODE", b"").split(b",")]
+    number = max([min(int(tasks[:9]), MAX_TASKS) for tasks in numbers if tasks.isdigit()], default=1)
+    return {b"SLURM_TASK_PID": parent(environ.get(b"ENROOT_PID", b"")), b"SLURM_GTIDS": b",".join([b"0"] * number)}
+
+
+def parent(pid: bytes) -> bytes:
+    """Return the parent of a process; empty if it is not known."""
+    if not pid.isdigit():
+        return b""
+    try:
+        fields = content(b"/proc/%s/stat" % pid).rpartition(")")[2].split()  # the name before may contain anything
+    except OSError:
+        return b""
+    return fields[1].encode()
 
 
 def absent(values: dict[str, str], text: str) -> str:
@@ -127,10 +153,10 @@ def absent(values: dict[str, str], text: str) -> str:
 
 
 def content(path: bytes) -> str:
-    """Return the text of a file of Enroot's."""
+    """Return the beginning of a file as text."""
     handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
-        return posix.read(handle, posix.fstat(handle).st_size).decode("utf-8", "replace")
+        return posix.read(handle, MAX_BYTES).decode("utf-8", "replace")
     finally:
         posix.close(handle)
 

@@ -98,6 +98,17 @@ def test_each_task_in_a_container_gets_its_own_slice(mounted: Cluster) -> None:
     assert all(cuda == device for cuda, device in tasks)
 
 
+def test_steps_that_run_at_once_get_different_slices(mounted: Cluster) -> None:
+    both = "while [ $(wc -l < $MIGBATCH_PROGRESS) -lt 2 ]; do sleep 0.1; done"
+    command = f"echo got $CUDA_VISIBLE_DEVICES $MIGBATCH_JOB_SLICES; echo items=1 >> $MIGBATCH_PROGRESS; {both}"
+    step = f"srun --exact -n1 --gres=mig:1g.10gb:1 --container-image={image(mounted)} sh -c '{command}' &"
+    job = mounted.submit("--gres=mig:1g.10gb:2", "-n2", wrap=f"{step}\n{step}\nwait")
+    mounted.wait_job(job, "COMPLETED")
+    found = [line.split()[1:] for line in mounted.output(job).splitlines() if line.startswith("got")]
+    assert len({devices for devices, _ in found}) == 2 and all(UUID.fullmatch(devices) for devices, _ in found), found
+    assert {total for _, total in found} == {"2"}
+
+
 def test_steps_on_two_nodes_get_their_nodes_slices(mounted: Cluster) -> None:
     step = f"srun --container-image={image(mounted)} sh -c 'echo step $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES'"
     job = mounted.submit("--gres=mig:1g.10gb", "-N2", wrap=f"echo batch $CUDA_VISIBLE_DEVICES; {step}")

@@ -52,6 +52,31 @@ def lines_of_a_task(node):
     return [line.removeprefix("export ") for line in lines if line.startswith("export ")]
 
 
+@pytest.mark.parametrize(
+    ("tasks", "number"),
+    [(b"1", 1), (b"2", 2), (b"3(x2)", 3), (b"1,2(x3),1", 2), (b"", 1), (b"x", 1), (b"9" * 5000, 4096)],
+)
+def test_tasks_of_a_step_on_a_node(tasks, number):
+    ranks = enroot.as_task({b"SLURM_STEP_TASKS_PER_NODE": tasks})[b"SLURM_GTIDS"]
+    assert ranks.count(b",") + 1 == number
+
+
+def test_container_is_of_the_task_that_has_started_it():
+    assert enroot.as_task({b"ENROOT_PID": b"%d" % os.getpid()})[b"SLURM_TASK_PID"] == b"%d" % os.getppid()
+    assert enroot.parent(b"") == enroot.parent(b"x") == enroot.parent(b"999999999") == b""
+
+
+def test_container_of_a_step_gets_what_the_step_requested(node, tmp_path):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho StepId=$3 TresPerNode=gres:mig:1\n")
+    program.chmod(0o755)
+    node.configure(ScontrolPath=program)
+    values, _ = enroot.given(str(node.etc), passed_on(1), 0)
+    assert (values["MIGBATCH_SLICES"], values["MIGBATCH_JOB_SLICES"], values["SLURM_GPUS_ON_NODE"]) == ("1", "2", "1")
+    assert values["CUDA_VISIBLE_DEVICES"] == exported(node, 1)["CUDA_VISIBLE_DEVICES"].split(",")[0]
+
+
 def test_container_without_slices_gets_nothing(node):
     node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
     assert enroot.given(str(node.etc), passed_on(2), 0) == ({}, "")

@@ -20,7 +20,7 @@ mount -t tmpfs none "$root"
 mkdir "$root/usr" "$root/dev" "$root/proc" "$root/old"
 for name in bin sbin lib lib64; do ln -s "usr/$name" "$root/$name"; done
 for name in usr dev proc; do mount --rbind "/$name" "$root/$name"; done
-export ENROOT_ROOTFS="$root" ENROOT_ENVIRON="$root/environment" ENROOT_MOUNTS="$root/fstab"
+export ENROOT_PID=$$ ENROOT_ROOTFS="$root" ENROOT_ENVIRON="$root/environment" ENROOT_MOUNTS="$root/fstab"
 printf 'PATH=/usr/bin\nNVIDIA_VISIBLE_DEVICES=all\n' >"$ENROOT_ENVIRON" # as in images of CUDA
 for file in "$etc"/mounts.d/*.fstab; do
     [ ! -e "$file" ] || mount_lines <"$file"
