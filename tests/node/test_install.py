@@ -358,6 +358,11 @@ def test_client_and_task_prolog_import_almost_no_modules(module):
     assert more == {*BARE, f"slurm_migbatch.node.{module}"}
 
 
+def test_hook_of_enroot_imports_only_task_prolog():
+    more = modules("slurm_migbatch.node.enroot") - modules("slurm_migbatch.node.task_prolog")
+    assert more == {"slurm_migbatch.node.enroot"}
+
+
 def test_node_package_imports_only_the_standard_library_and_pynvml():
     everything = [f"slurm_migbatch.node.{path.stem}" for path in (ROOT / "slurm_migbatch" / "node").glob("*.py")]
     work = "\n".join(f"import {name}" for name in [*everything, "slurm_migbatch.mig.nvml"])
