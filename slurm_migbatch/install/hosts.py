@@ -56,7 +56,6 @@ class Places:
         prefix: the virtual environment.
         etc, hooks, systemd: directories of migbatch's settings, of the hook programs, and of units.
         packaged_units: directory of units from packages.
-        enroot: directory of Enroot's settings.
     """
 
     prefix: Path
@@ -64,7 +63,11 @@ class Places:
     hooks: Path = Path("/etc/migbatch/hooks")
     systemd: Path = Path("/etc/systemd/system")
     packaged_units: Path = Path("/usr/lib/systemd/system")
-    enroot: Path = Path(containers.ENROOT)
+
+    @property
+    def enroot(self) -> Path:
+        """Directory of Enroot's settings, /etc/enroot beside /etc/migbatch."""
+        return self.etc.with_name(Path(containers.ENROOT).name)
 
 
 def node(

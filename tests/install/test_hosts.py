@@ -206,7 +206,7 @@ def test_configless_script_is_not_edited_on_the_node(tmp_path, monkeypatch):
 )
 def test_containers_of_enroot_get_slices_and_the_program_that_slurm_runs_in_them(tmp_path, main, line, mounted):
     conf = load(main, {main: f"SlurmctldHost=ctl\n{line}"}.get)
-    places = Places(tmp_path, etc=tmp_path / "etc", enroot=tmp_path / "enroot")
+    places = Places(tmp_path, etc=tmp_path / "migbatch")
 
     def planned():
         plan = hosts.node(places, conf, python="/usr/bin/python3", release=(22, 5))
@@ -214,9 +214,9 @@ def test_containers_of_enroot_get_slices_and_the_program_that_slurm_runs_in_them
         return {Path(target.path).name: target for target in ours}
 
     assert not planned(), "the node has no Enroot"
-    places.enroot.mkdir()
+    (tmp_path / "enroot").mkdir()
     hook = planned()["50-migbatch.sh"]
-    assert hook.mode == 0o755 and f'main("{tmp_path}/etc")' in hook.text
+    assert hook.mode == 0o755 and f'main("{tmp_path}/migbatch")' in hook.text
     compile(hook.text, "hook", "exec")
     fstab = planned().get("50-migbatch.fstab")
     assert (fstab.text.split()[:2] if fstab else []) == ([mounted] * 2 if mounted else [])
