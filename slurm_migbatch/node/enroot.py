@@ -7,7 +7,7 @@ the hand-off is read here. All tasks of a step on a node share the container, wh
 the program that slurm.conf names as TaskProlog gives each task its share (`install/scripts.py`, `stub`).
 
 Enroot's hooks run as the user in the user namespace of the container, before it has its own root. They append to the
-files that ENROOT_ENVIRON and ENROOT_MOUNTS name; before Enroot 3.5 they call enroot-mount for the latter
+files that ENROOT_ENVIRON and ENROOT_MOUNTS name; in older releases without the latter they call enroot-mount
 (doc/configuration.md and conf/hooks of github.com/NVIDIA/enroot). 98-nvidia.sh, which runs later, takes
 NVIDIA_VISIBLE_DEVICES from its own environment, or else the last one in ENROOT_ENVIRON.
 
@@ -50,21 +50,22 @@ OPTIONS = "none x-create=file,bind,rw,nosuid,nodev,noexec,nofail,silent"
 
 
 def main(etc: str) -> None:
-    """Write what the container gets, and end the process; with exit code 1, by which the container does not start, if
-    the job has lost its slices.
+    """Write what the container gets, and end the process; not with 0, by which the container does not start, if the job
+    has lost its slices or the variables cannot be written.
     """
     environ = dict(posix.environ)
-    code = exits.OK
+    code, problem = exits.OK, ""
     try:
         values, progress = given(etc, environ, root())
         written = environ.get(b"ENROOT_ENVIRON", b"")
         if values and written:
             append(written, absent(values, content(written)))
         if progress:
-            mount(environ, f"{progress} {progress} {OPTIONS}\n")
+            problem = mount(environ, f"{progress} {progress} {OPTIONS}\n")
     except (NoSlice, conf.ConfError, OSError) as error:
-        posix.write(2, f"migbatch: {error}\n".encode("utf-8", "backslashreplace"))
-        code = exits.NO_SLICE
+        code, problem = exits.NO_SLICE, str(error)
+    if problem:
+        posix.write(2, f"migbatch: {problem}\n".encode("utf-8", "backslashreplace"))
     posix._exit(code)
 
 
@@ -108,6 +109,8 @@ def given(etc: str, environ: dict[bytes, bytes], owner: int) -> tuple[dict[str, 
     progress = fields.get("progress", "")
     if chosen in NO_GPU or (chosen is not None and chosen.startswith(b"MIG-")):
         return {}, progress
+    if environ.get(b"CUDA_VISIBLE_DEVICES") == b"":
+        return {KEYS[0]: ""}, progress  # started by a task of a step that requested none
     own, _ = of_step(settings, environ | as_task(environ), progress, slices)
     devices = joined(own)
     by_index = fields.get("cuda") == "index" and not not_alone(fields, slices, device_dir(settings, node))
@@ -170,18 +173,22 @@ def append(path: bytes, lines: str) -> None:
         posix.close(handle)
 
 
-def mount(environ: dict[bytes, bytes], line: str) -> None:
-    """Have Enroot mount what an fstab line says, or mount it if this release cannot be told to."""
-    if mounts := environ.get(b"ENROOT_MOUNTS"):
-        append(mounts, line)
-        return
-    reader, writer = posix.pipe()
+def mount(environ: dict[bytes, bytes], line: str) -> str:
+    """Have Enroot mount what an fstab line says, or mount it if this release cannot be told to; return what failed."""
     try:
-        posix.write(writer, line.encode("utf-8", "replace"))
-        posix.close(writer)
-        words = [b"enroot-mount", b"--root", environ.get(b"ENROOT_ROOTFS", b"/"), b"-"]
-        stdin = [(posix.POSIX_SPAWN_DUP2, reader, 0)]
-        child = posix.posix_spawnp("enroot-mount", words, environ, file_actions=stdin)
-    finally:
-        posix.close(reader)
-    posix.waitpid(child, 0)
+        if mounts := environ.get(b"ENROOT_MOUNTS"):
+            append(mounts, line)
+            return ""
+        reader, writer = posix.pipe()
+        try:
+            posix.write(writer, line.encode("utf-8", "replace"))
+            posix.close(writer)
+            words = [b"enroot-mount", b"--root", environ.get(b"ENROOT_ROOTFS", b"/"), b"-"]
+            stdin = [(posix.POSIX_SPAWN_DUP2, reader, 0)]
+            child = posix.posix_spawnp("enroot-mount", words, environ, file_actions=stdin)
+        finally:
+            posix.close(reader)
+        posix.waitpid(child, 0)
+    except OSError as error:
+        return f"{line.partition(' ')[0]} is not in the container: {error}"
+    return ""

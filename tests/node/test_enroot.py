@@ -115,6 +115,12 @@ def test_container_that_a_task_starts_gets_its_variables(node):
     assert values == expected, "98-nvidia.sh sees the user's choice"
 
 
+def test_container_that_a_task_without_slices_starts_gets_none(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    values, progress = enroot.given(str(node.etc), passed_on(1, CUDA_VISIBLE_DEVICES=""), 0)
+    assert values == {"CUDA_VISIBLE_DEVICES": ""} and progress
+
+
 def test_image_and_user_may_set_all_but_the_devices_that_images_set_to_all():
     text = "PATH=/bin\nCUDA_VISIBLE_DEVICES=MIG-b\nNVIDIA_VISIBLE_DEVICES=all\n"
     values = {"CUDA_VISIBLE_DEVICES": "MIG-a", "MIGBATCH_SLICES": "1", DEVICES: "MIG-a"}
@@ -182,6 +188,15 @@ def test_hook_mounts_by_a_program_of_older_releases(node, tmp_path):
     assert run(node, passed_on(1) | files | path) == (0, "")
     assert (tmp_path / "words").read_text() == "--root /the/rootfs -\n"
     assert (tmp_path / "line").read_text().startswith(exported(node, 1)["MIGBATCH_PROGRESS"])
+
+
+def test_container_starts_without_the_file_for_reports(node, tmp_path):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    (tmp_path / "environment").touch()
+    files = {b"ENROOT_ENVIRON": bytes(tmp_path / "environment"), b"PATH": b"/nonexistent"}
+    code, text = run(node, passed_on(1) | files)
+    assert code == 0 and "is not in the container" in text
+    assert "MIGBATCH_SLICES=1\n" in (tmp_path / "environment").read_text()
 
 
 def test_hook_fails_for_a_refused_run(node, tmp_path):
