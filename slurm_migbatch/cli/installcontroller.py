@@ -22,7 +22,7 @@ from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.health import this_one
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
-from slurm_migbatch.install import scripts, topology
+from slurm_migbatch.install import containers, scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, start_unit, stub_path
 from slurm_migbatch.install.reported import describe
@@ -141,9 +141,22 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         planned.notes.append(
             f"{line.place}: CliFilterPlugins={token.value} remains; remove lua if only migbatch needs it"
         )
+    if not conf.values("TaskProlog") and containers.has_pyxis(conf):
+        planned.notes.append(_in_containers(task_prolog, found.version))
     if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
         planned.notes.append(note)
     return planned
+
+
+def _in_containers(task_prolog: str, release: tuple[int, ...]) -> str:
+    """Say what is to be done before slurm.conf gets a TaskProlog, where pyxis is loaded."""
+    note = (
+        f"every task in a container of pyxis will fail where Enroot does not mount {task_prolog}: copy "
+        f"{containers.ENROOT}/{containers.FSTAB} from a GPU node to all other nodes with pyxis before (docs/install.md)"
+    )
+    if containers.needs_libraries(release):
+        note += "; with Slurm 24.11 also in every container without Slurm's libraries"
+    return note
 
 
 def reported_site(config: Config) -> Site:

@@ -124,7 +124,7 @@ def _closed(key: str, program: HostProgram) -> Finding:
 
 def _missing_program(key: str, path: str) -> Finding:
     """Name a program of slurm.conf that does not exist on this host."""
-    effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
+    effect = "every task fails" if key == "TaskProlog" else "slurmd drains the node at the next job"
     advice = f"install it, or run {_INSTALL}"
     if Path(path).name.startswith("migbatch-"):
         advice = f"copy the controller's {path} here; configless nodes get no programs from slurmctld"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
+from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, slurmfiles
 from slurm_migbatch.doctor.programs import unreadable, unreadable_file
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
@@ -125,12 +125,14 @@ def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str], sliced: lis
         advice = "use --slurm-conf, or SlurmConf= in node.conf"
         yield Finding(UNKNOWN, "slurm.conf", "not found in Slurm's default location", advice)
         return
-    several = _release(config) >= scripts.SEVERAL["Prolog"]
+    release = _release(config)
+    several = release >= scripts.SEVERAL["Prolog"]
     yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
     gres, cgroup = slurmfiles.beside(conf, "gres.conf"), slurmfiles.beside(conf, "cgroup.conf")
     yield from slurmfiles.check_autodetect(gres, [config.node])
     yield from slurmfiles.check_cgroup(conf, cgroup, gres, config.node, whole=whole, sliced=sliced)
     yield from slurmfiles.check_cli_filter(conf)
+    yield from containers.check_containers(containers.gather(conf), release)
 
 
 def _release(config: NodeConfig) -> tuple[int, ...]:

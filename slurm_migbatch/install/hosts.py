@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.install import scripts
+from slurm_migbatch.install import containers, scripts
 from slurm_migbatch.install.files import Wanted, read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import install as node_install
@@ -63,6 +63,11 @@ class Places:
     hooks: Path = Path("/etc/migbatch/hooks")
     systemd: Path = Path("/etc/systemd/system")
     packaged_units: Path = Path("/usr/lib/systemd/system")
+
+    @property
+    def enroot(self) -> Path:
+        """Directory of Enroot's settings, /etc/enroot beside /etc/migbatch."""
+        return self.etc.with_name(Path(containers.ENROOT).name)
 
 
 def node(
@@ -122,8 +127,28 @@ def node(
             continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, path, edit)
     _cli_filter(plan, conf)
+    _enroot(plan, places, conf, task_python or python)
     plan.next.append(start_unit(UNIT))
     return plan
+
+
+def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
+    """Where Enroot is installed, add a hook that gives containers their slices, and what mounts TaskProlog there.
+
+    With pyxis Slurm runs TaskProlog inside the container, and the task fails if it does not exist there. A site with a
+    TaskProlog of its own mounts that already.
+    """
+    if not places.enroot.is_dir():
+        return
+    hook = node_install.enroot_hook(places.etc, python)
+    plan.wanted.append(Wanted(str(places.enroot / containers.HOOK), hook, mode=0o755))
+    ours = scripts.beside_slurm_conf("task_prolog")
+    values = conf.values("TaskProlog")
+    if not values:
+        values = [str(Path(conf.main if conf.main != CONFIGLESS else _USUAL[0]).with_name(ours))]
+    if Path(values[-1]).name == ours:
+        line = containers.mount_line(conf.beside(values[-1]))
+        plan.wanted.append(Wanted(str(places.enroot / containers.FSTAB), line))
 
 
 def start_unit(unit: str) -> str:
@@ -239,7 +264,7 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
 
 def stub_path(conf: Conf, hook: str) -> str:
     """Return the path of the program with which slurm.conf runs a hook: it is on every node with slurm.conf."""
-    return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
+    return str(Path(conf.main).with_name(scripts.beside_slurm_conf(Path(hook).name)))
 
 
 def slurm_conf(given: str, environment: str) -> Conf | None:

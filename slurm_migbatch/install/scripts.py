@@ -31,6 +31,38 @@ SEVERAL: Final = {"Prolog": (24, 11), "Epilog": (24, 11)}
 """The oldest release on which several lines of a key are known to run all of their programs; 22.05 runs the last."""
 PRIMARY: Final = {"migbatch-primary_on": True, "migbatch-primary_off": False}
 """Names of the programs of `primary_program` beside slurm.conf, and their purpose."""
+_SHARE: Final = """\
+# In a container of pyxis, where Slurm runs this, each task gets its share of the container's slices, as outside.
+if [ ! -e HOOK ] && [ -n "${MIGBATCH_DEVICES-}" ] && [ "${CUDA_VISIBLE_DEVICES-}" = "$MIGBATCH_DEVICES" ]; then
+    case ${SLURM_STEP_ID:-x}${SLURM_LOCALID:-x} in *[!0-9]*) exit 0 ;; esac
+    [ "$SLURM_STEP_ID" -lt 4294967280 ] || exit 0 # not a step of srun
+    pick() {
+        picked='' i=0
+        for item; do
+            if [ $i -ge $first ] && [ $i -lt $last ]; then picked=${picked:+$picked,}$item; fi
+            i=$((i + 1))
+        done
+    }
+    IFS=,
+    set -f -- ${SLURM_GTIDS-}
+    tasks=$#
+    [ "$tasks" -gt "$SLURM_LOCALID" ] || tasks=$((SLURM_LOCALID + 1))
+    set -- $MIGBATCH_DEVICES
+    if [ "$tasks" -ge $# ]; then
+        first=$((SLURM_LOCALID % $#)) last=$((SLURM_LOCALID % $# + 1))
+    else
+        first=$((SLURM_LOCALID * $# / tasks)) last=$(((SLURM_LOCALID + 1) * $# / tasks))
+    fi
+    pick "$@"
+    echo "export CUDA_VISIBLE_DEVICES=$picked"
+    echo "export MIGBATCH_DEVICES=$picked"
+    echo "export MIGBATCH_SLICES=$((last - first))"
+    pick ${MIGBATCH_PROFILE-}
+    echo "export MIGBATCH_PROFILE=$picked"
+    exit 0
+fi
+"""
+"""Part of the program for TaskProlog; see `node/task_prolog.py`, `share`."""
 DRIVER: Final = "/dev/nvidiactl"
 """A path that exists on nodes with NVIDIA's driver."""
 OURS: Final = "-- Written by migbatch from"
@@ -119,12 +151,18 @@ def hook_line(hook: str) -> str:
     return f"[ ! -e {hook} ] || {hook} || exit $?{check} # by `migbatch install`: the job's MIG slices"
 
 
+def beside_slurm_conf(hook: str) -> str:
+    """Return the name of the program beside slurm.conf that runs a hook, given the hook's name."""
+    return f"migbatch-{hook}"
+
+
 def stub(hook: str) -> str:
     """Return a program that runs one of migbatch's hooks, for a path shared with nodes without GPUs."""
+    contained = _SHARE.replace("HOOK", hook) if PurePosixPath(hook).name == "task_prolog" else ""
     return (
         "#!/bin/sh\n"
         "# Written by `migbatch install`; do not edit. Nodes without migbatch have no slices.\n"
-        f"{_lost(hook)}\n[ -e {hook} ] || exit 0\nexec {hook}\n"
+        f"{_lost(hook)}\n{contained}[ -e {hook} ] || exit 0\nexec {hook}\n"
     )
 
 

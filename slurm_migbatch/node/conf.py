@@ -52,11 +52,11 @@ def node_name(environ: dict[bytes, bytes]) -> str:
     return name
 
 
-def read(path: str, node: str) -> dict[str, str]:
+def read(path: str, node: str, owner: int = 0) -> dict[str, str]:
     """Read the settings of the file at `path` with `%n` filled in. Raises ConfError.
 
-    The file must belong to root and be writable by nobody else. An unknown key is reported by `config.load`; only the
-    form of the lines is checked here.
+    The file must belong to root (`owner`: as this process sees it) and be writable by nobody else. An unknown key is
+    reported by `config.load`; only the form of the lines is checked here.
     """
     try:
         handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
@@ -66,7 +66,7 @@ def read(path: str, node: str) -> dict[str, str]:
         ) from None
     try:
         status = posix.fstat(handle)
-        if status.st_uid != 0 or status.st_mode & 0o022:
+        if status.st_uid != owner or status.st_mode & 0o022:
             raise ConfError(f"{path} must belong to root and be writable by nobody else; run chmod go-w on it")
         raw = posix.read(handle, MAX_BYTES + 1)
     finally:

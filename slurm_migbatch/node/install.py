@@ -75,6 +75,19 @@ def load_during_upgrade():
 load_during_upgrade()({arguments})
 '''
 
+_ENROOT = '''#!{python} -ISB
+"""Hook of Enroot: gives containers the MIG slices of their job. {note}"""
+
+import sys
+
+sys.path[:0] = {paths}
+from slurm_migbatch.node.enroot import main
+
+main("{etc}")
+'''
+
+WRITTEN = "Written by `migbatch install --role node`; do not edit."
+
 HOOKS = {
     "prolog": ("client", '"prolog", ETC', "Prolog of slurmd: allocates a job's MIG slices."),
     "epilog": ("client", '"epilog", ETC', "Epilog of slurmd: releases a job's MIG slices."),
@@ -91,8 +104,22 @@ class InstallError(RuntimeError):
 
 def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
     """Render one hook program."""
+    return _render(hook, _listed(paths), etc, python, WRITTEN)
+
+
+def enroot_hook(etc: Path, python: str) -> str:
+    """Render the hook of Enroot. It runs as the user, in a user namespace in which nothing seems to belong to root.
+
+    `programs` must have accepted the package and the interpreter.
+    """
+    paths = _listed(package_paths())
+    return _ENROOT.format(python=_interpreter(python), paths=paths, etc=etc.resolve(), note=WRITTEN)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """Return the text of a tuple of paths."""
     listed = ", ".join(f'"{path}"' for path in paths)
-    return _render(hook, f"({listed},)", etc, python, "Written by `migbatch install --role node`; do not edit.")
+    return f"({listed},)"
 
 
 def example(hook: str) -> str:

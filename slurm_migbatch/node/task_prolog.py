@@ -55,6 +55,9 @@ KEYS = (
     "MIGBATCH_CUDA",
 )
 
+CONTAINERS = "NVIDIA_VISIBLE_DEVICES"
+"""The devices that NVIDIA's container tools (nvidia-container-runtime, Enroot's hook) give a container."""
+
 ON_NODE = "SLURM_GPUS_ON_NODE"
 """Set by Slurm in jobs with gres/gpu; scripts for GPUs start as many processes (`torchrun --nproc_per_node`)."""
 
@@ -110,20 +113,17 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     if fields.get("state") != "ready":
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being requeued')}")
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
-        return without()
+        return without(environ)
     step_slices, notice = of_step(settings, environ, fields.get("progress", ""), slices)
     task_slices = share(step_slices, environ)
-    devices = ",".join(mig_slice[0] for mig_slice in task_slices)
-    profiles = ",".join(mig_slice[1] for mig_slice in task_slices)
-    memory = min(int(mig_slice[2]) for mig_slice in task_slices)
-    visible = devices
+    devices = visible = joined(task_slices)
     if fields.get("cuda") == "index":
-        why = not_alone(fields, slices, settings.get("DevRoot", "/dev").replace("%n", node))
+        why = not_alone(fields, slices, device_dir(settings, node))
         visible, notice = (devices, notice + uuid_notice(why, environ)) if why else ("0", notice)
     form = "index" if visible != devices else ""
-    values = (visible, devices, len(task_slices), profiles, memory, len(slices), fields.get("progress", ""), form)
-    lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
-    lines += f"export {ON_NODE}={len(step_slices)}\n"
+    values = variables(task_slices, len(slices), fields.get("progress", ""), visible, form)
+    lines = "".join(f"export {key}={value}\n" for key, value in values.items())
+    lines += f"export {ON_NODE}={len(step_slices)}\n" + containers(environ, devices)
     if not form and b"MIGBATCH_CUDA" in environ:
         lines += "unset MIGBATCH_CUDA\n"
     stale = [name for name in (*PER_GPU, STEP_GRES) if name.encode() in environ]
@@ -132,17 +132,42 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     return notice + lines + mps(settings, environ, uid, slices)
 
 
-def read_settings(etc: str, node: str) -> tuple[dict[str, str], str]:
-    """Return the settings of node.conf; none, and why, if it is invalid.
+def joined(slices: list[list[str]]) -> str:
+    """Return the UUIDs of slices, separated by commas."""
+    return ",".join(mig_slice[0] for mig_slice in slices)
+
+
+def variables(slices: list[list[str]], total: int, progress: str, visible: str, form: str = "") -> dict[str, str]:
+    """Return the variables of KEYS, those without a value left out, for a task or container that has these slices.
+
+    Args:
+        total: number of slices of the job on this node.
+        progress: file for its own reports; may be empty.
+        visible: CUDA_VISIBLE_DEVICES.
+        form: MIGBATCH_CUDA.
+    """
+    profiles = ",".join(mig_slice[1] for mig_slice in slices)
+    memory = str(min(int(mig_slice[2]) for mig_slice in slices))
+    values = (visible, joined(slices), str(len(slices)), profiles, memory, str(total), progress, form)
+    return {key: value for key, value in zip(KEYS, values, strict=True) if value}
+
+
+def read_settings(etc: str, node: str, owner: int = 0) -> tuple[dict[str, str], str]:
+    """Return the settings of node.conf; none, and why, if it is invalid. `owner`: root as this process sees it.
 
     Prolog and Epilog refuse it and so drain the node; tasks of the running jobs, most of them without slices, go on.
     """
     try:
-        settings = conf.read(f"{etc}/{conf.NAME}", node)
+        settings = conf.read(f"{etc}/{conf.NAME}", node, owner)
         conf.run_dir(settings, node)
     except conf.ConfError as error:
         return {}, str(error)
     return settings, ""
+
+
+def device_dir(settings: dict[str, str], node: str) -> str:
+    """Return the directory of the devices."""
+    return settings.get("DevRoot", "/dev").replace("%n", node)
 
 
 def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
@@ -229,6 +254,7 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if devices is None:
         return "".join(lines)
     lines += [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
+    lines += [f"unset {CONTAINERS}\n"] if environ.get(CONTAINERS.encode()) == devices else []
     own_value = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
     if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
@@ -252,9 +278,24 @@ def cpus(environ: dict[bytes, bytes]) -> str:
     return "".join(f"unset {name}\n" for name in ([CPUS, SRUN_CPUS] if stale else [CPUS]))
 
 
-def without() -> str:
+def containers(environ: dict[bytes, bytes], devices: str) -> str:
+    """Return the line that gives the container of a task (`srun --container`) its slices, unless the user or the site
+    chose others of its devices. Most images choose all, and Slurm adds the environment of the image before TaskProlog.
+
+    Other tasks do not get it: jobs that they submit would inherit it, and on nodes without migbatch containers with
+    unknown devices do not start. Enroot's containers get it from a hook (`enroot.py`).
+    """
+    chosen = environ.get(CONTAINERS.encode())
+    if b"SLURM_CONTAINER" not in environ or chosen not in (None, b"all", environ.get(b"MIGBATCH_DEVICES")):
+        return ""
+    return f"export {CONTAINERS}={devices}\n"
+
+
+def without(environ: dict[bytes, bytes]) -> str:
     """Return the lines for a step that requested no slice; it may still report progress and start steps with slices."""
     unset = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
+    if b"MIGBATCH_DEVICES" in environ and environ.get(CONTAINERS.encode()) == environ[b"MIGBATCH_DEVICES"]:
+        unset.append(CONTAINERS)
     return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, ON_NODE, STEP_GRES))
 
 
@@ -376,12 +417,12 @@ def newest(directory: str, job: str) -> str:
     return best_name
 
 
-def load(path: str) -> str:
-    """Read a hand-off's text; only a file that root owns is trusted."""
+def load(path: str, owner: int = 0) -> str:
+    """Read a hand-off's text; only a file that root owns is trusted. `owner`: root as this process sees it."""
     handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
     try:
         status = posix.fstat(handle)
-        if status.st_uid != 0 or status.st_mode & 0o022:
+        if status.st_uid != owner or status.st_mode & 0o022:
             raise NoSlice(f"{path} was not written by root; inform the administrators")
         return posix.read(handle, MAX_BYTES).decode("utf-8", "replace")
     finally:

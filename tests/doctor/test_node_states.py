@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.cli.doctor import print_findings
-from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
+from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, slurmfiles
 from slurm_migbatch.doctor.node import NodePlaces, examine, examine_quietly
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
@@ -264,6 +264,35 @@ def test_cloud_nodes_that_slurm_hides_are_reported(slurm: Path) -> None:
         (found,) = slurmfiles.check_cloud_nodes(conf(slurm), {"privatedata": private})
         assert found.level == WARN and found.text.startswith("g[1-2]: Slurm hides State=CLOUD nodes")
     assert list(slurmfiles.check_cloud_nodes(conf(slurm), {"privatedata": "cloud,jobs"})) == []
+
+
+def test_containers_in_which_tasks_fail_or_get_no_slices_are_reported(slurm: Path) -> None:
+    enroot, task_prolog = slurm / "enroot", slurm / "migbatch-task_prolog"
+
+    def check(release: tuple[int, ...] = (22, 5)) -> list[Finding]:
+        return list(containers.check_containers(containers.gather(conf(slurm), str(enroot)), release))
+
+    change(slurm / "slurm.conf", "TaskProlog=", f"TaskProlog={task_prolog}\n#")
+    assert check() == [], "without pyxis"
+    (slurm / "plugstack.conf").write_text("#optional spank_pyxis.so\ninclude more.d/*\n")
+    (slurm / "more.d").mkdir()
+    assert check() == []
+    (slurm / "more.d/p.conf").write_text("required /usr/lib/slurm/spank_pyxis.so runtime_path=/run\n")
+    assert f"{task_prolog} does not exist" in only_problem(check())
+    assert [finding.text for finding in check() if finding.level == WARN] == [
+        f"{enroot}/hooks.d/50-migbatch.sh is missing: containers get no slices"
+    ]
+    for folder in ("mounts.d", "hooks.d"):
+        (enroot / folder).mkdir(parents=True)
+    (enroot / "hooks.d/50-migbatch.sh").touch()
+    (enroot / "mounts.d/10-system.fstab").write_text(f"/proc /proc none rbind\n#{task_prolog}\n/ /host none bind\n")
+    assert [finding.level for finding in check()] == [FAIL], "neither mounts it"
+    for mount in (f"{task_prolog}\n", f"/x {task_prolog} none bind\n", f"{slurm} {slurm} none rbind\n"):
+        (enroot / "mounts.d/site.fstab").write_text(mount)
+        assert [finding.level for finding in check()] == [OK], mount
+    (old,) = check((24, 11))
+    assert old.level == WARN and "libraries" in old.text
+    assert [finding.level for finding in check((25, 11))] == [OK]
 
 
 def test_missing_or_unreadable_cli_filter_is_reported(slurm: Path) -> None:

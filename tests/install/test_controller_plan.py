@@ -5,6 +5,7 @@ from __future__ import annotations
 import pwd
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +75,25 @@ def test_script_of_the_site_that_was_not_loaded_so_far_is_named(place):
     (note,) = planned(place, NODES)[0].notes
     assert f"{place}/slurm/job_submit.lua was there, but slurm.conf did not load it (JobSubmitPlugins)" in note
     assert planned(place, f"JobSubmitPlugins=lua\n{NODES}")[0].notes == []
+
+
+@pytest.mark.parametrize(("version", "libraries"), [((23, 11), False), ((24, 11), True)])
+def test_containers_in_which_tasks_would_fail_are_named_before_task_prolog_is_set(
+    place, monkeypatch, version, libraries
+):
+    monkeypatch.setattr(installcontroller, "reported_site", lambda config: replace(SITE, version=version))
+    program = str(place / "slurm/migbatch-task_prolog")
+
+    def notes(slurm=NODES):
+        return [note for note in planned(place, slurm)[0].notes if "pyxis" in note]
+
+    assert notes() == []
+    (place / "slurm/plugstack.conf").write_text("required spank_pyxis.so\n")
+    (note,) = notes()
+    assert program in note and "50-migbatch.fstab" in note and ("libraries" in note) is libraries
+    assert notes(f"TaskProlog={program}\n{NODES}") == [], "doctor names what is wrong now"
+    (place / "slurm/site.sh").write_text("#!/bin/sh\n")
+    assert notes(f"TaskProlog={place}/slurm/site.sh\n{NODES}") == [], "the site's own has to be there already"
 
 
 def test_slurm_files_are_not_edited_while_the_plan_has_problems(place):

@@ -1,6 +1,7 @@
 """What a host needs besides Slurm's files."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -192,3 +193,30 @@ def test_configless_script_is_not_edited_on_the_node(tmp_path, monkeypatch):
     plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True, release=(22, 5))
     assert not [target.path for target in plan.wanted if target.kind == "site"]
     assert plan.problems == ["Prolog=site.sh comes from slurmctld: make it run /etc/migbatch/hooks/prolog there"]
+
+
+@pytest.mark.parametrize(
+    ("main", "line", "mounted"),
+    [
+        ("/cluster/slurm.conf", "", "/cluster/migbatch-task_prolog"),
+        ("/cluster/slurm.conf", "TaskProlog=/shared/migbatch-task_prolog\n", "/shared/migbatch-task_prolog"),
+        (hosts.CONFIGLESS, "", "/etc/slurm/migbatch-task_prolog"),
+        ("/cluster/slurm.conf", "TaskProlog=/cluster/site.sh\n", ""),
+    ],
+)
+def test_containers_of_enroot_get_slices_and_the_program_that_slurm_runs_in_them(tmp_path, main, line, mounted):
+    conf = load(main, {main: f"SlurmctldHost=ctl\n{line}"}.get)
+    places = Places(tmp_path, etc=tmp_path / "migbatch")
+
+    def planned():
+        plan = hosts.node(places, conf, python="/usr/bin/python3", release=(22, 5))
+        ours = [target for target in plan.wanted if Path(target.path).is_relative_to(places.enroot)]
+        return {Path(target.path).name: target for target in ours}
+
+    assert not planned(), "the node has no Enroot"
+    (tmp_path / "enroot").mkdir()
+    hook = planned()["50-migbatch.sh"]
+    assert hook.mode == 0o755 and f'main("{tmp_path}/migbatch")' in hook.text
+    compile(hook.text, "hook", "exec")
+    fstab = planned().get("50-migbatch.fstab")
+    assert (fstab.text.split()[:2] if fstab else []) == ([mounted] * 2 if mounted else [])

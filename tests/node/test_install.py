@@ -57,6 +57,26 @@ def run(node, hook, job, marker="", **values):
     )
 
 
+def test_hook_of_enroot_runs_as_installed(installed):
+    """It is written where Enroot's settings are, as a site that adds Enroot later does by the same command."""
+    (installed.root / "enroot").mkdir()
+    words = words_of(installed, installed.hooks, installed.etc)
+    install_command.main([*words, "--apply"], standalone_mode=False)
+    installed.prolog(1, "[mig:1g.10gb:1]")
+    hook = installed.root / "enroot/hooks.d/50-migbatch.sh"
+    environment, mounts = installed.root / "environment", installed.root / "fstab"
+    environment.touch()
+    values = {"SLURM_JOB_ID": "1", "SLURM_JOB_UID": str(ALICE), "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n1"}
+    values |= {"ENROOT_ENVIRON": str(environment), "ENROOT_MOUNTS": str(mounts)}
+    done = subprocess.run([str(hook)], env=values, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CUDA_VISIBLE_DEVICES=MIG-" in environment.read_text() and mounts.read_text()
+    program = str(installed.root / "migbatch-task_prolog")
+    assert (installed.root / "enroot/mounts.d/50-migbatch.fstab").read_text().split()[:2] == [program] * 2
+    install_command.main([*words, "--uninstall", "--apply"], standalone_mode=False)
+    assert not hook.exists()
+
+
 def checked_in(hook):
     return ROOT / ("epilog" if hook == "epilog" else "prolog") / hook
 
@@ -356,6 +376,11 @@ def test_client_and_task_prolog_import_almost_no_modules(module):
     )
     more = modules(f"slurm_migbatch.node.{module}") - set(bare.stdout.split())
     assert more == {*BARE, f"slurm_migbatch.node.{module}"}
+
+
+def test_hook_of_enroot_imports_only_task_prolog():
+    more = modules("slurm_migbatch.node.enroot") - modules("slurm_migbatch.node.task_prolog")
+    assert more == {"slurm_migbatch.node.enroot"}
 
 
 def test_node_package_imports_only_the_standard_library_and_pynvml():

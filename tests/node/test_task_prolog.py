@@ -167,6 +167,46 @@ def test_batch_script_gets_all_slices_in_its_environment(node):
     assert values["SLURM_GPUS_ON_NODE"] == "3", "for scripts that start a process for each GPU"
 
 
+CONTAINERS = "NVIDIA_VISIBLE_DEVICES"
+BUNDLE = {"SLURM_CONTAINER": "/bundle"}
+
+
+def test_containers_of_slurm_get_the_slices_of_the_task(node):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    batch = exported(node, 1, **BUNDLE)
+    assert batch[CONTAINERS] == batch["MIGBATCH_DEVICES"]
+    inherits = batch | BUNDLE | {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1"}
+    tasks = [exported(node, 1, **inherits, SLURM_LOCALID=str(i)) for i in range(2)]
+    assert [values[CONTAINERS] for values in tasks] == batch["MIGBATCH_DEVICES"].split(",")
+    assert exported(node, 1, **BUNDLE, NVIDIA_VISIBLE_DEVICES="all") == batch, "as in images of CUDA"
+
+
+def test_other_tasks_have_no_variable_for_containers_that_jobs_they_submit_would_inherit(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    assert CONTAINERS not in exported(node, 1)
+    assert CONTAINERS not in exported(node, 1, SLURM_STEP_ID="0")
+
+
+@pytest.mark.parametrize("chosen", ["void", "", "MIG-2"])
+def test_devices_that_the_user_chose_for_containers_are_kept(node, chosen):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    assert CONTAINERS not in exported(node, 1, **BUNDLE, NVIDIA_VISIBLE_DEVICES=chosen)
+    batch = exported(node, 1) | {CONTAINERS: chosen}
+    assert CONTAINERS not in exported(node, 1, **batch, **BUNDLE, SLURM_STEP_ID="0")
+
+
+def test_devices_for_containers_are_inherited_by_no_other_job_and_by_no_step_without_slices(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    batch = {key.encode(): value.encode() for key, value in exported(node, 1, **BUNDLE).items()}
+    other = batch | {b"SLURM_JOB_ID": b"2", b"SLURMD_NODENAME": b"n1"}
+    assert f"unset {CONTAINERS}" in exports(str(node.etc), other, ALICE).splitlines()
+    kept = other | {CONTAINERS.encode(): b"all"}
+    assert CONTAINERS not in exports(str(node.etc), kept, ALICE)
+    none = batch | {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"SLURM_STEP_ID": b"0"}
+    lines = exports(str(node.etc), none | {b"MIGBATCH_STEP_GRES": b"none"}, ALICE).splitlines()
+    assert f"unset {CONTAINERS}" in lines
+
+
 def test_variables_of_options_for_each_gpu_are_unset_in_jobs_with_slices(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     environ = {b"SLURM_JOB_ID": b"1", b"SLURM_CPUS_PER_GPU": b"3", b"SLURM_CPUS_PER_TASK": b"3"}

@@ -64,7 +64,7 @@ def test_doctor_reports_a_missing_hook_program_on_node_and_controller(site: Conf
     path = found[1] if found else "/etc/slurm/epilog.sh"
     site.on("h1", f"mv {path} {path}.away")
     try:
-        effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
+        effect = "every task fails" if key == "TaskProlog" else "slurmd drains the node at the next job"
         failures = wrong(site, "h1", "--role node")
         assert len(failures) == 1 and f"{key}: {path} is not on this host: {effect}" in failures[0], failures
         assert f"copy the controller's {path} here" in failures[0] or not found
