@@ -28,6 +28,11 @@ save() (
 
 step=0 state=1
 if [ -e "$CHECKPOINT" ]; then
+	# Bash runs commands in what it computes with, so the numbers must not be another user's.
+	if ! [ -O "$CHECKPOINT" ]; then
+		echo "$CHECKPOINT belongs to another user" >&2
+		exit 1
+	fi
 	read -r step state <"$CHECKPOINT"
 	report "steps=$step restored=$step"
 fi

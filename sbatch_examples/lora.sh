@@ -15,6 +15,11 @@
 output=${OUTPUT:-$SLURM_SUBMIT_DIR/lora-$SLURM_JOB_ID}
 state=$(compgen -G "$output/checkpoint-*/trainer_state.json" | sort -V | tail -n 1)
 resume=()
+# Reading a checkpoint can run code: nothing is read that another user has put there before.
+if [ -n "$state" ] && [ -z "$OUTPUT" ] && ! [ -O "$output" ]; then
+	echo "$output belongs to another user" >&2
+	exit 1
+fi
 if [ -n "$state" ]; then resume=(--resume_from_checkpoint "${state%/*}"); fi
 
 echo "$MIGBATCH_PROFILE with $MIGBATCH_MEMORY_MIB MiB on $SLURMD_NODENAME, adapters in $output"

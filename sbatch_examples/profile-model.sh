@@ -9,8 +9,12 @@
 
 # make(batch, input_size) prepares a model and returns a function that processes one batch; this one multiplies
 # matrices, on the GPU if torch is installed. Put your own into a file beside this script and set BENCH.
-BENCH=${BENCH:-$PWD/bench-$SLURM_JOB_ID.py}
-[ -e "$BENCH" ] || cat >"$BENCH" <<'PYTHON'
+if [ -z "$BENCH" ]; then
+	BENCH=$PWD/bench-$SLURM_JOB_ID.py
+	# A new file: who else may write in this directory could have put a program there before.
+	rm -f "$BENCH"
+	set -o noclobber
+	cat >"$BENCH" <<'PYTHON' || exit
 def make(batch, width):
     try:
         import torch
@@ -27,6 +31,7 @@ def make(batch, width):
 
     return step
 PYTHON
+fi
 
 # Without torch, try it on the CPU: sbatch --export=ALL,DEVICE=cpu profile-model.sh
 # PLOT=curves.svg draws the curves, if matplotlib is installed with migbatch (extra `plot`).

@@ -181,8 +181,8 @@ class Controller:
             report,
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *report.notes),
-            pending=sum([demand.copies for demand in supply.demands if demand.parts]),
-            waiting=len(supply.plan.waiting),
+            pending=sum([demand.copies for demand in (*supply.demands, *supply.put_off) if demand.parts]),
+            waiting=len(supply.plan.waiting) + len({demand.job for demand in supply.put_off}),
             offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
         )
 

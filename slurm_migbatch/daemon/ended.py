@@ -67,12 +67,15 @@ class HistoryClient(CliClient):
     def node_addresses(self) -> dict[str, frozenset[str]]:
         """Return the names or addresses of each node's host (NodeAddr, NodeHostname); one sinfo call.
 
+        Nodes in the cloud state these names themselves, so a mark begins each row.
+
         Raises:
             SlurmError: sinfo failed.
         """
         addresses: dict[str, frozenset[str]] = {}
-        for line in self._run("sinfo", "-h", "-a", "-N", "-o", "%N %o %n").splitlines():
-            columns = line.split()
+        mark = new_mark()
+        for row in self._run("sinfo", "-h", "-a", "-N", "-o", f"{mark} %N %o %n").split(mark):
+            columns = row.split()
             if len(columns) == 3:
                 addresses[columns[0]] = addresses.get(columns[0], frozenset()) | set(columns[1:])
         return addresses

@@ -7,6 +7,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import could_run, waits_for_loan
 from slurm_migbatch.decide.capacity.model import Mode
+from slurm_migbatch.decide.supply.limits import MOST_COMBINATIONS
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.times import format_clock
@@ -49,6 +50,11 @@ def why_not_started(
         return f"Slurm holds it for another reason ({row.reason}); nothing is kept free for it"
     if waits_for_loan(row.gres):
         return without_loan(row, lending)
+    if any(demand.job == job for demand in decided.put_off):
+        return (
+            f"jobs of the same user before it request {MOST_COMBINATIONS} other combinations of slices; it is planned "
+            "when some of them have started"
+        )
     return _by_plan(job, row, decided, now)
 
 

@@ -34,9 +34,11 @@ from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
     JobReader,
+    alone_commands,
     field_command,
     new_mark,
     only_jobs,
+    parse_alone,
     parse_field,
     parse_jobs,
     parse_nodes,
@@ -197,14 +199,29 @@ class CliClient:
         return parse_field(self._run(*field_command(mark, field, *options, width=width)), mark)
 
     def nodes(self) -> list[NodeRow]:
-        """List nodes by one scontrol call, and reservations by another one, at least once a minute; see SlurmClient."""
+        """List nodes by one scontrol call, and reservations by another one, at least once a minute; see SlurmClient.
+
+        A few more show nodes that are listed more than once.
+        """
         return self._with_reservations(self._list_nodes())
 
     def _list_nodes(self) -> list[NodeRow]:
         unread: dict[str, str] = {}
-        rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__)
+        rows = parse_nodes(self._run(*NODES_COMMAND), unread.__setitem__, self._shown_alone)
         self._odd_nodes.name(unread)
         self._capitals = has_capitals(rows)
+        return rows
+
+    def _shown_alone(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return the rows of these nodes, whatever the texts of others look like; names that are no nodes have none."""
+        rows: dict[str, str] = {}
+        known = set(self._run("sinfo", "-h", "-a", "-N", "-o", "%N").split())  # texts may have any number of names
+        for names, mark, command in alone_commands([node for node in nodes if node in known]):
+            process = self._finish(*command)
+            texts = parse_alone(process.stdout.decode("utf-8", "surrogateescape"), names, mark)
+            if texts is None:
+                raise _failed(command[0], command[1:], process)
+            rows |= texts
         return rows
 
     def _with_reservations(self, rows: list[NodeRow]) -> list[NodeRow]:

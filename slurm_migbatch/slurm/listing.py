@@ -2,8 +2,9 @@
 
 Users control many fields of a job (name, comment, account, GRES, features): newlines, separators,
 bytes that are not UTF-8. So each field of squeue's output is followed by a mark that holds 64 random bits of this one
-call, which no text written before the call can imitate. scontrol has no such marks; a node's texts are written by
-administrators and by root of that node.
+call, which no text written before the call can imitate. scontrol has no such marks. A node's texts are written by
+administrators and by root of that node (`Arch=`, `OS=`, `Version=`), and may look like rows of other nodes: nodes that
+are listed more than once are shown again, each followed by the name of a node that cannot exist (`alone_command`).
 
 A row that can be split but not parsed must not hide all others. A job's is kept with
 its id and the state UNREAD: the job exists, and nothing else is known of it. A node's is dropped, as if Slurm did
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections import Counter
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -70,8 +71,11 @@ _STATE = SQUEUE_FIELDS.index("State")
 _DIGITS = 20
 #: widths of columns; others are not truncated
 _WIDTHS = {"Dependency": dependencies.NARROW}
+#: names that scontrol is asked to show in one command
+_ALONE = 256
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _THROTTLE = re.compile(r"%(\d+)\Z")
 _MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([KMGTPE]?)\Z")
 _UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3, "E": 1024**4}
@@ -288,35 +292,73 @@ def _limit(text: str) -> int | None:
     return None if text in _NOTHING or text in ("INVALID", "Partition_Limit") else _seconds(text)
 
 
-def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:
+def alone_commands(names: Sequence[str]) -> Iterator[tuple[Sequence[str], str, tuple[str, ...]]]:
+    """Yield commands that show nodes in a form that no text of a node can imitate; each with its names and its mark.
+
+    scontrol shows the nodes of a list in its order, and reports names that are no node in between. It exits with 1.
+    """
+    for start in range(0, len(names), _ALONE):
+        some = names[start : start + _ALONE]
+        # letters only: Slurm takes digits at the end of a name for a number
+        mark = "no-node-" + "".join(secrets.choice(string.ascii_lowercase) for _ in range(16))
+        yield some, mark, (*NODES_COMMAND, ",".join(f"{name},{mark}" for name in some))
+
+
+def parse_alone(output: str, names: Sequence[str], mark: str) -> dict[str, str] | None:
+    """Return the row of each node from the output of one of `alone_commands`, without names that are no nodes.
+
+    None if the output is truncated.
+    """
+    texts = output.split(f"Node {mark} not found\n")
+    if len(texts) != len(names) + 1:
+        return None
+    return {name: text for name, text in zip(names, texts, strict=False) if text.startswith(f"NodeName={name} ")}
+
+
+def parse_nodes(
+    output: str,
+    unread: Callable[[str, str], object] = lambda name, why: None,
+    alone: Callable[[Sequence[str]], Mapping[str, str]] = lambda names: {},
+) -> list[NodeRow]:
     """Return the rows of `scontrol -d -o show node`, without those that cannot be read.
 
     Raises SlurmError if none can.
 
-    A text of one node may look like the row of another: a node that is listed twice is dropped entirely.
-
     Args:
         unread: called with the name of each dropped node, and why.
+        alone: returns the rows of nodes by name; called for those that are listed more than once, because a text of one
+            node may look like the row of another. A node without a row there is dropped.
     """
     starts = [match.start() for match in _NODE_START.finditer(output)]
-    rows: list[NodeRow] = []
     why = f"an invalid list of nodes: {output[:200]!r}"
     if not starts or output[: starts[0]].strip():
         raise SlurmError(f"scontrol show node printed {why}")
+    listed: dict[str, list[str]] = {}
     for start, end in zip(starts, [*starts[1:], len(output)], strict=True):
+        listed.setdefault(re.split(r"[=\s]", output[start:end], maxsplit=2)[1], []).append(output[start:end])
+    twice = [name for name, texts in listed.items() if len(texts) > 1 and _NODE_NAME.fullmatch(name)]
+    shown = alone(twice) if twice else {}
+    rows: list[NodeRow] = []
+    for name, texts in listed.items():
         try:
-            rows.append(_node(output[start:end]))
+            rows.append(_node(_own_text(name, texts, shown)))
         except (SlurmError, GresError) as error:
             why = str(error)
-            unread(re.split(r"[=\s]", output[start:end], maxsplit=2)[1], why)
-    occurrences = Counter(row.name for row in rows)
-    for name, count in occurrences.items():
-        if count > 1:
-            unread(name, f"scontrol shows it {count} times; check the comments and extra fields of the nodes")
-    rows = [row for row in rows if occurrences[row.name] == 1]
+            unread(name, why)
     if not rows:
         raise SlurmError(f"scontrol show node printed {why}")
     return rows
+
+
+def _own_text(name: str, texts: Sequence[str], shown: Mapping[str, str]) -> str:
+    """Return the row of a node among the texts that begin with its name. Raises SlurmError if that is unknown."""
+    if not _NODE_NAME.fullmatch(name):
+        raise SlurmError(f"{name[:80]!r} is not the name of a node")
+    if len(texts) == 1:
+        return texts[0]
+    if name not in shown:
+        raise SlurmError(f"scontrol shows it {len(texts)} times; check the comments and extra fields of the nodes")
+    return re.split(r"\n(?=NodeName=)", shown[name], maxsplit=1)[0]
 
 
 def _node(text: str) -> NodeRow:

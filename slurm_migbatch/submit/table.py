@@ -52,7 +52,7 @@ def quote(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return '"' + "".join(_escaped(byte) for byte in value.encode("utf-8")) + '"'
+        return '"' + "".join(_escaped(byte) for byte in value.encode("utf-8", "surrogateescape")) + '"'
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"[{quote(key)}] = {quote(item)}" for key, item in value.items()) + " }"
     if isinstance(value, Sequence):

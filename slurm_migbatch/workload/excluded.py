@@ -73,9 +73,19 @@ def excluded(comment: str) -> frozenset[str]:
     return _named(match[1]) if match else frozenset()
 
 
-@lru_cache(maxsize=1024)
-def _named(nodes: str) -> frozenset[str]:
+def excluded_among(comment: str, nodes: frozenset[str]) -> frozenset[str]:
+    """Return which of these nodes are `excluded`. Nothing is kept of others, of which users can name any number."""
+    match = _LIST.search(comment) if OPEN in comment else None
+    return _among(match[1], nodes) if match else frozenset()
+
+
+def _named(listed: str) -> frozenset[str]:
     try:
-        return frozenset(expand(nodes, MOST))
+        return frozenset(expand(listed, MOST))
     except NodeListError:
         return frozenset()
+
+
+@lru_cache(maxsize=1 << 14)
+def _among(listed: str, nodes: frozenset[str]) -> frozenset[str]:
+    return nodes & _named(listed)

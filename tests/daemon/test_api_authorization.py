@@ -390,6 +390,16 @@ def test_standing_is_queried_for_user_names_of_directory_services(tmp_path: Path
         assert client.standing(other) == Standing()
 
 
+def test_host_name_of_a_node_is_no_row_of_another_node(tmp_path: Path) -> None:
+    """slurmd reports the name of a node's host, in the cloud also to Slurm's configuration."""
+    sinfo = tmp_path / "sinfo"
+    rows = ("n1 10.0.0.1 h1\nn2 10.0.0.1 h1", "n2 10.0.0.2 h2", "n2 10.0.0.2 h2")
+    shown = "".join(f'printf "%s\\n" "${{5%\\%N*}}{row}"\n' for row in rows)
+    sinfo.write_text(f"#!/bin/sh\n{shown}")
+    sinfo.chmod(0o755)
+    assert HistoryClient(tmp_path).node_addresses() == {"n2": {"10.0.0.2", "h2"}}
+
+
 # -- where it listens --------------------------------------------------------------------------------------------
 
 

@@ -556,6 +556,56 @@ def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
     assert later == []
 
 
+class Name(str):
+    """A name of a node that counts how often any is looked up."""
+
+    __slots__ = ()
+    seen = 0
+
+    def __hash__(self):
+        Name.seen += 1
+        return super().__hash__()
+
+
+class Number(int):
+    """The number of a job that counts how often any is compared."""
+
+    seen = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Number.seen += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other):
+        Number.seen += 1
+        return super().__ne__(other)
+
+
+def test_each_node_is_looked_at_alone_for_a_job_of_several_slices():
+    def looked_up(nodes):
+        names = [Name(f"n{number}") for number in range(nodes)]
+        start = WaitingInference(1, (ALL, ONE), frozenset(names))
+        view = LendingView(now=NOW, capacities=tuple(gpu(taken=[slot(ONE, 0)], node=name) for name in names))
+        Name.seen = 0
+        reclaim_for(replace(view, starts=(start,)), LendingRules(hysteresis=RULES))
+        return Name.seen
+
+    assert looked_up(200) < 12 * looked_up(20)
+
+
+def test_waiting_jobs_for_which_no_loan_ends_are_not_compared_with_each_other():
+    def compared(jobs):
+        capacity, job = on(ONE, 0, 1)
+        starts = tuple(WaitingInference(Number(2 + i), (ALL,) * (2 + i), frozenset({"n0"})) for i in range(jobs))
+        view = LendingView(now=NOW, capacities=(capacity,), starts=starts, elastic_jobs=(job,), ends_for={1: 5})
+        Number.seen = 0
+        reclaim_for(view, LendingRules(hysteresis=RULES))
+        return Number.seen
+
+    assert compared(200) < 12 * compared(20)
+
+
 def test_no_loan_is_reclaimed_where_there_is_room():
     capacity, job = on(ONE, 0, "j")
     assert lent_sets_for(THREE, [capacity]) == []

@@ -184,16 +184,16 @@ def test_length_of_a_gap_is_forecast_by_gaps_at_the_same_time_of_day() -> None:
     expected.learn([("2g.20gb", begin, begin + 60.0) for begin in begins for _ in range(3)], noon)
     use = frozenset({(1, 0), (2, 0), (3, 0)})
     for at, kept in ((noon + 900.0, {TWO: 3}), (noon + 8 * 3600.0, {})):
-        expected.update({TWO: use}, {}, at)
+        expected.update({TWO: use}, {}, at, gpus=4)
         assert expected.reserve(at, 600.0, 0.2) == {}, "the expected demand has arrived"
-        expected.update({}, {}, at + 60.0)
+        expected.update({}, {}, at + 60.0, gpus=4)
         assert expected.reserve(at + 60.0 + 150.0, 600.0, 0.2) == kept
 
 
 def test_run_that_began_before_migbatchd_is_not_a_new_start() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", NOW - 100, None)], NOW)
-    expected.update({ONE: frozenset({(1, 0)})}, {}, NOW)
+    expected.update({ONE: frozenset({(1, 0)})}, {}, NOW, gpus=4)
     assert expected.reserve(NOW, 600.0, 0.95) == {}
 
 

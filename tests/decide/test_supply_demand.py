@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -193,6 +194,19 @@ def test_nodes_excluded_in_the_comment_are_not_in_the_pool(listed: str, pool: se
     for marker in ("[mig:2g.20gb:1#7fq3k]", "[mig:2g.20gb:1#loan7fq3k]", "[mig:loan:1#loan7fq3k]"):
         assert pools(comment=f"migbatch: mem=12gib [mig-exclude:{listed}] {marker}") == [pool]
     assert pools(comment=f"[mig-exclude:n[1-2]] {marker}") == []
+
+
+def test_excluded_nodes_that_do_not_exist_take_no_memory() -> None:
+    """A user can write a thousand others into the comment of each job."""
+    comment = "[mig-exclude:n{}x[1-1000]] [mig:2g.20gb:1#7fq3k]"
+    queue = JobQueue.of([replace(ROW, job_id=number, comment=comment.format(number)) for number in range(1, 65)])
+    book = DemandBook()
+    tracemalloc.start()
+    try:
+        assert len(book.of(queue, NODES, SUPPLY, NOW)) == 64
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_audit_reports_surplus_slices_but_not_late_events() -> None:

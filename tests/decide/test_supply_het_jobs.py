@@ -62,6 +62,16 @@ def test_candidates_beyond_the_number_of_wanted_nodes_do_not_matter(wants: list[
     assert (assign(wants) is None) is (assign([(count, names[:most]) for count, names in wants]) is None)
 
 
+@pytest.mark.parametrize("components", [2, 3, 20])
+def test_nodes_are_searched_on_sites_of_thousands_of_nodes(components: int) -> None:
+    names = [f"n{number}" for number in range(2000)]
+    each = len(names) // components
+    assert assign([(each + 1, names)] * components) is None
+    found = assign([(each, names)] * (components - 1) + [(each, names[:each])])
+    assert found is not None
+    assert len({name for nodes in found for name in nodes}) == each * components
+
+
 def test_first_component_keeps_its_preferred_node_if_the_next_has_a_choice() -> None:
     assert assign([(1, ["n1", "n2"]), (1, ["n1", "n2"])]) == [["n1"], ["n2"]]
     assert assign([(1, ["n1", "n2"]), (1, ["n1"])]) == [["n2"], ["n1"]]

@@ -208,3 +208,26 @@ def test_example_takes_no_more_memory_than_it_states(profile, memory_mib):
     fits = elastic.Memory(float(per_item), float(fixed))
     taken_mib = (float(fixed) + fits(elastic.Slice(profile, memory_mib)) * float(per_item)) / 2**20
     assert stated is None or taken_mib <= stated
+
+
+def test_bash_example_reads_no_checkpoint_of_another_user(tmp_path):
+    """In a directory where others may write; bash would run what the text asks for."""
+    foreign = tmp_path / "elastic-17.state"
+    foreign.write_text(f"a[$(touch${{IFS}}{tmp_path}/run)] 1\n")
+    os.chown(foreign, 65534, 65534)
+    job = Job("elastic_bash.sh", tmp_path)
+    assert job.start().wait(60) == 1
+    assert "belongs to another user" in job.out.read_text() and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("owner", [0, 65534])
+def test_lora_example_resumes_from_no_checkpoint_of_another_user(tmp_path, owner):
+    (tmp_path / "lora-17/checkpoint-5").mkdir(parents=True)
+    (tmp_path / "lora-17/checkpoint-5/trainer_state.json").touch()
+    os.chown(tmp_path / "lora-17", owner, owner)
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17"}
+    done = subprocess.run(["bash", EXAMPLES / "lora.sh"], env=environ, capture_output=True, text=True)
+    assert done.returncode == (1 if owner else 0)
+    assert ("--resume_from_checkpoint" in done.stdout) is (not owner)

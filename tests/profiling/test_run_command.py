@@ -303,6 +303,10 @@ def test_example_measures_a_model_of_a_public_name(place):
     values = {"MODEL": "google/bert_large", "DEVICE": "cpu", "BATCHES": "1", "INPUTS": "4", "SLURM_JOB_ID": "17"}
     environ = {"PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **values}
     example = ROOT / "sbatch_examples/profile-model.sh"
+    foreign = folder / "bench-17.py"  # of a user who may write in this directory
+    foreign.write_text("open('run', 'w')\nmake = lambda *size: int\n")
+    os.chown(foreign, 65534, 65534)
     done = subprocess.run(["bash", example], cwd=folder, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [row.model for row in read_folder(folder / "google_bert_large-17.csv")] == ["google/bert_large"]
+    assert foreign.stat().st_uid == 0 and not (folder / "run").exists()

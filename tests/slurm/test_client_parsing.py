@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 import stat
+import subprocess
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -391,13 +392,63 @@ def test_number_in_the_text_of_a_slurmd_that_is_none_hides_no_other_node() -> No
     assert [(row.name, row.memory) for row in rows] == [("n1", 0), ("n2", 0)]
 
 
+FORGED = f"x\nNodeName=n2 {CPUS} Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
+
+
 @pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
 def test_node_forged_in_another_nodes_text_is_left_out_and_named(key: str) -> None:
+    """Unless its own row can be shown."""
     odd: dict[str, str] = {}
-    forged = f"x\nNodeName=n2 {CPUS} Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
-    rows = parse_nodes(node_row("n1", **{key: forged}) + node_row("n2") + node_row("n3"), odd.__setitem__)
+    rows = parse_nodes(node_row("n1", **{key: FORGED}) + node_row("n2") + node_row("n3"), odd.__setitem__)
     assert [row.name for row in rows] == ["n1", "n3"]
     assert "2 times" in odd["n2"]
+
+
+class ForgedNodes(CliClient):
+    """The client of a Slurm with these rows of nodes."""
+
+    def __init__(self, **rows: str) -> None:
+        super().__init__()
+        self.rows, self.asked = rows, list[str]()
+
+    def _finish(self, program: str, *arguments: str, **_: object) -> subprocess.CompletedProcess[bytes]:
+        self.asked.append(arguments[-1])
+        if program == "sinfo":
+            shown = "".join(f"{name}\n" for name in self.rows)
+        elif arguments[-1] == "node":
+            shown = "".join(self.rows.values())
+        elif "node" in arguments:
+            names = arguments[-1].split(",")
+            shown = "".join(self.rows.get(name, f"Node {name} not found\n") for name in names)
+        else:
+            shown = ""
+        return subprocess.CompletedProcess(arguments, int("not found" in shown), shown.encode(), b"")
+
+
+@pytest.mark.parametrize("key", ["Arch", "OS", "Version", "Comment"])
+def test_root_of_a_node_hides_no_other_node_by_the_names_of_its_system(key: str) -> None:
+    """Such as the release of its kernel, which slurmd reports; it may have any bytes."""
+    own = node_row("n1").replace("NodeName=n1", f"NodeName=n1 {key}={FORGED}")
+    invented = "".join(f"\nNodeName=x{number % 500} State=IDLE" for number in range(1000))
+    options = f"\nNodeName=--help {CPUS} Gres=a GresUsed=b State=IDLE" * 2
+    client = ForgedNodes(n1=own.replace("\n", f"{invented}{options}\n", 1), n2=node_row("n2"), n3=node_row("n3"))
+    rows = {row.name: row for row in client.nodes()}
+    assert list(rows) == ["n2", "n3"]
+    assert rows["n2"] == parse_nodes(node_row("n2"))[0]
+    assert [words.split(",")[0] for words in client.asked if "no-node-" in words] == ["n2"]
+
+
+def test_nodes_that_are_listed_once_cost_no_further_command() -> None:
+    client = ForgedNodes(n1=node_row("n1"), n2=node_row("n2"))
+    assert [row.name for row in client.nodes()] == ["n1", "n2"]
+    assert client.asked == ["node", "reservation"]
+
+
+def test_name_with_other_bytes_than_a_nodes_is_left_out() -> None:
+    odd: dict[str, str] = {}
+    rows = parse_nodes(node_row("n1", OS="x\n" + node_row("n\udcff")) + node_row("n2"), odd.__setitem__)
+    assert [row.name for row in rows] == ["n1", "n2"]
+    assert list(odd) == ["n\udcff"]
 
 
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 1000, "9" * 5000], ids=["superscript", "large", "endless"])

@@ -202,3 +202,21 @@ def test_arrays_with_separately_changed_tasks_need_no_command_each(bench: Bench)
     assert {row.job_id: (row.array_task, row.throttle) for row in rows if row.job_id == row.array_job} == dict.fromkeys(
         arrays, ("1,3%2", 2)
     )
+
+
+def test_text_of_a_node_that_imitates_another_one_hides_neither(bench: Bench) -> None:
+    first, second = bench.nodes[:2]
+    before = {node.name: node for node in bench.client.nodes()}
+    forged = f"x\nNodeName={second} CPUAlloc=0 CPUTot=1 Gres=mig:7g.80gb:9 GresUsed=mig:7g.80gb:0 State=IDLE"
+    bench.cluster.run(["scontrol", "update", f"NodeName={first}", f"Comment={forged}"])
+    try:
+        after = {node.name: node for node in bench.client.nodes()}
+    finally:
+        bench.cluster.run(["scontrol", "update", f"NodeName={first}", "Comment="])
+    assert after == before
+
+
+def test_addresses_of_all_nodes_are_listed(bench: Bench) -> None:
+    addresses = bench.client.node_addresses()
+    assert addresses.keys() >= set(bench.nodes)
+    assert all(addresses.values())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.workload.excluded import LONGEST, MOST, OPEN, attached, excluded, split, user_text
+from slurm_migbatch.workload.excluded import LONGEST, MOST, OPEN, attached, excluded, excluded_among, split, user_text
 
 GRANT, LOAN = "[mig:2g.20gb:1#7fq3k]", "[mig:loan:1#loan7fq3k]"
 names = st.lists(st.sampled_from(["n1", "n[1-3,7]", "gpu-01", "a.b", "m[01-09]", "n1"]), min_size=1, max_size=60)
@@ -62,3 +62,17 @@ def test_no_more_names_are_made_than_are_accepted() -> None:
 def test_invalid_node_names_are_left_out() -> None:
     assert attached("", "n1,k b,n2,[,m", 100) == "[mig-exclude:n1,n2]"
     assert attached("x", "k b", 100) == "x"
+
+
+def test_of_names_that_are_no_nodes_nothing_is_kept() -> None:
+    """Users can write other ones into the comment of each of their jobs."""
+    nodes = frozenset({"n1", "n2"})
+    assert excluded_among(f"[mig-exclude:n[2-9]] {GRANT}", nodes) == {"n2"}
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(64):
+            assert excluded_among(f"[mig-exclude:x{number}n[1-1000]] {GRANT}", nodes) == frozenset()
+        assert tracemalloc.get_traced_memory()[0] - before < 200_000
+    finally:
+        tracemalloc.stop()

@@ -19,7 +19,7 @@ from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.constraint import words_of
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.workload.excluded import OPEN, excluded
+from slurm_migbatch.workload.excluded import OPEN, excluded_among
 from slurm_migbatch.workload.loans import EXCLUDED_NODE_PREFIX, GRES, LOAN, away
 
 #: The type that only fills up the constant sum.
@@ -297,6 +297,7 @@ class _Site:
 
     def __init__(self, facts: Sequence[_NodeFacts], mixed: frozenset[str]) -> None:
         self._facts = {fact[0]: fact for fact in facts}
+        self._names = frozenset(self._facts)
         self._mixed = mixed
         #: the numbers of CPUs and the MiB that nodes have, in use or not, ascending
         self._cpus = sorted({fact[_CPUS] for fact in facts if fact[_CPUS]})
@@ -324,7 +325,7 @@ class _Site:
         """Return the nodes on which Slurm could start a job, without those to be avoided."""
         apart: frozenset[str] = away(row.gres) if EXCLUDED_NODE_PREFIX in row.gres else _NONE
         if OPEN in row.comment:
-            apart = apart.union(excluded(row.comment))
+            apart = apart.union(excluded_among(row.comment, self._names))
         if avoid:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()

@@ -30,6 +30,8 @@ LEAST: Final = 0.25
 """Minimum idle time of a slice, as a share of the time for which it should stay idle."""
 MOST_PROFILES: Final = 256
 """Profiles of which the past is used, the usual ones: the record has what any node reported."""
+_MOST_ON_GPU: Final = 8
+"""No GPU has more slices at once."""
 _TINY: Final = 1e-6
 
 Part = dict[int, list[float]]
@@ -148,6 +150,7 @@ class Expectation:
         self._days, self._day_s = days, day_s
         self._gaps: dict[Profile, LevelGaps] = {}
         self._level: Counter[Profile] = Counter()
+        self._most = 0
 
     def gaps(self) -> LevelGaps:
         """Return an empty history over the same days."""
@@ -176,11 +179,20 @@ class Expectation:
             self._level[profile] = level
 
     def update(
-        self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
+        self,
+        running: Mapping[Profile, frozenset[tuple[int, int]]],
+        waiting: Mapping[Profile, int],
+        now: float,
+        gpus: int,
     ) -> None:
-        """Add inference's current runs (job and restart count) and pending demand."""
+        """Add inference's current runs (job and restart count) and pending demand.
+
+        What exceeds the slices that so many `gpus`, or those of an earlier call, can have is not counted: no reserve
+        for it would fit, and the tasks of an array may be millions.
+        """
+        self._most = max(self._most, _MOST_ON_GPU * gpus)
         for profile in {*running, *waiting, *self._level}:
-            count = len(running.get(profile, ())) + waiting.get(profile, 0)
+            count = min(len(running.get(profile, ())) + waiting.get(profile, 0), self._most)
             self._gaps.setdefault(profile, self.gaps()).demand(now, count)
             self._level[profile] = count
 

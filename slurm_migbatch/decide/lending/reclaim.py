@@ -130,13 +130,11 @@ class _ReclaimPlanner:
     def __init__(self, view: LendingView, rules: LendingRules) -> None:
         self.view, self.rules, self.capacities = view, rules, coming(view)
         self.orders: list[LoanOrder] = []
-        #: by inference job that is still to be served, the slots of loans that end for it
-        self.kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts if view.ends_for}
-        for capacity in view.capacities if self.kept else ():
-            for loan in capacity.lent:
-                inference = view.ends_for.get(loan.job, 0)
-                if inference in self.kept:
-                    self.kept[inference].append(SlotReference(capacity.node, capacity.gpu, loan.slot))
+        self._on_node: dict[str, list[tuple[str, int]]] = {}
+        for key, capacity in self.capacities.items():
+            self._on_node.setdefault(capacity.node, []).append(key)
+        #: by inference job that is still to be served, the slots of loans that end for it, if there are any
+        self.kept = _kept(view) if view.ends_for else {}
 
     @cached_property
     def loans(self) -> dict[int, _Candidate]:
@@ -150,12 +148,25 @@ class _ReclaimPlanner:
             candidates[elastic_job.job] = _candidate(elastic_job, elastic_job.place, rules, view.now)
         return candidates
 
+    @cached_property
+    def _loans_at(self) -> dict[SlotReference, list[_Candidate]]:
+        """By place, the loans that could end when this was first read."""
+        loans_at: dict[SlotReference, list[_Candidate]] = {}
+        for loan in self.loans.values():
+            loans_at.setdefault(loan.place, []).append(loan)
+        return loans_at
+
     def serve(self, start: WaitingInference) -> bool:
         """Find room for one copy, ending loans if necessary; False, without changes, if there is none."""
+        kept_for_others = self._kept_for_others(start.job)
         if start.nodes == 1 and len(start.slices) == 1:
-            found = [self._place(start, start.pool)]
+            on_any = {key: capacity for key, capacity in self.capacities.items() if capacity.node in start.pool}
+            found = [self._place(start, on_any, kept_for_others)]
         else:
-            found = [self._place(start, {node}) for node in sorted(start.pool)]
+            found = [
+                self._place(start, {key: self.capacities[key] for key in self._on_node.get(node, ())}, kept_for_others)
+                for node in sorted(start.pool)
+            ]
         places = sorted((place for place in found if place is not None), key=lambda place: place.loss)[: start.nodes]
         if len(places) < start.nodes:
             return False
@@ -200,12 +211,16 @@ class _ReclaimPlanner:
         ]
         return cheapest(lacking, loans)
 
-    def _place(self, start: WaitingInference, nodes: Collection[str]) -> _Found | None:
-        capacity_at = {key: capacity for key, capacity in self.capacities.items() if capacity.node in nodes}
+    def _place(
+        self,
+        start: WaitingInference,
+        capacity_at: dict[tuple[str, int], GpuCapacity],
+        kept_for_others: Mapping[tuple[str, int], Sequence[Slot]],
+    ) -> _Found | None:
+        """Find room on these GPUs; changes `capacity_at`."""
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
-        kept_for_others = self._kept_for_others(start.job)
         for profile in start.slices:
             free = _free(profile, _beside(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
@@ -228,17 +243,19 @@ class _ReclaimPlanner:
 
     def _cheapest(self, lent_sets: Iterable[frozenset[SlotReference]], ended: Collection[int]) -> list[_Candidate]:
         """Return the loans of the set with the lowest loss, sets with a protected one last; none if no set may end."""
-        candidate_at = {loan.place: loan for job, loan in self.loans.items() if job not in ended}
-        sets = [
-            [candidate_at[place] for place in sorted(lent_set, key=str)]
-            for lent_set in lent_sets
-            if lent_set <= candidate_at.keys()
-        ]
+        sets = [[self._loan_at(place, ended) for place in sorted(lent_set, key=str)] for lent_set in lent_sets]
         return min(
-            sets,
+            ([loan for loan in loans if loan is not None] for loans in sets if None not in loans),
             key=lambda loans: (any(loan.protected for loan in loans), sum(loan.loss for loan in loans)),
             default=[],
         )
+
+    def _loan_at(self, place: SlotReference, ended: Collection[int]) -> _Candidate | None:
+        """Return the loan at this place that may end, except for those of jobs that have `ended`."""
+        for loan in reversed(self._loans_at.get(place, ())):
+            if loan.job in self.loans and loan.job not in ended:
+                return loan
+        return None
 
     def _kept_for_others(self, job: int) -> dict[tuple[str, int], list[Slot]]:
         """Return, by GPU, the slots of loans that end for other jobs than this one."""
@@ -261,6 +278,17 @@ def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: st
     signal = "" if view.starting(job, rules.starting_s) else _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
+
+
+def _kept(view: LendingView) -> dict[int, list[SlotReference]]:
+    """Return by waiting inference job, in their order, the slots of loans that end for it."""
+    kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts}
+    for capacity in view.capacities:
+        for loan in capacity.lent:
+            inference = view.ends_for.get(loan.job, 0)
+            if inference in kept:
+                kept[inference].append(SlotReference(capacity.node, capacity.gpu, loan.slot))
+    return {job: places for job, places in kept.items() if places}
 
 
 def _signal(view: LendingView, job: int) -> str:

@@ -241,7 +241,7 @@ def _decide(
 ) -> Round:
     now = snapshot.now
     running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
-    memory.expected.update(running, waiting, now)
+    memory.expected.update(running, waiting, now, sum([len(node.gpus) for node in inputs.facts.values()]))
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
     resting = memory.ledger.resting(job_views, settings.rules.start_s, now)
     view = view_of(

@@ -75,7 +75,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "_usual": dict[LoanHints, dict[Profile, float]],
         "_predicted": dict[tuple[LoanHints, str], dict[Profile, float]],
     },
-    Expectation: {"_gaps": dict[Profile, LevelGaps], "_level": Counter[Profile]},
+    Expectation: {"_gaps": dict[Profile, LevelGaps], "_level": Counter[Profile], "_most": int},
     LevelGaps: {"_parts": dict[int, Part], "_since": list[float], "_begin": float | None, "_level": int},
     Idleness: _fields(Idleness),
     Refusals: _fields(Refusals),

@@ -35,17 +35,20 @@ def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None
     return [sorted(nodes, key=list(candidates).index) for nodes, (_, candidates) in zip(nodes_of, wants, strict=True)]
 
 
-def _find(component: int, wants: Sequence[tuple[int, Sequence[str]]], owner: dict[str, int], seen: set[str]) -> bool:
-    """Find one more node for a component: a free one, else one whose owner finds another (augmenting path)."""
-    candidates = [node for node in wants[component][1] if node not in seen and owner.get(node) != component]
+def _find(component: int, wants: Sequence[tuple[int, Sequence[str]]], owner: dict[str, int], seen: set[int]) -> bool:
+    """Find one more node for a component: a free one, else one whose owner finds another (augmenting path).
+
+    A component that has been `seen` need not be asked again: it has no free candidate, and all owners of its others are
+    asked. So the depth of the search is limited by the number of components, not of nodes.
+    """
+    seen.add(component)
+    candidates = wants[component][1]
     for node in candidates:
         if node not in owner:
             owner[node] = component
             return True
     for node in candidates:
-        if node not in seen:
-            seen.add(node)
-            if _find(owner[node], wants, owner, seen):
-                owner[node] = component
-                return True
+        if owner[node] not in seen and _find(owner[node], wants, owner, seen):
+            owner[node] = component
+            return True
     return False

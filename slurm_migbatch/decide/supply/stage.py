@@ -19,6 +19,7 @@ from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.supply.limits import within_limits
 from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, may_restart, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
@@ -116,6 +117,7 @@ class SupplyDecision:
         moves: orders for training jobs that are moved for larger slices.
         notes: sentences about nodes that need attention.
         avoided: nodes on which a job, or an equal one, did not start though its slices were offered there.
+        put_off: further demands, not planned because their users have too many kinds before them (`supply.limits`).
     """
 
     plan: ClusterPlan
@@ -127,6 +129,7 @@ class SupplyDecision:
     moves: tuple[MoveOrder, ...] = ()
     notes: tuple[str, ...] = ()
     avoided: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    put_off: Sequence[Demand] = ()
 
     @property
     def shared(self) -> Mapping[int, str]:
@@ -155,7 +158,8 @@ def plan_supply(
     nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
     avoided = _avoided(memory, snapshot.now, settings.avoid_s)
     elastic = _elastic(settings.lending) if settings.lending else None
-    wanted = memory.demands.of(queue, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
+    all_wanted = memory.demands.of(queue, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
+    wanted, put_off = within_limits(all_wanted, queue.rows)
     preference = settings.preference or snapshot.preference
     anew = memory.preference is not None and preference != memory.preference
     memory.preference = preference
@@ -179,7 +183,7 @@ def plan_supply(
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
     offers = tuple(memory.offers.values())
-    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, moves, tuple(notes), avoided)
+    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, moves, tuple(notes), avoided, put_off)
 
 
 def _moving(
