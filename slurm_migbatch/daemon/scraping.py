@@ -36,7 +36,7 @@ class Scraping:
         except AuthError as error:
             raise AuthError(f"{cls.key}: {error}") from None
 
-    def given(self, headers: Mapping[str, str]) -> bool:
+    def has_token(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the token: as a bearer token, or as the password in a browser.
 
         Args:
@@ -63,7 +63,7 @@ class Scraping:
         Raises:
             Refused: with a sentence for the administrator of the reader.
         """
-        if address is None or is_loopback(address) or self.given(headers):
+        if address is None or is_loopback(address) or self.has_token(headers):
             return
         if not self.token:
             raise Refused(403, f"{self.what} can be read on this host, or elsewhere with a token: {self.key}")
