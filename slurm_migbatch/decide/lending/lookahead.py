@@ -265,11 +265,11 @@ class SharingQueue:
             self.run(task, 1, [])
             started.append((task, 1, []))
         if rule is not None:
-            self._share(rule, started)
+            self._start_beside(rule, started)
             self._untested.clear()
         return started
 
-    def _share(self, rank: Rank, started: list[Started]) -> None:
+    def _start_beside(self, rank: Rank, started: list[Started]) -> None:
         """Start the jobs that a rule starts next to others, each on the one GPU that it needs; add them to `started`.
 
         Running jobs with which the whole queue was tested before are not tested again; the budget counts them anyway.

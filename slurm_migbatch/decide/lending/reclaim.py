@@ -207,7 +207,7 @@ class _ReclaimPlanner:
         changed: dict[tuple[str, int], GpuCapacity] = {}
         kept_for_others = self._kept_for_others(start.job)
         for profile in start.slices:
-            free = _free(profile, _beside(capacity_at.values(), kept_for_others)) if kept_for_others else None
+            free = _free(profile, _with_taken(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
             if free is None:
                 reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended)
@@ -330,7 +330,9 @@ def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | 
     return None if best is None else best[1]
 
 
-def _beside(capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]) -> Iterator[GpuCapacity]:
+def _with_taken(
+    capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]
+) -> Iterator[GpuCapacity]:
     """Yield the GPUs with these slots taken, as far as they are free."""
     for capacity in capacities:
         slots = [slot for slot in kept.get((capacity.node, capacity.gpu), ()) if capacity.used.free_of(slot.placement)]
