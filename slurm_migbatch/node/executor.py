@@ -195,7 +195,7 @@ class Executor:
             self._forget_earlier(env, owner_id, earlier_handoffs)
             return exits.OK, ""
         known = self._journal_run(env)
-        if known is not None and known.state == "running" and self._whole(known, grant):
+        if known is not None and known.state == "running" and self._is_complete(known, grant):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
         try:
             allocation = self._allocator.allocate(env, grant, owner_id, deadline)
@@ -225,7 +225,7 @@ class Executor:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
         return runs[0] if runs else None
 
-    def _whole(self, run: JournalRun, grant: Grant) -> bool:
+    def _is_complete(self, run: JournalRun, grant: Grant) -> bool:
         """Return whether a run that the journal shows as running has all that its tasks need; release it otherwise.
 
         If slurmctld has lost its state and reuses ids, the run may be an earlier job's of the same user.
@@ -305,7 +305,7 @@ class Executor:
         runs = [run for run in runs if run.state != "starting" and run not in refused]
         for run in refused:
             self.run_repairer.refuse_again(run)
-        self.run_repairer.strays(time.time())
+        self.run_repairer.remove_stale_files(time.time())
         problems: list[str] = []
         if runs:
             for run in self._begin_release(runs, env.exit_code, owner_id):

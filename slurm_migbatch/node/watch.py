@@ -246,7 +246,7 @@ class Watcher:
     ) -> Iterator[tuple[float, float]]:
         """Yield seconds and joules of each GPU since its last sample, if every slice of the run is a whole GPU."""
         try:
-            whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._whole(gpu, row)]
+            whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._fills_gpu(gpu, row)]
             if len(whole) < len(slices) or any(gpu.uuid in self._unmetered for gpu in whole):
                 return
             for gpu in whole:
@@ -263,7 +263,7 @@ class Watcher:
         except DriverError as error:
             self._warn_once(f"cannot read the energy of GPUs: {error}")
 
-    def _whole(self, gpu: NvmlGpu, row: JournalSlice) -> bool:
+    def _fills_gpu(self, gpu: NvmlGpu, row: JournalSlice) -> bool:
         """Return whether a slice takes all compute slices of its GPU. Raises DriverError."""
         profile = row.slot.profile
         if (gpu.uuid, profile) not in self._is_whole:
