@@ -81,8 +81,8 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         input=clean.whole(hints.get("input"), 1),
         unit=clean.text(hints.get("input_unit"), 8) or "",
         items_hint=clean.whole(hints.get("items"), 1),
-        profile=_only(mig_slice.profile for mig_slice in slices),
-        gpu=_only(mig_slice.name for mig_slice in slices),
+        profile=_common(mig_slice.profile for mig_slice in slices),
+        gpu=_common(mig_slice.name for mig_slice in slices),
         slices=len(slices),
         elapsed_s=max(0.0, row.ended - row.started),
         throughput_per_s=row.measured_throughput_per_s if alone else None,
@@ -99,7 +99,7 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _only(values: Any) -> Any:
+def _common(values: Any) -> Any:
     """Return the common value; None if they differ or there are none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None

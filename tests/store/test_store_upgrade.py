@@ -17,7 +17,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.restore import restore
-from slurm_migbatch.store.soundness import damages, differences, strays
+from slurm_migbatch.store.soundness import damages, dangling, differences
 from tests.support.old_schemas import all_rows, make_old
 from tests.support.store_events import Node, run_of, slice_entry
 
@@ -48,7 +48,7 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
     with open_store(database) as store:
         kept(before, all_rows(database))
         with store.reading() as connection:
-            assert [*damages(connection), *differences(connection), *strays(connection)] == []
+            assert [*damages(connection), *differences(connection), *dangling(connection)] == []
         # and work continues from there: the node's next event, a job that is known, a number that is free
         node = Node(store, journal="aa")
         node.seq = 3
