@@ -123,11 +123,11 @@ def unmeasured(figure: str, kind: str) -> Calibration:
     """Return the calibration of a figure and kind of work without measurements."""
     groups = {STRANGER: STRANGERS[figure, kind], IMAGE: IMAGES.get((figure, kind), ())}
     return Calibration(
-        {f"{points}{letter}": _between(known) for letter, rows in groups.items() for points, known in enumerate(rows)}
+        {f"{points}{letter}": _at_levels(known) for letter, rows in groups.items() for points, known in enumerate(rows)}
     )
 
 
-def _between(known: Sequence[float]) -> tuple[float, ...]:
+def _at_levels(known: Sequence[float]) -> tuple[float, ...]:
     """Return the multiple for each of LEVELS from those of _QUANTILES.
 
     Between the quantiles it is linear in the logarithms of the multiple and of a normal distribution's multiple, beyond

@@ -397,7 +397,7 @@ def suggestion(name: str) -> str | None:
     """
     kept, _ = _without_quantisation(_words(name))
     words = [word for word in kept if word not in FILLERS]
-    for candidate in _alike("-".join(words)):
+    for candidate in _similar_names("-".join(words)):
         common = SIZES.intersection(words, candidate.split("-"))
         own, other = ("-".join(w for w in name if w not in common) for name in (words, candidate.split("-")))
         if difflib.SequenceMatcher(None, own, other).ratio() >= ALIKE:
@@ -513,7 +513,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     kept: list[str] = []
     quantisations: list[Precision] = []
     position = 0
-    parts = [part for word in words for part in _parted(word)]
+    parts = [part for word in words for part in _split_at_dots(word)]
     while position < len(parts):
         for length in (3, 2, 1):
             text = "-".join(parts[position : position + length])
@@ -535,7 +535,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     return kept, None if plain is None else precision.plain(plain)
 
 
-def _parted(word: str) -> list[str]:
+def _split_at_dots(word: str) -> list[str]:
     """Split `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter separates words."""
     return [_respelt(part) for part in re.split(r"\.(?=[a-z])", word) if part]
 
@@ -624,7 +624,7 @@ def _with_context(model: Model, words: Sequence[str]) -> Architecture:
     return model.architecture
 
 
-def _alike(name: str) -> list[str]:
+def _similar_names(name: str) -> list[str]:
     """Return the most similar public names, among those that share most trigrams."""
     if len(name) > LONGEST:
         return []
@@ -634,7 +634,7 @@ def _alike(name: str) -> list[str]:
 
 
 def _near_of_size(name: str, size: Sized) -> Model | None:
-    for candidate in _alike(name):
+    for candidate in _similar_names(name):
         model = known(candidate)
         if _distinct(name) != _distinct(candidate):
             continue
