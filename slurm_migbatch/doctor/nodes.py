@@ -80,7 +80,7 @@ def check_nodes(
     for name in catalog:
         yield from _catalog(rows, mig, name)
     yield from _names(rows, mig, catalog)
-    yield from _alike(mig)
+    yield from _check_similar_types(mig)
 
 
 def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, received_s: float) -> Finding:
@@ -211,7 +211,7 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
         yield Finding(OK, "node features", "jobs can name nodes and pend for them")
 
 
-def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
+def _check_similar_types(mig: Sequence[NodeRow]) -> Iterator[Finding]:
     """Check that no partition has two profiles that Slurm takes for the same GRES type."""
     kinds_by_number: dict[tuple[str, int], set[str]] = {}
     for row in mig:

@@ -107,7 +107,7 @@ def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[st
     for setting in needed.split():
         key, _, value = setting.partition("=")
         for values in own or [{}]:
-            if short if key.lower() in shape else _less(key, values, value):
+            if short if key.lower() in shape else _is_less(key, values, value):
                 yield setting
                 break
     present = others_of(rows, listed)
@@ -119,7 +119,7 @@ def _values(settings: str) -> dict[str, str]:
     return {key.lower(): value for key, _, value in (setting.partition("=") for setting in settings.split())}
 
 
-def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
+def _is_less(key: str, values: Mapping[str, str], needed: str) -> bool:
     """Return whether the value of a key on a line of the catalog is less than needed."""
     present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
     if key == "Features":

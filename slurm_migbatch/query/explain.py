@@ -115,7 +115,7 @@ def _of_service(path: Path, request: JobRequest) -> Answer:
 
 
 def _object(request: JobRequest, answer: Answer, service_answer: Answer | None) -> dict[str, Any]:
-    document: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
+    document: dict[str, Any] = {"schema": SCHEMA, "asked": _options_of(request), "partition": request.partition}
     document |= _verdict(answer)
     if isinstance(answer, Accept) and answer.decision is not None:
         row = answer.decision.to_dict()
@@ -135,7 +135,7 @@ def _verdict(answer: Answer) -> dict[str, Any]:
     return {"verdict": "accept", "message": answer.message, "changes": {k: _text(v) for k, v in answer.changes.items()}}
 
 
-def _asked(request: JobRequest) -> dict[str, str]:
+def _options_of(request: JobRequest) -> dict[str, str]:
     names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
     options = {name: _text(text) for name in names if (text := getattr(request, name))}
     return {
@@ -149,7 +149,9 @@ def _text(text: str) -> str:
 
 
 def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
-    pairs = [("requested", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
+    pairs = [
+        ("requested", " ".join(f"{option}={text!r}" for option, text in _options_of(request).items()) or "nothing")
+    ]
     pairs.append(("partition", request.partition or ""))
     if isinstance(answer, Refuse):
         pairs.append(("refused", answer.sentence))

@@ -82,7 +82,7 @@ def pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
     if run.waited_s is not None:
         yield "Waited", format_duration(run.waited_s)
     if verdict.sbatch:
-        yield "Would wait", _would(run)
+        yield "Would wait", _wait_text(run)
 
 
 def _memory(run: JudgedRun) -> str:
@@ -100,7 +100,7 @@ def _sms(use: SliceUse) -> str:
     return f"{use.own.sm:.0%} in use{bandwidth}"
 
 
-def _would(run: JudgedRun) -> str:
+def _wait_text(run: JudgedRun) -> str:
     if run.would is None:
         return f"unknown: fewer than {LEAST_WAITS} runs with {run.verdict.profile} were submitted around that time"
     return (
@@ -149,11 +149,11 @@ def _cells(run: JudgedRun) -> list[str]:
         ",".join(finding.kind for finding in verdict.findings),
         verdict.sbatch,
         "" if run.waited_s is None else format_duration(run.waited_s),
-        _brief(run),
+        _brief_wait(run),
     ]
 
 
-def _brief(run: JudgedRun) -> str:
+def _brief_wait(run: JudgedRun) -> str:
     if not run.verdict.sbatch:
         return ""
     return UNKNOWN if run.would is None else f"{format_duration(run.would.median_s)}/{format_duration(run.would.p90_s)}"
