@@ -105,7 +105,7 @@ def test_time_limits_are_at_least_the_run_time_on_the_smallest_slice(data):
 def test_wrong_restart_times_apply_to_the_input_and_to_the_truth(data):
     jobs = lendslices.training(lendslices.miso(data), [0.0], 0)
     wrong = lendwrong.Wrong(restarts=2.0, checkpoints=0.5)
-    for played in (wrong.with_errors(case(training=jobs), None, 0), wrong.truth(case(training=jobs))):
+    for played in (wrong.with_errors(case(training=jobs), None, 0), wrong.with_true_costs(case(training=jobs))):
         (job,) = played.training
         assert (job.costs.restart_s, job.costs.checkpoint_s) == (50.0, 2.5)
         assert job.costs.cold_start_s == lendslices.TRAIN.cold_start_s

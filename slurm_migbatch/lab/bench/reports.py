@@ -117,7 +117,7 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
     yield "one day, failed", [*day(days // 2), "-s", "F,TO"]
 
 
-def _others(runs: int, days: float, end: float, directory: Path, page: Path) -> Iterator[tuple[str, str, list[str]]]:
+def _commands(runs: int, days: float, end: float, directory: Path, page: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (name in the result, description, words after `migbatch`)."""
     month = ["-S", f"uts{int(end - days // 2 * 86400)}", "-E", f"uts{int(end - (days // 2 - 30) * 86400)}"]
     tenth = ["-S", f"uts{int(end - 0.2 * days * 86400)}", "-E", f"uts{int(end - 0.1 * days * 86400)}"]
@@ -164,7 +164,7 @@ def measure(
         queries.append(_time(path, _MIGACCT, by_config, ["-n", "-j", str(runs // 2)], repeats, start_s, configured))
         others = {
             key: _time(path, _MIGBATCH, name, words, repeats, start_s)
-            for key, name, words in _others(runs, days, end, Path(directory), page)
+            for key, name, words in _commands(runs, days, end, Path(directory), page)
         }
         drawn_s = drawing_s(page, Path(directory), repeats)
         size = path.stat().st_size

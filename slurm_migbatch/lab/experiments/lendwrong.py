@@ -76,9 +76,9 @@ class Wrong:
         end = HISTORY_DAYS * DAY_S + case.begin_s
         uses = _scaled(_shifted(case.uses, self.later_s, end), self.height)
         limits = {} if self.limits is None else _limits(case, found, self.limits, seed)
-        return replace(self.truth(case), uses=uses, limits=limits)
+        return replace(self.with_true_costs(case), uses=uses, limits=limits)
 
-    def truth(self, case: PlayedLoad) -> PlayedLoad:
+    def with_true_costs(self, case: PlayedLoad) -> PlayedLoad:
         """Return the load with these costs."""
         usual = lendslices.TRAIN
         costs = JobCosts(usual.cold_start_s, usual.restart_s * self.restarts, usual.checkpoint_s * self.checkpoints)
@@ -231,7 +231,7 @@ def _case(inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong:
     moments, miso = inputs
     case = PlayedLoad.of(load, moments, miso, seed, window_s)
     if way == "half":
-        return lending.play(wrong.truth(case), miso, lending.WAYS[way])
+        return lending.play(wrong.with_true_costs(case), miso, lending.WAYS[way])
     return lending.play(wrong.with_errors(case, miso, seed), miso, lending.WAYS[way], wrong.predictions(miso, seed))
 
 

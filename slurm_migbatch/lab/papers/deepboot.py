@@ -59,14 +59,14 @@ def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[K
     total = 0.0
     while True:
         for kind in kinds:
-            _turn(worths, kind, capacity[kind], chosen)
+            _solve_kind(worths, kind, capacity[kind], chosen)
         new_total = sum(worths[job][choice] for job, choice in enumerate(chosen) if choice is not None)
         if len(kinds) < 2 or new_total <= total + _GAIN:
             return chosen
         total = new_total
 
 
-def _turn(
+def _solve_kind(
     worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
 ) -> None:
     """Solve the knapsack of one kind in `chosen`; a job's alternative is its present choice of another kind."""

@@ -53,7 +53,7 @@ def _of_gres(entries: str, geometry: Geometry | None) -> Held:
     counts = _counted(entries)
     sized, unknown, remark = Counter(counts.sized), counts.unknown, ""
     for compute, count in counts.bare.items():
-        profile = None if geometry is None else _usual(geometry, compute)
+        profile = None if geometry is None else _least_memory(geometry, compute)
         if profile is None:
             unknown += count
         else:
@@ -101,7 +101,7 @@ def _counted(entries: str) -> _Counts:
     )
 
 
-def _usual(geometry: Geometry, compute: int) -> Profile | None:
+def _least_memory(geometry: Geometry, compute: int) -> Profile | None:
     """Return the profile that a name of compute slices alone means: that with the least memory."""
     alike = [info.profile for info in geometry.profiles if info.profile.compute == compute and not info.profile.suffix]
     return min(alike, default=None)
