@@ -35,9 +35,9 @@ _BATCH = 20000
 _MIGACCT, _MIGBATCH = "slurm_migbatch.cli.migacct", "slurm_migbatch.cli.main"
 
 
-def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> None:
+def fill(store: Store, runs: int, days: float, end: float) -> None:
     """Put `runs` ended runs of 200 users, spread over `days` before `end` (unix seconds), into an empty store."""
-    chance = random.Random(seed)  # noqa: S311 synthetic data
+    chance = random.Random(1)  # noqa: S311 synthetic data
     made, leases = [], []
     for number in range(1, runs + 1):
         submitted = end - days * 86400 * (1 - number / runs)

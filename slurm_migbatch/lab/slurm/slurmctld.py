@@ -19,8 +19,7 @@ It behaves like the real one (tests/support/contract.py tests both):
   otherwise it waits forever (DependencyNeverSatisfied).
 - A request that no node lists, DOWN ones included, is refused.
 
-Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job
-steps.
+Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, job steps.
 """
 
 from __future__ import annotations
