@@ -19,6 +19,7 @@ from slurm_migbatch.predict.llm.architecture import Architecture, Stored
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
 from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.sizes import Sized
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.modelfile import without_place
@@ -254,7 +255,7 @@ def _model(hints: Hints) -> Found | None:
             raise Refusal("model_arch", show(str(error))) from None
         resolved = Found(name, architecture, named_precision, stated=stated)
     elif llm_hints.params is not None:
-        size = names.Sized(float(llm_hints.params), float(llm_hints.params))
+        size = Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
         if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
             found = names.of_stated_size(name, llm_hints.params)
