@@ -26,9 +26,10 @@ from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, start_unit, stub_path
 from slurm_migbatch.install.reported import describe
-from slurm_migbatch.install.slurmconf import Conf, apply
-from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
+from slurm_migbatch.install.slurmconf import INCLUDED, Conf, apply
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
+from slurm_migbatch.install.slurmedit import rendered
+from slurm_migbatch.install.slurmplan import INCLUDED_GRES, SlurmPlan
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError

@@ -10,7 +10,7 @@ from typing import Final
 
 from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.nodelist import expand
+from slurm_migbatch.slurm.nodelist import expand, expand_valid
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 _SHAPE: Final = (
@@ -157,3 +157,15 @@ def gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:
     for text in gres.split(values.get("gres", "")):
         with suppress(gres.GresError):
             yield text, gres.parse_entry(text)
+
+
+def former_catalog(conf: Conf, catalog: str) -> set[str]:
+    """Return the catalog nodes of an earlier run that are not in `catalog`: slurmctld would not know them any more."""
+    own_file = conf.beside(INCLUDED)
+    lines = (values["nodename"] for line, values in conf.records("nodename") if line.path == own_file)
+    return {name for names in lines for name in expand_valid(names)} - set(expand(catalog))
+
+
+def without_hosts(listed: str, removed: Collection[str]) -> str:
+    """Return a host list without the parts that name only nodes of `removed`."""
+    return ",".join(item for item in gres.split(listed) if not set(expand_valid(item) or (item,)) <= set(removed))
