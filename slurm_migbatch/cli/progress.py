@@ -1,6 +1,6 @@
 """`migbatch progress`: report the progress of a job. Run by job scripts, as the ordinary user, on the compute node.
 
-It appends one line to the file in MIGBATCH_PROGRESS (`node/progress.py` has the format); programs may do the same
+It appends one line to the file in MIGBATCH_PROGRESS (`node/progressreport.py` has the format); programs may do the same
 without it. A job must not fail because it could not report, so errors of the file are warnings.
 """
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Instance, NotMig
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import open_devices, peaks, progress
+from slurm_migbatch.node import open_devices, peaks, progress, progressreport
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.gpus import Gpus
@@ -73,7 +73,7 @@ class Watcher:
         self._unmetered: set[str] = set()  # GPUs without energy data
         self._energy: dict[str, tuple[peaks.RunId, float, float]] = {}  # by GPU: run, when it was read, joules
         self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: it takes all compute slices
-        self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
+        self._last_sent: dict[peaks.RunId, tuple[float, progressreport.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
         self._warned: dict[str, float] = {}  # when each was logged
         self._accused: dict[str, float] = {}  # the same for open devices; apart, so that other warnings cannot fill it
@@ -311,7 +311,7 @@ class Watcher:
             if content is None or not content.size:
                 return
             long = content.size > progress.MAX_BYTES
-            report = progress.understand(content, min(row.since for row in slices))
+            report = progressreport.understand(content, min(row.since for row in slices))
             try:
                 if report is not None:
                     sm = None if any(row.shared for row in slices) else self._sm_activity(run)
@@ -340,7 +340,7 @@ class Watcher:
         self,
         journal: Journal,
         run: JournalRun,
-        report: progress.ProgressReport,
+        report: progressreport.ProgressReport,
         now: float,
         *,
         long: bool,
