@@ -31,7 +31,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.lines import pair_lines
-from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
+from slurm_migbatch.report.waste import SliceUse, WasteVerdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun, WasteSum
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import RunFilter, any_run, geometries
@@ -81,7 +81,7 @@ class _Judged(NamedTuple):
 
     row: Any
     use: SliceUse
-    verdict: Verdict
+    verdict: WasteVerdict
     geometry: Geometry | None
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
 from slurm_migbatch.report.lines import csv_line, separated_lines, table_lines
-from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
+from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, WaitFigures, WasteVerdict
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values.figures import digits, gib
 
@@ -39,7 +39,7 @@ class JudgedRun(NamedTuple):
 
     shown: Any
     use: SliceUse
-    verdict: Verdict
+    verdict: WasteVerdict
     held_mib: int | None
     waited_s: float | None
     would: WaitFigures | None = None
@@ -54,7 +54,7 @@ class WasteSum:
     judged_gpu_hours: float = 0.0
     wasted_gpu_hours: float = 0.0
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: WasteVerdict) -> None:
         """Add the result of a run."""
         self.runs += 1
         self.gpu_hours += verdict.gpu_hours

@@ -18,7 +18,7 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.recurring import SENTENCES, PastRun, may_have_run_out
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.alike import AlikeAnswers, Question
+from slurm_migbatch.submit.alike import AlikeAnswers, KeyedRequest
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
@@ -176,7 +176,7 @@ class SubmitService:
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, is_proxy: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
         cached = is_proxy and not self._ran_out(fields)
-        question = Question.of(fields, site.chooser) if cached and len(request) <= LONGEST else None
+        question = KeyedRequest.of(fields, site.chooser) if cached and len(request) <= LONGEST else None
         similar = None if question is None else site.alike.get(question)
         if similar is not None:
             site.answers.put(request, similar)
