@@ -61,7 +61,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     with site.record() as store:
         wanted = _ids(store, named, job_views) if named else ()
         rows = store.loans(wanted, active=not question.over)
-        dry_run_reasons = _dry_run_texts(store.actions(wanted)) if config.lending.dry_run else {}
+        dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
         names = _recorded_names(store, {row["job_id"] for row in rows}.difference(job_views))
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
@@ -198,7 +198,7 @@ def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
         return {}, (f"migbatch: no answer from migbatchd{location}, reasons are missing{site.detail(error)}",)
 
 
-def _dry_run_texts(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return the last action that a dry run would take on each job."""
     return {
         row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"

@@ -184,7 +184,7 @@ class _Job:
             raise Refusal("forged")
         text, marker = split_marker(now.comment or "")
         text, excluded = excluding.split("" if text == CLEARED else text)
-        excluded = _present_if_none(request.exc_nodes, excluded) or ""
+        excluded = _either(request.exc_nodes, excluded) or ""
         if request.req_nodes and marker and now.pending:
             raise Refusal("nodes_later", NODE_FEATURE + "...")
         if not now.pending:
@@ -196,7 +196,7 @@ class _Job:
             for name in ("partition", *TRES_FIELDS, "extra", "features")
             if getattr(request, name) is None
         }
-        merged = replace(request, **kept, comment=_present_if_none(request.comment, text), exc_nodes=excluded)
+        merged = replace(request, **kept, comment=_either(request.comment, text), exc_nodes=excluded)
         if elastic:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
         answer = self._grant(merged, old_marker=marker)
@@ -238,9 +238,7 @@ class _Job:
         return Accept({"comment": with_marker(request.comment, marker, excluded)}, "")
 
     def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
-        present = {
-            name: _present_if_none(getattr(self.request, name), getattr(now, name, None)) or "" for name in changes
-        }
+        present = {name: _either(getattr(self.request, name), getattr(now, name, None)) or "" for name in changes}
         return {name: value for name, value in changes.items() if value != present[name]}
 
     # -- the grant ---------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ class _Job:
         if others := [name for name in names if name not in managed]:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
             notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
-        return self._for_nodes(answer, choice, notes)
+        return self._among(answer, choice, notes)
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
         """Return notes on text that is not read as hints, if the profile is left to migbatch."""
@@ -286,7 +284,7 @@ class _Job:
             notes.append(MESSAGES["extra"])
         return notes
 
-    def _for_nodes(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
+    def _among(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
         """Return the answer with the changes that let the job pend for its nodes; an update does not change nodes."""
         if self.request.now is not None:
             return answer
@@ -543,5 +541,5 @@ def _changes(
     return changes
 
 
-def _present_if_none(given: str | None, present: str | None) -> str | None:
+def _either(given: str | None, present: str | None) -> str | None:
     return present if given is None else given
