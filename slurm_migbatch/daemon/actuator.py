@@ -34,12 +34,12 @@ def apply_orders(
     rows = {order.job: job_views[order.job].row for order in orders}
     names = {order.job: name_of(rows[order.job], first_only=order.kind is Kind.RELEASE) for order in orders}
 
-    def apply(some: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
-        if not some:
+    def apply(group: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
+        if not group:
             return
         at = clock()
-        errors = _call_for_jobs(call, [names[order.job] for order in some])
-        for order in some:
+        errors = _call_for_jobs(call, [names[order.job] for order in group])
+        for order in group:
             before, after = change_of(order, rows[order.job], at)
             outcomes.append(OrderOutcome(order, before, after, at, errors.get(names[order.job], "")))
 

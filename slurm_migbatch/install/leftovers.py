@@ -70,5 +70,5 @@ def _needed(conf: Conf, line: Line, removed: Collection[str], names: Sequence[st
             yield from (name for name in names if name in listed)
 
 
-def _sentence(place: str, what: str) -> str:
-    return f"{place} needs {what}, which would be removed: change this line by hand first"
+def _sentence(place: str, needed: str) -> str:
+    return f"{place} needs {needed}, which would be removed: change this line by hand first"

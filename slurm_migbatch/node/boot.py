@@ -30,7 +30,7 @@ class BootStep(NamedTuple):
     `ok` is False if a GPU, or the node, cannot be used before an administrator has acted.
     """
 
-    what: str
+    text: str
     ok: bool = True
 
 

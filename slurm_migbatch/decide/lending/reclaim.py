@@ -177,10 +177,10 @@ class _ReclaimPlanner:
         ended = (
             feasible if shortage.every else [min(feasible, key=lambda jobs: sum(self.loans[job].loss for job in jobs))]
         )
-        what = Resources(*map(max, zip(*shortage.lacks.values(), strict=True)))
+        resources = Resources(*map(max, zip(*shortage.lacks.values(), strict=True)))
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
-            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {what}"))
+            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {resources}"))
 
     def _loans_for_resources(self, node: str, lacking: Resources) -> list[int] | None:
         """Return the loans to end on a node for what it lacks; what loans that end already have counts."""
