@@ -36,7 +36,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
-def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
+def due_orders(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
     """Return orders that are due regardless of other decisions: expired grace, orders without effect."""
     orders = []
     for job, loan in view.loans.items():

@@ -21,7 +21,7 @@ from itertools import islice
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
 from slurm_migbatch.decide.supply.admission import Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
-from slurm_migbatch.decide.supply.gpu_state import legal
+from slurm_migbatch.decide.supply.gpu_state import fitting_slots
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.openings import BEFORE, first_fit, first_of, latest_end, openings, when_free
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -458,10 +458,10 @@ class Reserver:
         reserved = Layout(gpu_claims.reserved)
         staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
         geometry = gpu_claims.gpu.geometry
-        future = reserved.union(legal(geometry, reserved, staying))
+        future = reserved.union(fitting_slots(geometry, reserved, staying))
         shape = gpu_claims.shape
         keep = shape.keep.clear_of(reserved.mask)
-        keep = legal(geometry, future, keep.clear_of(future.mask))
+        keep = fitting_slots(geometry, future, keep.clear_of(future.mask))
         if offered:
             keep = keep.union(Layout(slots).clear_of(shape.used.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
