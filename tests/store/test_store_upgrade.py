@@ -104,9 +104,9 @@ def test_newer_schema_is_refused_in_one_line(database: str) -> None:
         connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
     engine.dispose()
     for readonly in (False, True):
-        with pytest.raises(NewerDatabaseError) as caught:
+        with pytest.raises(NewerDatabaseError, match=r"newer migbatch.*'0999 tomorrow'.*upgrade") as caught:
             open_store(database, readonly=readonly)
-        assert str(caught.value).count("\n") == 0 and "'0999 tomorrow'" in str(caught.value)
+        assert str(caught.value).count("\n") == 0
 
 
 @pytest.mark.sqlite
