@@ -17,7 +17,7 @@ from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
-from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.decision import SubmitDecision, as_utf8
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.values.figures import digits, gib
@@ -132,20 +132,20 @@ def _verdict(answer: Answer) -> dict[str, Any]:
         return {"verdict": "refuse", "message": answer.sentence, "code": answer.code, "changes": {}}
     if isinstance(answer, Pass):
         return {"verdict": "pass", "message": answer.message, "changes": {}}
-    return {"verdict": "accept", "message": answer.message, "changes": {k: _text(v) for k, v in answer.changes.items()}}
+    return {
+        "verdict": "accept",
+        "message": answer.message,
+        "changes": {k: as_utf8(v) for k, v in answer.changes.items()},
+    }
 
 
 def _options_of(request: JobRequest) -> dict[str, str]:
     names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
-    options = {name: _text(text) for name in names if (text := getattr(request, name))}
+    options = {name: as_utf8(text) for name in names if (text := getattr(request, name))}
     return {
         names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:").replace(",gpu:", ",")
         for name, text in options.items()
     }
-
-
-def _text(text: str) -> str:
-    return text.encode("latin-1").decode("utf-8", "replace")
 
 
 def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -
         pairs.append(("passed", answer.message or "unchanged: the job requests no slice here"))
     elif answer.decision is not None:
         pairs += _decision(answer.decision)
-        pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
+        pairs += [(f"sets {name}", as_utf8(value) or "(cleared)") for name, value in answer.changes.items()]
         if answer.message:
             pairs.append(("message", answer.message))
     if service_answer is not None:
