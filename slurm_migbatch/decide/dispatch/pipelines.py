@@ -28,9 +28,9 @@ from slurm_migbatch.decide.dispatch.retype import (
     MOST,
     Option,
     Pending,
+    Promise,
     Retype,
     RetypeHistory,
-    ServiceGuarantee,
     can_be_named,
     marked,
 )
@@ -44,7 +44,7 @@ from slurm_migbatch.workload.loans import drops_old_gres_type
 
 PipelineKey = tuple[int, str]
 """A user id and the name of his pipeline."""
-Promises = Callable[[Pending], "ServiceGuarantee | None"]
+Promises = Callable[[Pending], "Promise | None"]
 Rates = Callable[[Hints, str], Mapping[Profile, float]]
 Equivalent = Callable[[Profile], float]
 
