@@ -72,15 +72,12 @@ def plan(
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
     result = SlurmPlan(site)
     rows = list(_nodes(conf, site.catalog.names, result))
-    configured = {name for _, _, names in rows for name in names}
-    if unknown := sorted(set(counts) - configured):
-        result.problems.append(
-            f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs: add it, or restart "
-            "slurmctld if the node was removed"
-        )
-    result.problems += _unreported(rows, counts)
-    result.problems += _clashes(rows, counts)
-    result.problems += _static_slices(rows, counts)
+    result.problems += [
+        *_not_configured(conf, rows, counts),
+        *_unreported(rows, counts),
+        *_clashes(rows, counts),
+        *_static_slices(rows, counts),
+    ]
     without_gpus = frozenset[str]()
     if cgroup_conf is not None and constrains(conf, cgroup_conf):
         without_gpus = not_counted(rows, gres_conf, site.gpu_devices, result.problems)
@@ -113,11 +110,7 @@ def plan(
     result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, result)
     if topology_conf is not None:
-        plugin = conf.value("TopologyPlugin").lower().removeprefix("topology/")
-        topology_plan = topology.plan(plugin, topology_conf, site.catalog.names, site.version)
-        result.edits += topology_plan.edits
-        result.notes += topology_plan.notes
-        result.problems += topology_plan.problems
+        _add_topology(site, conf, topology_conf, result)
     check_gres(gres_conf, counts, result)
     if not gres_conf.texts and any(has_gres(values, "gpu") for _, values, _ in rows):
         result.notes.append(
@@ -238,6 +231,14 @@ def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
         yield added(conf, f"Include {name}")
 
 
+def _add_topology(site: Site, conf: Conf, topology_conf: Conf, done: SlurmPlan) -> None:
+    plugin = conf.value("TopologyPlugin").lower().removeprefix("topology/")
+    needed = topology.plan(plugin, topology_conf, site.catalog.names, site.version)
+    done.edits += needed.edits
+    done.notes += needed.notes
+    done.problems += needed.problems
+
+
 def _select_type(conf: Conf, done: SlurmPlan) -> None:
     setting = conf.setting("SelectType")
     if setting and not setting[1].value.lower().endswith("cons_tres"):
@@ -316,6 +317,15 @@ def _features(present: str, name: str) -> str:
     features = [feature for feature in present.split(",") if feature]
     own = NODE_FEATURE + name
     return ",".join([*features, own] if name and own not in features else features)
+
+
+def _not_configured(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
+    """Yield a sentence if nodes with MIG GPUs have no line."""
+    if unknown := sorted(set(counts).difference(*(names for _, _, names in rows))):
+        yield (
+            f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs: add it, or restart "
+            "slurmctld if the node was removed"
+        )
 
 
 def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
