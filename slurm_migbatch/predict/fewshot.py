@@ -29,8 +29,8 @@ APART: Final = 0.05
 """Squared distance above which two optima are distinct."""
 NEAR: Final = 1.1
 """Largest standard deviation of a prior whose optima are averaged: that of a model with public specifications. Without
-them optima are factors apart, and nothing measured lies between them. (By leaving models out of the three public
-tables: one point's mean error falls from 10.4 to 9.4 % on ParvaGPU, and nowhere grows.)
+them optima are factors apart, and nothing measured lies between them. Chosen by leaving models out of the three public
+tables.
 """
 MOST_PLACES: Final = 256
 """Measured points that are kept to correct nearby predictions."""
