@@ -60,7 +60,7 @@ CHOSEN_ON, GRID, LIMIT = "chosen on", "grid's", "for the limit"
 FEWER_TWICE: Final = 1.5
 SAME_AGAIN: Final = 1.25
 
-Wrong = Callable[[str, int], float]
+WrongFactor = Callable[[str, int], float]
 """Factor on a predicted time of a model's cell."""
 Known = Mapping[str, tuple[int, ...]]
 """The measured cells of each model, in the order in which they were measured."""
@@ -89,7 +89,7 @@ class ServicePlanner:
     """
 
     def __init__(
-        self, bench: InstanceBench, wrong: Wrong = right, *, hope: float = 0.0, trusting: bool = False
+        self, bench: InstanceBench, wrong: WrongFactor = right, *, hope: float = 0.0, trusting: bool = False
     ) -> None:
         self._bench, self._wrong, self._hope, self._trusting = bench, wrong, hope, trusting
 
@@ -367,7 +367,7 @@ def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[Serv
     ]
 
 
-def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, Wrong]]:
+def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, WrongFactor]]:
     """Yield the kinds of wrong predictions, by a factor of 0.5 to 2."""
     for factor in FACTORS:
         yield f"all x{factor:g}", _times(factor)
@@ -377,11 +377,11 @@ def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, Wrong]]:
         yield f"each cell its own ({seed})", _drawn_for_each(seed, by_cell=True)
 
 
-def _times(factor: float) -> Wrong:
+def _times(factor: float) -> WrongFactor:
     return lambda _model, _cell: factor
 
 
-def _drawn_for_each(seed: int, *, by_cell: bool) -> Wrong:
+def _drawn_for_each(seed: int, *, by_cell: bool) -> WrongFactor:
     return lambda model, cell: _drawn(f"{seed} {model} {cell}" if by_cell else f"{seed} {model}")
 
 

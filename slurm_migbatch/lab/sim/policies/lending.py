@@ -3,7 +3,7 @@
 Inference arrives as jobs, one for each request, and is served at once: by a loaded replica, an idle GPU, the GPU of a
 sleeping replica, or a GPU reclaimed from training. Training is placed again once a minute. The rules are those of
 `decide.lending.allocation`; the rules for replicas, the knapsack and the costs of restarts are the same for every
-`Way`.
+`LendingOptions`.
 
 Only whole GPUs are lent. A job pays for its restarts; if it is changed during one, it also pays for the rest of that.
 """
@@ -74,7 +74,7 @@ class GoodputSpeeds:
 
 
 @dataclass(frozen=True)
-class Way:
+class LendingOptions:
     """How GPUs of inference are lent.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Train:
 
 
 class WholeGpuLending(Policy):
-    """Training on its own GPUs and, by a `Way`, on idle GPUs of inference. Use an object for one simulation."""
+    """Training on its own GPUs and, by `LendingOptions`, on idle GPUs of inference. Use it for one simulation."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class WholeGpuLending(Policy):
         lent: range,
         learning: GoodputSpeeds,
         elastic: Mapping[str, RestartCosts],
-        way: Way,
+        way: LendingOptions,
         levels: Levels,
         clock: float = 0.0,
     ) -> None:
