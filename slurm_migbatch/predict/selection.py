@@ -347,7 +347,7 @@ class Chooser:
             return list(allowed)
         holding = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
         if not holding:
-            raise llm_choice.refuse_too_large(workload, allowed, partition, self.predictor)
+            raise llm_choice.no_slice_refusal(workload, allowed, partition, self.predictor)
         return holding
 
     def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:
