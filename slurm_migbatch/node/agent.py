@@ -93,7 +93,7 @@ class Agent:
         try:
             try:
                 first.check()
-                for line in first.repairer.all(Deadline(60.0)):
+                for line in first.repairer.repair_all(Deadline(60.0)):
                     log.info("repaired: %s", line)
             except (DriverError, TooLate, OSError) as error:  # for example RunDir is full; tried again later
                 log.warning("cannot repair yet: %s", error)

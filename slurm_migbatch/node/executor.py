@@ -114,7 +114,7 @@ class Executor:
         try:
             with self.gpus.using():
                 self._follow_journal()  # in another one, the slices of running jobs would be nobody's
-                done += self.repairer.all(deadline, dry=dry)
+                done += self.repairer.repair_all(deadline, dry=dry)
         except (DriverError, TooLate) as error:
             failure = error
         # A GPU whose lock is held may have taken all the time.
@@ -215,7 +215,7 @@ class Executor:
     def _map_jobs(self) -> str:
         """Update the job maps; return errors for the log."""
         with suppress(DriverError):
-            self.repairer.job_maps()
+            self.repairer.update_job_maps()
         return self._unmapped()
 
     def _unmapped(self) -> str:
@@ -296,7 +296,7 @@ class Executor:
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
             try:
-                self.repairer.all(deadline, retry=False, locked_job=env.job)
+                self.repairer.repair_all(deadline, retry=False, locked_job=env.job)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
         # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started, but not slices:

@@ -40,7 +40,7 @@ class RunRepairer:
         self._liveness = liveness
         self._releaser = Releaser(journal, paths, caps, maps)
 
-    def all(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
+    def repair_all(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
         """Finish what dead owners began for runs: undo an incomplete start, complete a release or a refusal.
 
         Runs that another process has locked are left to it. `locked_job`: the job whose runs the caller has locked.
