@@ -204,7 +204,7 @@ class ServedMeasurements:
 
     def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
         self.points = tuple(points)
-        self._by_gpu = {gpu: _Process(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
+        self._by_gpu = {gpu: _PointsOfGpu(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a workload on a share of a GPU."""
@@ -229,7 +229,7 @@ class ServedMeasurements:
             yield figure, away - shift, corrected or spread
 
 
-class _Process:
+class _PointsOfGpu:
     """The points on one kind of GPU."""
 
     def __init__(self, points: Sequence[ServedPoint]) -> None:

@@ -210,9 +210,9 @@ class TrainedMeasurements:
     def __init__(self, points: Sequence[TrainedPoint] = ()) -> None:
         self.points = tuple(points)
         gpus = {point.gpu for point in self.points if point.away[0] is not None}
-        self._steps = {gpu: _Process([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}
+        self._steps = {gpu: _PointsOfFigure([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}
         # training memory does not depend on the GPU
-        self._beside = _Process(self.points, 1)
+        self._beside = _PointsOfFigure(self.points, 1)
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a training job on a share of a GPU."""
@@ -245,7 +245,7 @@ def _point_of(workload: Workload, gpu: str, share: float, spread: float) -> Trai
     )  # fmt: skip
 
 
-class _Process:
+class _PointsOfFigure:
     """The points of which one figure is known."""
 
     def __init__(self, points: Sequence[TrainedPoint], place: int) -> None:
