@@ -332,6 +332,7 @@ class Service:
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
+        """Record how jobs ended that Slurm no longer lists; those that slurmctld has lost count as cancelled."""
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
             unknown = jobs.difference(row["job_id"] for row in rows)

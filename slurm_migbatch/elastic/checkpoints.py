@@ -108,6 +108,7 @@ class Checkpoints:
         return time.monotonic() - begun
 
     def _write(self, steps: int, facts: Mapping[str, Any], state: Any) -> None:
+        """Write a checkpoint to a temporary file, sync it, and rename it."""
         form = states.form_of(state)
         head = json.dumps({**facts, "steps": steps, "form": form, "written": round(time.time(), 3)}).encode()
         name = f"step-{steps:012d}.ckpt"

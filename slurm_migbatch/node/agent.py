@@ -170,6 +170,7 @@ class Agent:
             executor.close()
 
     def _answer(self, executor: Executor, link: socket.socket) -> None:
+        """Run the hook that a connection requests, and send its exit code and line."""
         link.settimeout(REQUEST_TIMEOUT_S)
         try:
             peer = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -251,6 +251,7 @@ class Allocator:
             self._run_repairer.repair_all(locked_job=start.env.job)
 
     def _write_claims(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> None:
+        """Write the claims, their evictions and the starting run to the journal, in the open transaction."""
         env, owner_id = start.env, start.owner_id
         for ordinal, claim in enumerate(claims):
             for mig_slice in claim.evict:
@@ -440,6 +441,7 @@ class Allocator:
         return row.on(instance, minors)
 
     def _commit(self, start: _Start, done: Sequence[JournalSlice], planned: bool) -> AllocatedSlices:
+        """Mark the run as running on its slices, and add the event. Raises TooLate if another hook has the run."""
         env, restart, now = start.env, start.env.restart or 0, time.time()
         elapsed_ms = round(start.deadline.elapsed * 1000)
         with self._journal.write():

@@ -160,6 +160,7 @@ class Executor:
             self.journal = self._open()
 
     def _guarded(self, env: HookEnv, deadline: Deadline, given_up: Callable[[], bool]) -> Outcome:
+        """Do the work of a hook under its job's lock; an error of a Prolog requeues the job or drains the node."""
         work = self._prolog if env.hook == "prolog" else self._epilog
         left_to_hook = exits.OK, f"{env.run}: its {env.hook} did not wait for this process any longer"
         with owner.working() as owner_id:
@@ -182,6 +183,7 @@ class Executor:
                 return self._unexpected(env, why, deadline, owner_id)
 
     def _prolog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
+        """Create the slices that the run was granted, and end earlier runs of its job."""
         try:
             grant = grants.find(self.config, env, deadline)
         except GrantError as error:
@@ -285,6 +287,7 @@ class Executor:
         return ending_runs
 
     def _epilog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
+        """Release the slices of the runs that this Epilog ends."""
         last_restart = 0xFFFF if env.restart is None else env.restart
         notes = [note for note in ending.listed(self.paths.run, env.job) if note.restart <= last_restart]
         runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, last_restart))

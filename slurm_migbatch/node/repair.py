@@ -323,6 +323,7 @@ class Repairer:
         self.park(row, why)
 
     def _guard(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
+        """Give the devices of an instance to the user whose job holds it, or to root."""
         held = row.state == "held"
         if held and not self._runs_on(row):
             return  # its release has begun, which closes the devices itself

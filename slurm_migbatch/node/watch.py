@@ -192,6 +192,7 @@ class Watcher:
     # -- memory --------------------------------------------------------------------------------------------------
 
     def _sample(self, held: dict[peaks.RunId, list[JournalSlice]], now: float) -> None:
+        """Add the memory, activity and energy of the slices in use to the peaks of their runs."""
         every = self._config.sample_every
         # a busy node is sampled less often
         since = every if self._sampled is None else max(every, now - self._sampled)

@@ -227,6 +227,7 @@ def _flops(step: Callable[[], Any], batch: int) -> float | None:
 
 
 def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dict[str, Any]:
+    """Measure one point by a program that prints a line for each batch."""
     values = {
         "batch": order["batch"],
         "input": order["input_size"],

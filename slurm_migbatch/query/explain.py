@@ -190,6 +190,8 @@ def _advice(decision: SubmitDecision) -> str:
 
 
 def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
+    """Yield the table of the profiles that were considered, with their predictions."""
+
     def shown(interval: Interval | None, scale: float = 1.0) -> str:
         if interval is None:
             return "-"

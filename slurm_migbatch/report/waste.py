@@ -250,6 +250,7 @@ def _idle(use: SliceUse, gpu_hours: float) -> WasteFinding:
 
 
 def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNeed, saved: float) -> list[WasteFinding]:
+    """Return the findings about a slice that is larger than the need that the runs showed."""
     held, name, sm = kind.offers[use.profile], smaller.profile.gres_type, use.own.sm
     memory = (
         f"at most {gib(use.own.peak_mib or 0)} of {gib(held.memory_mib)} GiB were used, with a margin "

@@ -164,6 +164,7 @@ def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> 
 
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
+    """Apply stored events to the record, in their order; an event that cannot be used is logged and skipped."""
     unusable: list[str] = []
     for portion in portions(seqs):
         rows = session.execute(

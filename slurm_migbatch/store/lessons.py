@@ -66,6 +66,7 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
 
 
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
+    """Return what the predictor needs of a finished run."""
     hints, facts, measured = _object(row.hints), _object(row.facts), _object(row.measured_facts)
     alone = measured.get("shared") is not True
     model = clean.text(hints.get("model"), 128)

@@ -124,6 +124,7 @@ def _classes(_session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
 
 
 def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove finished runs with their slices and jobs; keep figures of those that the predictor learns from."""
     statement = (
         select(Run.id, Run.ended, Run.job_id, Run.array_job, Run.het_job)
         .where(Run.span_class == part[0], Run.ended < limits.before, _following(Run.ended, Run.id, after))
@@ -246,6 +247,7 @@ def _journals(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
 
 
 def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove old events of one journal of a node, and the journal if it was replaced and has no events."""
     node, name = part
     journal = session.get_one(NodeJournal, part)
     since = session.scalar(select(func.min(Lease.since)).where(Lease.until.is_(None), Lease.node == node))

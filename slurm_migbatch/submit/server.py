@@ -208,6 +208,7 @@ class SubmitServer:
                 self._forget(client)
 
     def _accept(self, path: Path, listener: socket.socket) -> None:
+        """Accept waiting connections, at most `ACCEPTED`; close those of users who have too many."""
         for _ in range(ACCEPTED):
             try:
                 link, _ = listener.accept()

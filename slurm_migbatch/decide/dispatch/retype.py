@@ -392,6 +392,7 @@ def _of_pool(
     members: Sequence[tuple[Pending, Promise]],
     free_capacity: FreeCapacity,
 ) -> list[Retype]:
+    """Return the jobs of one pool that get another profile, those that ELSA assigns to idle slices of it."""
     kinds = sorted({option.profile for _, promise in members for option in promise.options} & free_capacity.kinds(pool))
     works: dict[WorkClass, int] = {}
     waiting: list[Waiting] = []

@@ -239,6 +239,7 @@ def _decide(
     memory: LendingMemory,
     settings: LendingSettings,
 ) -> Round:
+    """Decide on the loans of one snapshot, and on the slices that two jobs share."""
     now = snapshot.now
     running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
     memory.expected.update(running, waiting, now)

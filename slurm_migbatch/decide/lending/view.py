@@ -73,6 +73,7 @@ def view_of(
 def _capacities(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
+    """Return the GPUs of open nodes, by GPU the mask of slots that are about to be free, and the places of loans."""
     active_runs = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in inputs.rows if row.unread}
     open_nodes = {row.name for row in inputs.nodes if row.open}
@@ -243,6 +244,7 @@ def _elastic_jobs(
     regions: Mapping[int, frozenset[str]],
     barred: Collection[int],
 ) -> list[ElasticJob]:
+    """Return the pending training jobs that may get a loan, and those that run on one."""
     elastic_jobs = []
     now, nodes, largest = inputs.now, {row.name: row for row in inputs.nodes}, _largest_memory(inputs)
     for job, job_view in job_views.items():

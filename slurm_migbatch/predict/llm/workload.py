@@ -307,6 +307,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
 
 
 def _serving(hints: Hints, found: Found) -> Workload:
+    """Return the workload of a server; values that the hints leave out are the usual ones, and noted as assumed."""
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
     shortened = False
     engine = llm_hints.engine or ""
@@ -404,6 +405,7 @@ def _trainable(kept: Precision) -> Precision:
 
 
 def _training(hints: Hints, found: Found) -> Workload:
+    """Return the workload of a training job; values that the hints leave out are noted as assumed."""
     llm_hints, assumed = hints.llm, list[str]()
     method = llm_hints.method
     if method is None:
