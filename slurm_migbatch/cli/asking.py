@@ -237,5 +237,5 @@ def _print_remarks(reply: Reply) -> None:
 
 def _write_all(lines: Iterable[str]) -> None:
     rest = iter(lines)
-    while some := list(islice(rest, _LINES_AT_ONCE)):
-        sys.stdout.write("\n".join(some) + "\n")
+    while batch := list(islice(rest, _LINES_AT_ONCE)):
+        sys.stdout.write("\n".join(batch) + "\n")

@@ -153,7 +153,7 @@ def source_option(command: F, callback: Callable[..., Any] | None = None) -> F:
     return option(command)
 
 
-def given(convert: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+def converted(convert: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     """Return a callback that converts the value of an option if there is one; a ValueError of `convert` is wrong usage
     with its message.
     """
@@ -177,7 +177,7 @@ def job_argument(command: F) -> F:
             raise ValueError(f"{value!r} is not a job id; write 123, 123_4 or 123+1")
         return value
 
-    return click.argument("job", callback=given(read), metavar="JOB")(command)
+    return click.argument("job", callback=converted(read), metavar="JOB")(command)
 
 
 def open_record(config: Config) -> Store:

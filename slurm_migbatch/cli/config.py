@@ -53,11 +53,11 @@ def _useless_default(config: Config) -> str:
     if wanted.gres_type in offered or (not offered and wanted.compute <= MOST_COMPUTE):
         return ""
     line = dict(lines_of(text_in(config.path))).get(("submit", "default_profile"), 0)
-    what = f"submit.default_profile = {wanted}"
+    setting = f"submit.default_profile = {wanted}"
     if not offered:
-        return f"{config.path}:{line}: no known GPU has {what}: write one that `nvidia-smi mig -lgip` lists"
+        return f"{config.path}:{line}: no known GPU has {setting}: write one that `nvidia-smi mig -lgip` lists"
     known = ", ".join(str(profile) for profile in sorted(offered.values()))
-    return f"{config.path}:{line}: no GPU of this site has {what}: write one of {known}"
+    return f"{config.path}:{line}: no GPU of this site has {setting}: write one of {known}"
 
 
 @config.command()

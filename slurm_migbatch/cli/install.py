@@ -208,9 +208,9 @@ def _is_kept(change: FileChange) -> bool:
 
 def _wake(changes: Sequence[FileChange]) -> None:
     """Make slurmctld reload scripts that load a changed file of migbatch."""
-    from slurm_migbatch.cli.installcontroller import touched
+    from slurm_migbatch.cli.installcontroller import scripts_to_reload
 
-    for path in touched({change.path for change in changes if not change.conflict}):
+    for path in scripts_to_reload({change.path for change in changes if not change.conflict}):
         os.utime(path)
 
 

@@ -19,16 +19,17 @@ from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.nodesview import geometry_of
-from slurm_migbatch.doctor.health import this_one
+from slurm_migbatch.doctor.health import ask_local
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import containers, scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, start_unit, stub_path
 from slurm_migbatch.install.reported import describe
-from slurm_migbatch.install.slurmconf import Conf, apply
-from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
+from slurm_migbatch.install.slurmconf import INCLUDED, Conf, apply
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
+from slurm_migbatch.install.slurmedit import rendered
+from slurm_migbatch.install.slurmplan import INCLUDED_GRES, SlurmPlan
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError
@@ -80,7 +81,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     plan = HostPlan()
     slurm_user = name_of(conf.value("SlurmUser") or "root")
     config = _service(plan, places, conf, choices, slurm_user)
-    if len(slurmctld_hosts(conf)) > 1 and (standby := this_one(config).standby):
+    if len(slurmctld_hosts(conf)) > 1 and (standby := ask_local(config).standby):
         where = Path(conf.main).parent
         plan.notes.append(f"Slurm's files are written on the active migbatchd's host; copy its {where} here: {standby}")
         return plan
@@ -363,7 +364,7 @@ def _newly_loaded(plan: HostPlan, wanted: Site, conf: Conf) -> Iterator[str]:
             yield f"{path} was there, but slurm.conf did not load it ({key}): its rules take effect now"
 
 
-def touched(changed: set[str]) -> Iterator[Path]:
+def scripts_to_reload(changed: set[str]) -> Iterator[Path]:
     """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of migbatch."""
     for name, module in scripts.BESIDE.items():
         for path in changed:

@@ -52,7 +52,8 @@ def list_(config: Config, as_json: bool) -> None:
     if index.tries:
         click.echo("\nlast refits")
         print_table(
-            ("WHEN", "OUTCOME", "VERSION", "BECAUSE OF", "WHY"), [_try(attempt) for attempt in reversed(index.tries)]
+            ("WHEN", "OUTCOME", "VERSION", "BECAUSE OF", "WHY"),
+            [_attempt_row(attempt) for attempt in reversed(index.tries)],
         )
 
 
@@ -255,7 +256,7 @@ def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
         (
             str(version["version"]),
             version["status"],
-            _moment(version["created"]) if "created" in version else "",
+            _format_time(version["created"]) if "created" in version else "",
             str(version.get("runs", "")),
             str(version.get("rows", "")),
             str(version.get("models", "")),
@@ -268,9 +269,9 @@ def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
         click.echo("none of them is current: predictions use physics and data sheets")
 
 
-def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
+def _attempt_row(attempt: Mapping[str, Any]) -> tuple[str, ...]:
     version = str(attempt.get("version", ""))
-    return (_moment(attempt["ts"]), attempt["outcome"], version, attempt.get("reason", ""), attempt.get("why", ""))
+    return (_format_time(attempt["ts"]), attempt["outcome"], version, attempt.get("reason", ""), attempt.get("why", ""))
 
 
 def _check(version: Mapping[str, Any]) -> str:
@@ -289,7 +290,7 @@ def _named(version: int) -> str:
     return f"version {version}" if version else "physics alone (version 0)"
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
@@ -298,7 +299,7 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
     pairs = [("version", _named(found["version"]) + ("" if found["version"] == found["current"] else ", not current"))]
     if found["version"]:
         pairs += [
-            ("created", f"{_moment(found['created'])}, reason: {report.get('reason', '?')}"),
+            ("created", f"{_format_time(found['created'])}, reason: {report.get('reason', '?')}"),
             ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
             ("rows", f"{found['rows']} of {found['models']} models"),
             ("check", _check(report)),
@@ -311,14 +312,14 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
     next_ = f"due: {waiting['due']}" if waiting["due"] else f"{waiting['runs']} of {config.learning.min_new} new runs"
     pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; disabled in migbatch.toml"))
     print_pairs(pairs)
-    rows = list(_drifts(report.get("trained", {}), watched["models"]))
+    rows = list(_drift_rows(report.get("trained", {}), watched["models"]))
     if rows:
         click.echo()
         print_table(("MODEL", "FIGURE", "THEN", "RUNS", "NOW", "RUNS", ""), rows)
     _print_left_out(report.get("left_out", {}))
 
 
-def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _drift_rows(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name in sorted({*then, *now}):
         for figure in ("time", "memory", "ttft", "tpot"):
             before, since = then.get(name, {}).get(figure), now.get(name, {}).get(figure)

@@ -55,7 +55,7 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([step._asdict() for step in steps], indent=2))
     else:
-        _lines(("" if step.ok else "PROBLEM: ") + step.what for step in steps)
+        _lines(("" if step.ok else "PROBLEM: ") + step.text for step in steps)
     if not usable and not all(step.ok for step in steps):
         raise Failure(f"node {config.node} is not ready for jobs")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, given, open_record, print_table, steps
+from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, converted, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import CPU, KINDS, SERVE, TEXT_LENGTHS, Measurement
 from slurm_migbatch.report.lines import separated_lines
@@ -54,7 +54,7 @@ def _source(value: str) -> str:
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--source", metavar="NAME", callback=given(_source), help="Source of the points, instead of their column."
+    "--source", metavar="NAME", callback=converted(_source), help="Source of the points, instead of their column."
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Only read and check.")
 @json_option
@@ -165,7 +165,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
         raise click.UsageError(f"the file name must end in {' or '.join(SUFFIXES)}")
     if file is not None and not file.parent.is_dir():
         raise Failure(f"no such directory: {file.parent}: create it, or choose another file")
-    rows = _wanted(config, model, kind)
+    rows = _stored_rows(config, model, kind)
     if not rows:
         raise Failure("no such points: see `migbatch profile list`")
     if file is None:
@@ -188,7 +188,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
 def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, as_json: bool, config: Config) -> None:
     """List measured models: kind, GPU, profiles, batches, input sizes, points and how many of them ran."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
-    for row in _wanted(config, model, kind):
+    for row in _stored_rows(config, model, kind):
         groups.setdefault((row.model, row.kind, row.gpu), []).append(row)
     found = [_summary(rows) for _, rows in sorted(groups.items())]
     if as_json:
@@ -215,7 +215,7 @@ def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, 
         print_table(_COLUMNS, lines, show_header=not noheader)
 
 
-def _wanted(config: Config, model: str | None, kind: str | None) -> list[Measurement]:
+def _stored_rows(config: Config, model: str | None, kind: str | None) -> list[Measurement]:
     with open_record(config) as store:
         return store.measurements(model.lower() if model is not None else None, kind)
 

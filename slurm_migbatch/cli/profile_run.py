@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import NumberRange, given
+from slurm_migbatch.cli.common import NumberRange, converted
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.profile_options import RunOptions
 from slurm_migbatch.cli.profile_output import findings_json, print_findings, progress
@@ -34,8 +34,8 @@ _PLOT = ".svg"
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-_list = given(partial(cells_.numbers, doubling=False))
-_range = given(partial(cells_.numbers, doubling=True))
+_list = converted(partial(cells_.numbers, doubling=False))
+_range = converted(partial(cells_.numbers, doubling=True))
 
 
 def _count(value: str) -> float:
@@ -104,7 +104,7 @@ def _slo(value: str) -> float:
 )
 @click.option(
     "--slo",
-    callback=given(_slo),
+    callback=converted(_slo),
     metavar="TIME",
     help="With --points: those that a service with this batch time limit would run, 200ms.",
 )
@@ -135,9 +135,11 @@ def _slo(value: str) -> float:
 @click.option(
     "--timeout", type=NumberRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
 )
-@click.option("--params", callback=given(_count), metavar="N", help="Parameters, 25.6m [default: from a torch model].")
 @click.option(
-    "--flops", callback=given(_count), metavar="N", help="Operations per item, 8.2g [default: counted by torch]."
+    "--params", callback=converted(_count), metavar="N", help="Parameters, 25.6m [default: from a torch model]."
+)
+@click.option(
+    "--flops", callback=converted(_count), metavar="N", help="Operations per item, 8.2g [default: counted by torch]."
 )
 @click.option(
     "--outputs",
@@ -155,7 +157,7 @@ def _slo(value: str) -> float:
 )
 @click.option(
     "--tuning",
-    callback=given(_tuning),
+    callback=converted(_tuning),
     default="",
     metavar="WORDS",
     help="With --kind train, for a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",

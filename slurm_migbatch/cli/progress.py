@@ -1,6 +1,6 @@
 """`migbatch progress`: report the progress of a job. Run by job scripts, as the ordinary user, on the compute node.
 
-It appends one line to the file in MIGBATCH_PROGRESS (`node/progress.py` has the format); programs may do the same
+It appends one line to the file in MIGBATCH_PROGRESS (`node/progressreport.py` has the format); programs may do the same
 without it. A job must not fail because it could not report, so errors of the file are warnings.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import given
+from slurm_migbatch.cli.common import converted
 from slurm_migbatch.elastic import report
 
 NOW = "now"
@@ -38,7 +38,7 @@ def _number(*, whole: bool = False, positive: bool = False) -> Callable[..., Any
             raise ValueError(f"{value!r} is not an integer up to 10^15")
         return str(int(number)) if whole else f"{number:.9g}"
 
-    return given(convert)
+    return converted(convert)
 
 
 def _float(text: str) -> float:
@@ -48,7 +48,7 @@ def _float(text: str) -> float:
         return math.nan
 
 
-def _moment(value: str) -> str:
+def _unix_time(value: str) -> str:
     """Return the unix seconds, as text.
 
     To the microsecond, because otherwise a checkpoint could seem older than the signal that requested it.
@@ -84,7 +84,7 @@ def _moment(value: str) -> str:
     "--checkpoint",
     is_flag=False,
     flag_value=NOW,
-    callback=given(_moment),
+    callback=converted(_unix_time),
     metavar="[TIME]",
     help="A checkpoint was completed at TIME (unix seconds) [now].",
 )

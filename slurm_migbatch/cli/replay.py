@@ -59,10 +59,10 @@ def replay(
     if export is not None:
         _export(paths, export)
         return
-    change, see = _otherwise(load(path)) if path is not None else (lambda it: it, lambda it: it)
+    changes = _changes(load(path)) if path is not None else (lambda settings: settings, lambda snapshot: snapshot)
     counts: Counter[str] = Counter()
     try:
-        for done in decide_again(_entries(paths), change, see):
+        for done in decide_again(_entries(paths), *changes):
             counts["rounds"] += 1
             counts["unknown_predictions"] += done.unknown
             if done.differences:
@@ -108,10 +108,10 @@ def _entries(paths: list[Path]) -> Iterator[Any]:
             raise OSError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _otherwise(
+def _changes(
     config: Config,
 ) -> tuple[Callable[[Settings], Settings], Callable[[ClusterSnapshot], ClusterSnapshot]]:
-    """Return the settings and snapshot fields that another configuration changes."""
+    """Return what changes the settings and a snapshot to those of another configuration."""
     settings, blackout = settings_of(config), blackout_of(config.lending)
     return lambda _: settings, lambda snapshot: replace(snapshot, blackout=blackout(snapshot.now))
 

@@ -28,7 +28,7 @@ _WATCHED: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGTERM, signal.SIGHU
 _GONE: Final = (OSError, termios.error)
 
 
-class Ended(SystemExit):
+class EndedBySignal(SystemExit):
     """A signal has ended the program; the exit code is the shell's for it."""
 
 
@@ -93,7 +93,7 @@ class Terminal:
         """Return the typed keys, at the latest after so many seconds; none if something else happened.
 
         Raises:
-            Ended: SIGTERM, or the terminal is gone.
+            EndedBySignal: SIGTERM, or the terminal is gone.
             KeyboardInterrupt: Ctrl-C.
         """
         patience = max(0.0, min(seconds, _ESC_S) if self._rest else seconds)
@@ -106,7 +106,7 @@ class Terminal:
             return keys
         data = os.read(self._in, 4096)
         if not data:
-            raise Ended(1)
+            raise EndedBySignal(1)
         keys, self._rest = decode(self._rest + data)
         return keys
 
@@ -119,7 +119,7 @@ class Terminal:
         while self._signals:
             number = self._signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGHUP):
-                raise Ended(128 + number)
+                raise EndedBySignal(128 + number)
             if number == signal.SIGTSTP:
                 self._restore()
                 os.kill(os.getpid(), signal.SIGSTOP)

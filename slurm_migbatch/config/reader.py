@@ -88,14 +88,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
         elif name in tables:
-            parts[name] = {}
-            for key, facts in value.items():
-                if wrong := model_names((key,)):
-                    problems.append(Problem(lines.get((name, key), line), f"[{name}] {wrong}"))
-                elif not isinstance(facts, dict):
-                    problems.append(Problem(lines.get((name, key), line), f"{name}.{key} must be a section"))
-                else:
-                    parts[name][key] = read_section((name, key), tables[name], facts, lines, problems)
+            parts[name] = _read_named(name, value, tables[name], lines, problems)
         else:
             parts[name] = read_section((name,), type(getattr(Config(), name)), value, lines, problems)
     config = Config(**parts)
@@ -103,6 +96,22 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     if problems:
         raise ConfigError(path, problems)
     return config
+
+
+def _read_named(
+    name: str, sections: Mapping[str, Any], kind: type, lines: Mapping[tuple[str, ...], int], problems: list[Problem]
+) -> dict[str, Any]:
+    """Read the sections [NAME.KEY], each of which describes one GPU or model; wrong ones are added to `problems`."""
+    read: dict[str, Any] = {}
+    for key, facts in sections.items():
+        line = lines.get((name, key), lines.get((name,), 0))
+        if wrong := model_names((key,)):
+            problems.append(Problem(line, f"[{name}] {wrong}"))
+        elif not isinstance(facts, dict):
+            problems.append(Problem(line, f"{name}.{key} must be a section"))
+        else:
+            read[key] = read_section((name, key), kind, facts, lines, problems)
+    return read
 
 
 def text_in(path: str | Path, advice: str = "") -> str:

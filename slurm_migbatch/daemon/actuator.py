@@ -34,12 +34,12 @@ def apply_orders(
     rows = {order.job: job_views[order.job].row for order in orders}
     names = {order.job: name_of(rows[order.job], first_only=order.kind is Kind.RELEASE) for order in orders}
 
-    def apply(some: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
-        if not some:
+    def apply(group: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
+        if not group:
             return
         at = clock()
-        errors = _tried(call, [names[order.job] for order in some])
-        for order in some:
+        errors = _call_for_jobs(call, [names[order.job] for order in group])
+        for order in group:
             before, after = change_of(order, rows[order.job], at)
             outcomes.append(OrderOutcome(order, before, after, at, errors.get(names[order.job], "")))
 
@@ -88,7 +88,9 @@ def apply_moves(
         if not names:
             continue
         at = clock()
-        errors = _tried(partial(client.signal_all, name=signal) if signal else client.requeue_all, [*names.values()])
+        errors = _call_for_jobs(
+            partial(client.signal_all, name=signal) if signal else client.requeue_all, [*names.values()]
+        )
         records.extend(
             {
                 "ts": at,
@@ -154,7 +156,7 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     return fields
 
 
-def _tried(call: Callable[[list[str]], None], names: list[str]) -> Mapping[str, str]:
+def _call_for_jobs(call: Callable[[list[str]], None], names: list[str]) -> Mapping[str, str]:
     """Call with the names of jobs, and return Slurm's error for each of these."""
     try:
         call(names)

@@ -145,10 +145,10 @@ class Advertiser:
         if not moving:
             return result
         current = rows
-        newcomers: dict[str, set[str]] = {}
+        started_types: dict[str, set[str]] = {}
         if self._send(shrink, rows, result, record=False):
             current = {row.name: row for row in self._client.nodes()}
-            newcomers = _newcomers(jobs, self._client.jobs_on(frozenset(shrink)))
+            started_types = _started_types(jobs, self._client.jobs_on(frozenset(shrink)))
             result.calls += 2
         published: list[tuple[_Move, int]] = []
         for move in moving:
@@ -156,7 +156,7 @@ class Advertiser:
             current_row = current.get(plan.node)
             if current_row is None or _nonzero(current_row.gres) != shrink[plan.node]:
                 continue  # Slurm refused, or somebody else changed the counts; reported in the errors
-            if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
+            if started_types.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
                 continue  # a job started while the offer was being withdrawn; planned again in the next round
             self._shrunk[plan.node] = shrink[plan.node]
             published.append((move, self._publish(plan)))
@@ -186,7 +186,9 @@ class Advertiser:
         before, self._settled = self._settled, {}
         for plan in plans:
             row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
-            acknowledged = present is None or _off(row) or self._plans.acked(plan.node) >= present.version
+            acknowledged = (
+                present is None or _reads_plan_at_boot(row) or self._plans.acked(plan.node) >= present.version
+            )
             examined = (plan, node, row, present, self._shared(plan.node))  # mostly the same objects as before
             settled = before.get(plan.node)
             if settled is not None and acknowledged and settled[0] == examined:
@@ -200,7 +202,7 @@ class Advertiser:
                 correct[plan.node] = self._shrunk.get(plan.node, _filled({}, node.total))
             elif plan.fixed and present is None:
                 continue
-            elif plan.fixed or self._same(plan):
+            elif plan.fixed or self._is_published(plan):
                 if not plan.fixed:
                     self._shrunk.pop(plan.node, None)
                 backed = wanted if present is None or not plan.fixed else _backed(wanted, present, node.total)
@@ -224,7 +226,7 @@ class Advertiser:
     def _shared(self, node: str) -> Sharing:
         return self._sharing.get(node, ALONE)
 
-    def _same(self, plan: NodePlan) -> bool:
+    def _is_published(self, plan: NodePlan) -> bool:
         current = self._plans.current(plan.node)
         if current is None or dict(current.guests) != dict(self._shared(plan.node).places):
             return False
@@ -306,12 +308,12 @@ class _Move(NamedTuple):
     wanted: dict[str, int]
 
 
-def _off(row: NodeRow) -> bool:
+def _reads_plan_at_boot(row: NodeRow) -> bool:
     """Return whether a node cannot read its plan before its next job, for which it boots without any instance."""
     return row.asleep or row.waking
 
 
-def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
+def _started_types(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
     """Return by node the GRES types of the jobs that started between two listings; `after` has the nodes' jobs."""
     started: dict[str, set[str]] = {}
     for row in after:

@@ -203,18 +203,18 @@ class NodeApi:
         return as_json({"waiting": {str(job): reason.why for job, reason in reasons.items()}, "in_full": in_full})
 
     async def _reports(self, request: Request) -> Response:
-        self._administrator(request, "findings of nodes")
+        self._require_administrator(request, "findings of nodes")
         return as_json({"nodes": self.reports.to_dict(), "age": self.reports.age()})
 
     async def _plans(self, request: Request) -> Response:
-        self._administrator(request, "node plans")
+        self._require_administrator(request, "node plans")
         plans = {node: plan for node in self.node_plans.nodes() if (plan := self.node_plans.current(node)) is not None}
         return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
 
-    def _administrator(self, request: Request, what: str) -> None:
+    def _require_administrator(self, request: Request, subject: str) -> None:
         """Refuse callers who are not administrators."""
         if _uid(request) not in self.administrators:
-            raise Refused(403, f"{what} are shown to root and SlurmUser only")
+            raise Refused(403, f"{subject} are shown to root and SlurmUser only")
 
     async def _metrics(self, request: Request) -> Response:
         local = isinstance(getattr(request.state, "uid", None), int)

@@ -64,7 +64,7 @@ class CredentialThreads:
         def ended(_: asyncio.Future[T]) -> None:
             if not checked.cancelled():
                 checked.exception()  # the request may have ended, and nobody else looks at it
-            self._next(peer.source)
+            self._admit_next(peer.source)
 
         # not when this request ends: the thread is busy until the check ends, and no other of the source may begin
         checked.add_done_callback(ended)
@@ -101,12 +101,12 @@ class CredentialThreads:
                 with suppress(ValueError):
                     line.remove(turn)
             else:
-                self._next(peer.source)
+                self._admit_next(peer.source)
             raise
         finally:
             withdraw()
 
-    def _next(self, source: str) -> None:
+    def _admit_next(self, source: str) -> None:
         line = self._waiting[source]
         while line:
             turn = line.popleft()

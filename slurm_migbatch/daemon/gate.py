@@ -126,6 +126,7 @@ class Gate:
         return handler
 
     async def _handle(self, request: Request, endpoint: Endpoint) -> Response:
+        """Authenticate a request, read its body, and answer it; refusals become error responses."""
         headers: _Headers | None = None
         try:
             headers = self._headers(request)

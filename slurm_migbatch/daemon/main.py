@@ -45,7 +45,7 @@ async def serve(config: Config, path: str) -> None:
 
     def reload() -> None:
         nonlocal following
-        composed = _next(path, config, keeper, used)
+        composed = _compose_again(path, config, keeper, used)
         if composed is None:
             return
         following = composed
@@ -101,7 +101,7 @@ def _term(keeper: TermKeeper) -> tuple[bool, int]:
     return keeper.active, keeper.number
 
 
-def _next(path: str, old: Config, keeper: TermKeeper, used: UsedCredentials) -> _Composed | None:
+def _compose_again(path: str, old: Config, keeper: TermKeeper, used: UsedCredentials) -> _Composed | None:
     """Compose a service with the configuration at `path`; None if that cannot be done, for a reason that is logged."""
     notify("RELOADING=1")
     composed = None

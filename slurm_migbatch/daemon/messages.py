@@ -130,7 +130,7 @@ def read_events(node: str, body: bytes) -> EventsMessage:
     return EventsMessage(
         journal=matched(message, "journal", _HEX),
         boot_id=matched(message, "boot_id", _HEX),
-        events=tuple(_within(_event(event, described) for event in events)),
+        events=tuple(_within_limit(_event(event, described) for event in events)),
         database=matched(message, "database", _HEX) if message.get("database") else "",
         acked=whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
@@ -346,7 +346,7 @@ def _refusal(seq: int, ts: float, kind: str, why: str) -> Event:
     return Event(seq, ts, REFUSED, {"was": kind, "what": f"event {seq} ({kind}): {why}"[:500]})
 
 
-def _within(events: Iterable[Event]) -> Iterator[Event]:
+def _within_limit(events: Iterable[Event]) -> Iterator[Event]:
     """Yield the events; an event by which their runs and slices exceed `MAX_HELD` in total is refused."""
     remaining = MAX_HELD
     for event in events:

@@ -87,7 +87,7 @@ class NodePlans:
             plan = entry.plan
             if plan is not None and (plan.gpus, plan.guests) == (frozen, shared) and plan.version >= entry.have:
                 return plan.version
-            entry.plan = Plan(self._next(entry), frozen, shared)
+            entry.plan = Plan(self._next_version(entry), frozen, shared)
             version = entry.plan.version
             self._wake(node)
         return version
@@ -129,7 +129,7 @@ class NodePlans:
                 have = 0
             entry.have = have
             if entry.plan is not None and have > entry.plan.version:
-                entry.plan = Plan(self._next(entry), entry.plan.gpus, entry.plan.guests)
+                entry.plan = Plan(self._next_version(entry), entry.plan.gpus, entry.plan.guests)
             self._acked.notify_all()
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
@@ -162,7 +162,7 @@ class NodePlans:
             for node in self._waiters:
                 self._wake(node)
 
-    def _next(self, entry: _Node) -> int:
+    def _next_version(self, entry: _Node) -> int:
         version = entry.plan.version if entry.plan else 0
         return max(int(self._wall() * 1000), version + 1, entry.have + 1)
 

@@ -266,21 +266,21 @@ def _hold_out(material: TrainingData, present: Saved, salt: str) -> _Split:
     used, table = material.learnable.used, material.table
     since = _read_before(present.report, material.reach)
     fresh = [observation for observation in used if observation.number > since]
-    held_out = _some(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
+    held_out = _chosen_part(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
     if held_out:
         apart = {observation.run for observation in held_out}
         remaining = [observation for observation in used if observation.run not in apart]
         return _Split(remaining, table, [observation.row for observation in held_out], "new runs held out")
     if used:
         return _Split(used, table, [observation.row for observation in used], "runs that both were trained on")
-    points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
+    points = _chosen_part(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
     if points:
         outside = {row.point for row in points}
         return _Split(used, [row for row in table if row.point not in outside], points, "new points held out")
     return _Split(used, table, table, "points that both were trained on")
 
 
-def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
+def _chosen_part(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
     """Return half of the fresh items, chosen by the digests of their names, but at most a fifth of `total`."""
     ordered = sorted(fresh, key=lambda item: hashlib.sha256(name(item).encode()).digest())
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]

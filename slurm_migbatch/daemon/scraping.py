@@ -20,11 +20,11 @@ class Scraping:
 
     Attributes:
         token: sent by Prometheus or a browser, empty if access from other hosts is disabled.
-        what, key: what is read, and the configuration key of the token's file, for messages.
+        subject, key: what is read, and the configuration key of the token's file, for messages.
     """
 
     token: bytes = b""
-    what: str = "metrics are"
+    subject: str = "metrics are"
     key: str = "[node_api] metrics_token_file"
 
     @classmethod
@@ -36,7 +36,7 @@ class Scraping:
         except AuthError as error:
             raise AuthError(f"{cls.key}: {error}") from None
 
-    def given(self, headers: Mapping[str, str]) -> bool:
+    def has_token(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the token: as a bearer token, or as the password in a browser.
 
         Args:
@@ -63,8 +63,8 @@ class Scraping:
         Raises:
             Refused: with a sentence for the administrator of the reader.
         """
-        if address is None or is_loopback(address) or self.given(headers):
+        if address is None or is_loopback(address) or self.has_token(headers):
             return
         if not self.token:
-            raise Refused(403, f"{self.what} can be read on this host, or elsewhere with a token: {self.key}")
+            raise Refused(403, f"{self.subject} can be read on this host, or elsewhere with a token: {self.key}")
         raise Refused(401, f"send the token of {self.key}: Authorization: Bearer TOKEN")

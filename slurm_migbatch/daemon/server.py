@@ -291,9 +291,9 @@ class _Listener:
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._loop.remove_reader(self._listener.fileno())
-        self._later = self._loop.call_later(_RETRY_S, self._again)
+        self._later = self._loop.call_later(_RETRY_S, self._accept_again)
 
-    def _again(self) -> None:
+    def _accept_again(self) -> None:
         self._later = None
         if self._spare < 0:
             with contextlib.suppress(OSError):

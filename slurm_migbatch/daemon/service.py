@@ -95,7 +95,7 @@ class Service:
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
         policy = policy_of(config).runs
         self._retries = OomRetries(client, lambda: self.submit.facts.catalog, policy)
-        self.recurring = RecurringWatch(self.writer, self.submit.ran, self._ran)
+        self.recurring = RecurringWatch(self.writer, self.submit.ran, self._retry_failed_runs)
         self.submit.follow(self.recurring.jobs.listed)
         self.retention = Retention(config, self.writer, self.metrics)
         self._auditor = Auditor()
@@ -249,7 +249,7 @@ class Service:
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
-    def _ran(self, rows: Sequence[RecurringRun]) -> None:
+    def _retry_failed_runs(self, rows: Sequence[RecurringRun]) -> None:
         """Requeue the jobs whose runs ran out of memory, if their users want it."""
         if self.config.recurring.retry:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
@@ -332,6 +332,7 @@ class Service:
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
+        """Record how jobs ended that Slurm no longer lists; those that slurmctld has lost count as cancelled."""
         try:
             rows = await asyncio.to_thread(self._client.ended, jobs)
             unknown = jobs.difference(row["job_id"] for row in rows)

@@ -39,7 +39,7 @@ class Standby:
             routes=[
                 Route("/healthz", self._healthz, methods=["GET"]),
                 primary_route(activity, slurm_uids(config)),
-                Route("/{path:path}", self._elsewhere, methods=["GET", "POST"]),
+                Route("/{path:path}", self._refuse, methods=["GET", "POST"]),
             ],
             exception_handlers=REFUSALS,
         )
@@ -77,7 +77,7 @@ class Standby:
     async def _healthz(self, _: Request) -> Response:
         return as_json({"ok": True, "checks": {}, "standby": self._why, "marks": dict(self._marks)})
 
-    async def _elsewhere(self, _: Request) -> Response:
+    async def _refuse(self, _: Request) -> Response:
         response = as_json({"error": f"this migbatchd is on standby: {self._why}"}, 503)
         response.headers["Connection"] = "close"
         return response

@@ -33,9 +33,9 @@ from slurm_migbatch.decide.lending.stage import (
     LendingMemory,
     LendingSettings,
     OrderOutcome,
-    absorb,
     ends_of,
     needed_progress,
+    note_reports,
     plan_lending,
     settle_lending,
 )
@@ -138,7 +138,7 @@ def decide(
         dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, dispatch_settings))
     if (lending_settings := settings.lending) is not None:
         if supply is None or (dispatch and dispatch_settings is not None and not dispatch_settings.dry_run):
-            absorb(snapshot, memory.lending)
+            note_reports(snapshot, memory.lending)
         else:
             planned = supply
             lending = stage("lending", lambda: plan_lending(snapshot, planned, memory.lending, lending_settings))
@@ -150,5 +150,5 @@ def decide(
 def settle(outcomes: Outcomes, memory: DecisionMemory) -> Settled:
     """Process the results of the last decision's actions."""
     dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch)
-    memory.lending.ledger.unsave(outcomes.unsaved)
+    memory.lending.ledger.mark_unsaved(outcomes.unsaved)
     return Settled(dispatch, settle_lending(outcomes.lending, memory.lending))

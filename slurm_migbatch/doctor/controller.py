@@ -54,7 +54,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_tokens(config, _daemon(config))
     yield from check_rest(config, _daemon(config))
-    own = health.this_one(config)
+    own = health.ask_local(config)
     reports: ReceivedReports | None = None
     if own.standby:
         yield Finding(OK, "migbatchd", f"standby: {own.standby}")
@@ -178,7 +178,7 @@ def _topology(
 
 
 def _controllers(config: Config, conf: Mapping[str, str], local_state: health.DaemonState) -> Iterator[Finding]:
-    hosts = controllers.others(conf, socket.gethostname())
+    hosts = controllers.other_hosts(conf, socket.gethostname())
     urls = {name: health.url_of(address, config.node_api.port) for name, address in hosts.items()}
     others = {name: health.ask(url) for name, url in urls.items()}
     yield from controllers.check_controllers(config, conf, local_state, others)

@@ -18,7 +18,7 @@ _BEAT_S: Final = 120.0
 """Seconds within which slurmctld's primary must renew its heartbeat file; it does so every few seconds."""
 
 
-def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
+def other_hosts(conf: Mapping[str, str], host: str) -> dict[str, str]:
     """Return the other hosts of slurmctld with their addresses, by `scontrol show config`."""
     own_names = (host, host.partition(".")[0])
     return {name: address for name, address in controllers(conf).items() if name not in own_names}
@@ -42,7 +42,7 @@ def check_controllers(
         return
     problems = [*_state(conf), *_programs(conf)]
     for host, state in remote_states.items():
-        problems += _other(host, local_state, state)
+        problems += _compare(host, local_state, state)
     yield from problems
     if not problems:
         yield Finding(OK, _SUBJECT, f"fail-over with {', '.join(remote_states)} is configured")
@@ -77,7 +77,7 @@ def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(FAIL, _SUBJECT, text, "copy /etc/slurm from the other controller")
 
 
-def _other(host: str, local_state: DaemonState, other: DaemonState) -> Iterator[Finding]:
+def _compare(host: str, local_state: DaemonState, other: DaemonState) -> Iterator[Finding]:
     if other.silent:
         effect = "so no slices are supplied" if local_state.standby else "so it would not take over"
         text = f"migbatchd on {host} does not answer, {effect}: {other.silent}"

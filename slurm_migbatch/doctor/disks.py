@@ -18,7 +18,7 @@ class DiskSpace:
     """One directory: its contents, the space it needs, and the free space of its file system.
 
     Attributes:
-        what: its contents, for messages.
+        contents: what is kept there, for messages.
         path: the directory, or its nearest existing parent.
         needed: bytes.
         free: bytes for root.
@@ -26,7 +26,7 @@ class DiskSpace:
         readonly: mounted read-only.
     """
 
-    what: str
+    contents: str
     path: str
     needed: int
     free: int
@@ -34,13 +34,13 @@ class DiskSpace:
     readonly: bool = False
 
 
-def read_disk(what: str, path: str, needed_mib: int) -> DiskSpace:
+def read_disk(contents: str, path: str, needed_mib: int) -> DiskSpace:
     """Read the space of a path. Raises OSError."""
     existing = next(existing for existing in (Path(path), *Path(path).parents) if existing.exists())
     disk = os.statvfs(existing)
     inodes = disk.f_ffree if disk.f_files else None
     readonly = bool(disk.f_flag & os.ST_RDONLY)
-    return DiskSpace(what, str(existing), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
+    return DiskSpace(contents, str(existing), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
 
 
 def check_disks(disks: Iterable[DiskSpace]) -> Iterator[Finding]:
@@ -54,6 +54,6 @@ def check_disks(disks: Iterable[DiskSpace]) -> Iterator[Finding]:
         elif disk.inodes is not None and disk.inodes < _INODES:
             problem, advice = f"has {disk.inodes} inodes left", "delete files there: df -i"
         if problem:
-            yield Finding(FAIL, disk.what, f"the file system of {disk.path} {problem}", f"{advice} ({disk.path})")
+            yield Finding(FAIL, disk.contents, f"the file system of {disk.path} {problem}", f"{advice} ({disk.path})")
         else:
-            yield Finding(OK, disk.what, f"{disk.path}: {disk.free // _MIB} MiB free")
+            yield Finding(OK, disk.contents, f"{disk.path}: {disk.free // _MIB} MiB free")

@@ -66,6 +66,6 @@ def _texts(answer: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in answer.items()}
 
 
-def this_one(config: Config) -> DaemonState:
+def ask_local(config: Config) -> DaemonState:
     """Query the migbatchd of this host."""
     return ask(health_url(config))

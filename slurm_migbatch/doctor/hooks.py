@@ -78,11 +78,11 @@ def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
     """Check that slurmd runs migbatch's hooks, and that they can run."""
     for hook in facts:
         # slurm.conf may name the hook itself, which both check
-        problems = list(dict.fromkeys([*_called(hook), *_sound(hook)]))
+        problems = list(dict.fromkeys([*_check_called(hook), *_sound(hook)]))
         yield from problems or [Finding(OK, hook.key, f"runs {hook.hook.path}")]
 
 
-def _called(facts: HookFacts) -> Iterator[Finding]:
+def _check_called(facts: HookFacts) -> Iterator[Finding]:
     ours = facts.hook.path
     if not facts.values:
         text = f"slurm.conf has no {facts.key}=: no job gets a slice on this node"

@@ -113,9 +113,9 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
         advice = f"set Controller= in {conf_path} to [node_api] port of migbatch.toml (default 6830)"
         yield Finding(FAIL, subject, f"the server at {facts.url} is not migbatchd", advice)
     elif facts.signer:
-        yield Finding(FAIL, "credentials", facts.signer, _mended(config, facts.signer))
+        yield Finding(FAIL, "credentials", facts.signer, _remedy(config, facts.signer))
     elif facts.refused:
-        yield Finding(FAIL, "credentials", facts.refused, _mended(config, facts.refused))
+        yield Finding(FAIL, "credentials", facts.refused, _remedy(config, facts.refused))
     else:
         yield Finding(OK, subject, f"{facts.url} and this node accept each other's messages")
     for url in facts.silent:
@@ -134,7 +134,7 @@ def check_clock(whose: str, ahead: float) -> Iterator[Finding]:
         yield Finding(OK, "clock", f"{whose} and the controller agree to {abs(ahead):.1f} s")
 
 
-def _mended(config: NodeConfig, why: str) -> str:
+def _remedy(config: NodeConfig, why: str) -> str:
     if re.search(r"\b(?:expired|future|clock)", why):
         return "synchronize the clocks of this host and the controller"
     if user := re.search(r"does not come from the controller: uid ([0-9]+) is not authorized", why):

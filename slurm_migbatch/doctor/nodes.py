@@ -13,14 +13,13 @@ from slurm_migbatch.daemon.nodesview import geometry_of
 from slurm_migbatch.doctor.drained import check_drained
 from slurm_migbatch.doctor.reports import AGAIN
 from slurm_migbatch.install.catalogline import gres_entries
-from slurm_migbatch.install.devices import expanded
 from slurm_migbatch.install.reported import base_counts, most_counts
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
-from slurm_migbatch.slurm.nodelist import expand, fold
+from slurm_migbatch.slurm.nodelist import expand, expand_valid, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 from slurm_migbatch.workload.loans import LOAN
@@ -80,7 +79,7 @@ def check_nodes(
     for name in catalog:
         yield from _catalog(rows, mig, name)
     yield from _names(rows, mig, catalog)
-    yield from _alike(mig)
+    yield from _check_similar_types(mig)
 
 
 def _report(row: NodeRow, inventory: Mapping[str, object], silent_s: float, received_s: float) -> Finding:
@@ -105,7 +104,7 @@ def check_counts(
     counted = {
         name: {entry.type: entry.count for _, entry in gres_entries(values) if entry.name == "mig"}
         for _, values in conf.records("nodename")
-        for name in expanded(values["nodename"])
+        for name in expand_valid(values["nodename"])
     }
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -211,7 +210,7 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
         yield Finding(OK, "node features", "jobs can name nodes and pend for them")
 
 
-def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
+def _check_similar_types(mig: Sequence[NodeRow]) -> Iterator[Finding]:
     """Check that no partition has two profiles that Slurm takes for the same GRES type."""
     kinds_by_number: dict[tuple[str, int], set[str]] = {}
     for row in mig:

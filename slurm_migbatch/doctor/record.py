@@ -73,7 +73,7 @@ def _schema(connection: Connection, keep_s: float, *, live: bool) -> Iterator[Fi
         yield Finding(WARN, "schema", text, "start migbatchd, or run migbatch db upgrade")
         return
     yield Finding(OK, "schema", repr(present[-1]))
-    errors = [*soundness.differences(connection), *soundness.strays(connection)]
+    errors = [*soundness.differences(connection), *soundness.dangling(connection)]
     for text in errors:
         yield Finding(FAIL, "tables", text, "restore a backup (migbatch db restore)")
     if not errors:

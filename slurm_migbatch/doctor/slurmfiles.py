@@ -13,7 +13,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
-from slurm_migbatch.slurm.nodelist import fold
+from slurm_migbatch.slurm.nodelist import expand_valid, fold
 
 _DETECTS: Final = frozenset({"nvml", "full"})
 
@@ -32,7 +32,7 @@ def check_autodetect(gres_conf: Conf, nodes: Collection[str]) -> Iterator[Findin
     for line in gres_conf.lines:
         names, detect = line.get("nodename"), line.get("autodetect")
         if names and detect:
-            node_lines.update(dict.fromkeys(devices.expanded(names.value), line))
+            node_lines.update(dict.fromkeys(expand_valid(names.value), line))
     detecting: dict[str, list[str]] = {}
     for node in sorted(nodes):
         setting = node_lines.get(node, default_line)
@@ -59,7 +59,7 @@ def check_cloud_nodes(conf: Conf, shown: Mapping[str, str]) -> Iterator[Finding]
         name
         for _, values in conf.records("nodename")
         if values.get("state", "").upper() == "CLOUD" and has_gres(values, "mig")
-        for name in devices.expanded(values["nodename"])
+        for name in expand_valid(values["nodename"])
     ]
     if hidden:
         text = f"{fold(hidden)}: Slurm hides State=CLOUD nodes that are powered down, so no slices are offered there"
@@ -104,7 +104,7 @@ def _gres_of(conf: Conf, node: str) -> set[str]:
     return {
         entry.name
         for _, values in conf.records("nodename")
-        if node in devices.expanded(values["nodename"])
+        if node in expand_valid(values["nodename"])
         for _, entry in gres_entries(values)
         if entry.count
     }

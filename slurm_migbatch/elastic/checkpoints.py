@@ -100,14 +100,15 @@ class Checkpoints:
         try:
             self._write(steps, facts, state)
         except OSError as error:
-            if error.errno not in _NO_ROOM or not self._thin(1):
+            if error.errno not in _NO_ROOM or not self._delete_old(1):
                 raise
             self._write(steps, facts, state)
         with suppress(OSError):  # the new one is saved; leftovers are deleted next time
-            self._thin(self.keep)
+            self._delete_old(self.keep)
         return time.monotonic() - begun
 
     def _write(self, steps: int, facts: Mapping[str, Any], state: Any) -> None:
+        """Write a checkpoint to a temporary file, sync it, and rename it."""
         form = states.form_of(state)
         head = json.dumps({**facts, "steps": steps, "form": form, "written": round(time.time(), 3)}).encode()
         name = f"step-{steps:012d}.ckpt"
@@ -141,7 +142,7 @@ class Checkpoints:
         self.disk.sync_directory(self.directory)
         self._unusable.discard(name)
 
-    def _thin(self, keep: int) -> int:
+    def _delete_old(self, keep: int) -> int:
         """Delete all but the newest `keep`; return how many. Files that were skipped remain for the user."""
         old = [name for name in self.names() if name not in self._unusable][keep:]
         for name in old:

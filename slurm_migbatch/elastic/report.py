@@ -1,4 +1,4 @@
-"""Write lines to the file that MIGBATCH_PROGRESS names; `node/progress.py` has the format.
+"""Write lines to the file that MIGBATCH_PROGRESS names; `node/progressreport.py` has the format.
 
 A failed report is no reason to fail: the job trains without reports.
 """

@@ -10,7 +10,7 @@ from typing import Final
 
 from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.nodelist import expand
+from slurm_migbatch.slurm.nodelist import expand, expand_valid
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 _SHAPE: Final = (
@@ -107,7 +107,7 @@ def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[st
     for setting in needed.split():
         key, _, value = setting.partition("=")
         for values in own or [{}]:
-            if short if key.lower() in shape else _less(key, values, value):
+            if short if key.lower() in shape else _is_less(key, values, value):
                 yield setting
                 break
     present = others_of(rows, listed)
@@ -119,7 +119,7 @@ def _values(settings: str) -> dict[str, str]:
     return {key.lower(): value for key, _, value in (setting.partition("=") for setting in settings.split())}
 
 
-def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
+def _is_less(key: str, values: Mapping[str, str], needed: str) -> bool:
     """Return whether the value of a key on a line of the catalog is less than needed."""
     present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
     if key == "Features":
@@ -157,3 +157,15 @@ def gres_entries(values: Mapping[str, str]) -> Iterator[tuple[str, gres.Gres]]:
     for text in gres.split(values.get("gres", "")):
         with suppress(gres.GresError):
             yield text, gres.parse_entry(text)
+
+
+def former_catalog(conf: Conf, catalog: str) -> set[str]:
+    """Return the catalog nodes of an earlier run that are not in `catalog`: slurmctld would not know them any more."""
+    own_file = conf.beside(INCLUDED)
+    lines = (values["nodename"] for line, values in conf.records("nodename") if line.path == own_file)
+    return {name for names in lines for name in expand_valid(names)} - set(expand(catalog))
+
+
+def without_hosts(listed: str, removed: Collection[str]) -> str:
+    """Return a host list without the parts that name only nodes of `removed`."""
+    return ",".join(item for item in gres.split(listed) if not set(expand_valid(item) or (item,)) <= set(removed))

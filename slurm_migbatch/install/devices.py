@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from slurm_migbatch.install.catalogline import NodeNameLine, gres_entries
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.slurm.nodelist import expand_valid, fold
 
 _NEED_GPUS = frozenset({"shard", "mps"})
 
@@ -30,11 +30,11 @@ def listed(gres_conf: Conf, node: str, names: Collection[str]) -> Iterator[str]:
     """Yield the device files that gres.conf lists for these GRES of a node."""
     for line in gres_conf.lines:
         name, nodes = line.get("name"), line.get("nodename")
-        if name is None or name.value not in names or (nodes is not None and node not in expanded(nodes.value)):
+        if name is None or name.value not in names or (nodes is not None and node not in expand_valid(nodes.value)):
             continue
         for key in ("file", "multiplefiles"):
             if (files := line.get(key)) is not None:
-                yield from expanded(files.value)
+                yield from expand_valid(files.value)
 
 
 def not_counted(
@@ -69,11 +69,3 @@ def not_counted(
             else:
                 nodes.add(name)
     return frozenset(nodes)
-
-
-def expanded(hosts: str) -> tuple[str, ...]:
-    """Return the hosts or files of a list; none if it is malformed."""
-    try:
-        return expand(hosts)
-    except NodeListError:
-        return ()

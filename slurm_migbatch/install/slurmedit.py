@@ -7,9 +7,9 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
@@ -17,26 +17,32 @@ from slurm_migbatch.install.catalogline import (
     Counts,
     NodeNameLine,
     catalog_settings,
+    former_catalog,
     gres_entries,
     gres_words,
     has_gres,
     listed_features,
     others_of,
+    without_hosts,
 )
-from slurm_migbatch.install.devices import constrains, expanded, has_cgroups, not_counted
-from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
-from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
-from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
+from slurm_migbatch.install.devices import constrains, has_cgroups, not_counted
+from slurm_migbatch.install.gresconf import check_gres, gpu_lines
+from slurm_migbatch.install.partitionlines import (
+    left_after_lending,
+    partition_edits,
+    partition_settings,
+    preempts_by_qos,
+)
+from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.install.slurmplan import INCLUDED_GRES, SlurmPlan, hosts_of
+from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
-INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
 """From 25.05 on Slurm uses these, if a site has them, instead of PrologEpilogTimeout."""
-_TIERS: Final = range(2, 10)
-"""Tiers of other partitions that those with MIG nodes, if they have none, must not pass by getting 10."""
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
@@ -46,23 +52,6 @@ _BY_QOS: Final = (
     "PreemptType=preempt/qos is kept: while migbatchd is down, Slurm ends loans only for jobs whose QOS preempts that "
     "of training, with PreemptMode=REQUEUE (sacctmgr)"
 )
-
-
-@dataclass
-class SlurmPlan:
-    """Needs of slurm.conf and gres.conf.
-
-    Attributes:
-        site: input for rendering migbatch's own files.
-        edits: lines of the site's to change.
-        notes: remaining steps elsewhere, and unsupported settings, as sentences.
-        problems: what prevents migbatch from working, as sentences.
-    """
-
-    site: Site
-    edits: list[LineEdit] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 def plan(
@@ -83,15 +72,12 @@ def plan(
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
     result = SlurmPlan(site)
     rows = list(_nodes(conf, site.catalog.names, result))
-    configured = {name for _, _, names in rows for name in names}
-    if unknown := sorted(set(counts) - configured):
-        result.problems.append(
-            f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs: add it, or restart "
-            "slurmctld if the node was removed"
-        )
-    result.problems += _unreported(rows, counts)
-    result.problems += _clashes(rows, counts)
-    result.problems += _static_slices(rows, counts)
+    result.problems += [
+        *_not_configured(conf, rows, counts),
+        *_unreported(rows, counts),
+        *_clashes(rows, counts),
+        *_static_slices(rows, counts),
+    ]
     without_gpus = frozenset[str]()
     if cgroup_conf is not None and constrains(conf, cgroup_conf):
         without_gpus = not_counted(rows, gres_conf, site.gpu_devices, result.problems)
@@ -103,11 +89,11 @@ def plan(
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
     preempts = _preempts(conf)
-    result.edits += _partition_edits(
-        conf, rows, counts, site.catalog.names, _preemption(conf, lending, preempts), result
+    result.edits += partition_edits(
+        conf, rows, counts, site.catalog.names, partition_settings(conf, lending, preempts), result
     )
     if not lending:
-        result.notes += _after_lending(conf)
+        result.notes += left_after_lending(conf)
     settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
     catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     if site.lends and preempts:
@@ -124,12 +110,8 @@ def plan(
     result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, result)
     if topology_conf is not None:
-        plugin = conf.value("TopologyPlugin").lower().removeprefix("topology/")
-        topology_plan = topology.plan(plugin, topology_conf, site.catalog.names, site.version)
-        result.edits += topology_plan.edits
-        result.notes += topology_plan.notes
-        result.problems += topology_plan.problems
-    _own_gres(gres_conf, counts, result)
+        _add_topology(site, conf, topology_conf, result)
+    check_gres(gres_conf, counts, result)
     if not gres_conf.texts and any(has_gres(values, "gpu") for _, values, _ in rows):
         result.notes.append(
             f"{gres_conf.main} does not exist here, though nodes have GPUs: if they have files of their own, do not "
@@ -138,7 +120,7 @@ def plan(
         )
     if not result.problems:
         counting = {name: node_counts for name, node_counts in counts.items() if name not in without_gpus}
-        result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counting, result)))
+        result.site = replace(result.site, devices=list(gpu_lines(gres_conf, rows, counting, result)))
     return result
 
 
@@ -170,8 +152,8 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
                 f"{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
-            former = _former(conf, site.catalog.names) if setting.key == "SuspendExcNodes" else set()
-            kept = _without(token.value, {*former, *expand(site.catalog.names)}) if former else token.value
+            former = former_catalog(conf, site.catalog.names) if setting.key == "SuspendExcNodes" else set()
+            kept = without_hosts(token.value, {*former, *expand(site.catalog.names)}) if former else token.value
             new = _merged(setting, kept)
             if new != token.value:
                 changes.setdefault(line, {})[token.key] = new
@@ -209,7 +191,7 @@ def _of_own_preemption(conf: Conf) -> Iterator[str]:
     """Yield sentences on lending where the site has preemption of its own."""
     if not conf.value("PreemptExemptTime"):
         yield _PREEMPTS
-    if _by_qos(conf):
+    if preempts_by_qos(conf):
         yield _BY_QOS
 
 
@@ -242,20 +224,19 @@ def _comparable(key: str, item: str) -> str:
     return plain.removeprefix("cli_filter/").removeprefix("job_submit/") if key.endswith("Plugins") else plain
 
 
-def _hosts(line: Line, text: str, done: SlurmPlan) -> tuple[str, ...]:
-    """Return the hosts of a list; none, and a problem of `done`, if it is malformed."""
-    try:
-        return tuple(expand(text))
-    except NodeListError as error:
-        done.problems.append(f"{line.place}: {error}")
-        return ()
-
-
 def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
     """Yield the line that includes migbatch's file, if it is missing."""
     own_file = conf.beside(name)
     if not any(line.include and conf.beside(line.include) == own_file for line in conf.lines):
         yield added(conf, f"Include {name}")
+
+
+def _add_topology(site: Site, conf: Conf, topology_conf: Conf, done: SlurmPlan) -> None:
+    plugin = conf.value("TopologyPlugin").lower().removeprefix("topology/")
+    needed = topology.plan(plugin, topology_conf, site.catalog.names, site.version)
+    done.edits += needed.edits
+    done.notes += needed.notes
+    done.problems += needed.problems
 
 
 def _select_type(conf: Conf, done: SlurmPlan) -> None:
@@ -275,7 +256,7 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[NodeNameLine]:
     for line, values in conf.records("nodename"):
         if line.path == own_file:
             continue
-        names = _hosts(line, values["nodename"], done)
+        names = hosts_of(line, values["nodename"], done)
         if not names:
             continue
         if listed & set(names):
@@ -338,6 +319,15 @@ def _features(present: str, name: str) -> str:
     return ",".join([*features, own] if name and own not in features else features)
 
 
+def _not_configured(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
+    """Yield a sentence if nodes with MIG GPUs have no line."""
+    if unknown := sorted(set(counts).difference(*(names for _, _, names in rows))):
+        yield (
+            f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs: add it, or restart "
+            "slurmctld if the node was removed"
+        )
+
+
 def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
     """Yield a sentence for each line that gives mig to nodes without MIG GPUs.
 
@@ -350,18 +340,6 @@ def _unreported(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
                 f"{line.place}: {fold(members)} has mig in its Gres, but reports no GPU in MIG mode: correct that "
                 "(migbatch doctor there), or remove mig and the feature of the node from this line"
             )
-
-
-def _former(conf: Conf, catalog: str) -> set[str]:
-    """Return the catalog nodes of an earlier run that are not in `catalog`: slurmctld would not know them any more."""
-    own_file = conf.beside(INCLUDED)
-    lines = (values["nodename"] for line, values in conf.records("nodename") if line.path == own_file)
-    return {name for names in lines for name in expanded(names)} - set(expand(catalog))
-
-
-def _without(listed: str, removed: Collection[str]) -> str:
-    """Return a host list without the parts that name only nodes of `removed`."""
-    return ",".join(item for item in gres.split(listed) if not set(expanded(item) or (item,)) <= set(removed))
 
 
 def _clashes(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
@@ -406,159 +384,6 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
             folded = fold(chosen)
             settings[key] = folded if list(expand(folded)) == chosen else ",".join(chosen)
     return settings
-
-
-# --- partitions
-
-
-def _preemption(conf: Conf, lending: Collection[str], preempts: bool) -> Callable[[str], str]:
-    """Return what gives the settings of a partition, by its name, with which Slurm itself may end loans.
-
-    What the site's own preemption does to others remains: by QOS it needs none, and by partition those that do not lend
-    keep the mode of the cluster. `preempts`: whether the site has preemption of its own.
-    """
-    if _by_qos(conf):
-        return lambda name: ""
-    others = (values for _, values in conf.records("partitionname") if values["partitionname"] not in lending)
-    tiers = any(tier.isdigit() and int(tier) in _TIERS for values in others if (tier := values.get("prioritytier", "")))
-
-    def settings(name: str) -> str:
-        wanted = preemption(lending, name, tiers=tiers)
-        return wanted.removesuffix("PreemptMode=OFF") if preempts else wanted
-
-    return settings
-
-
-def _by_qos(conf: Conf) -> bool:
-    return conf.value("PreemptType").lower() == "preempt/qos"
-
-
-def _partition_edits(
-    conf: Conf,
-    rows: Sequence[NodeNameLine],
-    counts: Counts,
-    catalog: str,
-    preempting: Callable[[str], str],
-    done: SlurmPlan,
-) -> Iterator[LineEdit]:
-    """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes.
-
-    `preempting`: see `_preemption`.
-    """
-    sets = dict(_node_sets(conf, rows, done))
-    former = _former(conf, catalog)
-    for line, values in conf.records("partitionname"):
-        listed = values.get("nodes", "")
-        items = _hosts(line, listed, done)
-        all_nodes = any(item.upper() == "ALL" for item in items)
-        members = {name for item in items for name in sets.get(item, (item,))}
-        if not (all_nodes or members & {*counts, *former}):
-            continue
-        change, additions = {}, {}
-        token = line.get("nodes")
-        if not all_nodes and (not set(expand(catalog)) <= members or members & former):
-            if token:
-                change["nodes"] = ",".join(filter(None, (_without(token.value, {*former, *expand(catalog)}), catalog)))
-            else:
-                additions["Nodes"] = f"{listed},{catalog}"
-        for setting in preempting(values["partitionname"]).split():
-            key, _, value = setting.partition("=")
-            if key.lower() not in values:
-                additions[key] = value
-        if change or additions:
-            yield edit(conf, line, change, additions)
-
-
-def _after_lending(conf: Conf) -> Iterator[str]:
-    """Yield a sentence for each partition that has what is written with lending, which is off now."""
-    for line, _ in conf.records("partitionname"):
-        last = [(token.key, token.value) for token in line.tokens[-2:]]
-        for settings in (preemption(("x",), "x"), preemption(("x",), "x", tiers=True), preemption(("x",), "")):
-            words = (setting.partition("=") for setting in settings.split())
-            if last == [(key.lower(), value) for key, _, value in words]:
-                yield (
-                    f"{line.place}: {settings} remains though lending is off; remove it, and PreemptType and "
-                    "PreemptMode of the cluster, if only lending needed them"
-                )
-
-
-def _node_sets(conf: Conf, rows: Sequence[NodeNameLine], done: SlurmPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the nodes of each NodeSet."""
-    for line, values in conf.records("nodeset"):
-        members: list[str] = []
-        feature = values.get("feature", "")
-        for _, node, names in rows:
-            if feature and feature in listed_features(node):
-                members += names
-        members += _hosts(line, values.get("nodes", ""), done)
-        yield values["nodeset"], tuple(members)
-
-
-# --- gres.conf
-
-
-def _own_gres(conf: Conf, counts: Counts, done: SlurmPlan) -> None:
-    """Add lines of the site's gres.conf that must be removed to the problems of `done`."""
-    own_file = conf.beside(INCLUDED_GRES)
-    for line in conf.lines:
-        if line.path == own_file:
-            continue
-        name = line.get("name")
-        if name is not None and name.value == "mig":
-            done.problems.append(
-                f"{line.place}: lines with Name=mig belong to migbatch, in {INCLUDED_GRES}; remove this one"
-            )
-        detect = line.get("autodetect")
-        nodes = line.get("nodename")
-        if detect is None or detect.value.lower() == "off" or nodes is None:
-            continue
-        if affected := sorted(set(_hosts(line, nodes.value, done)) & set(counts)):
-            text = (
-                f"AutoDetect={detect.value} detects the slices of {fold(affected)} and drains the node when they change"
-            )
-            done.problems.append(f"{line.place}: {text}; set it to off there, with a File= line for each GPU")
-
-
-def _devices(conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, done: SlurmPlan) -> Iterator[str]:
-    """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
-    described = _described(conf, done)
-    if described is None:
-        return
-    nodes_by_gpus: dict[str, list[str]] = {}  # not by line: a first run splits these into a line for each node
-    for line, values, names in rows:
-        members = [name for name in names if name in counts and name not in described]
-        gpus = [entry for _, entry in gres_entries(values) if entry.name == "gpu"]
-        if not members or not gpus:
-            continue
-        if len(gpus) > 1:
-            done.problems.append(
-                f"{line.place}: AutoDetect is disabled on MIG nodes; add a line for each type of GPU of "
-                f"{fold(members)} to {conf.main}: NodeName={fold(members)} Name=gpu Type=... File=/dev/nvidia..."
-            )
-            continue
-        (gpu,) = gpus
-        last = f"[0-{gpu.count - 1}]" if gpu.count > 1 else "0"
-        kind = f" Type={gpu.type}" if gpu.type else ""
-        nodes_by_gpus.setdefault(f"Name=gpu{kind} File=/dev/nvidia{last}", []).extend(members)
-    for gpus_of_nodes, members in nodes_by_gpus.items():
-        yield f"NodeName={fold(members)} {gpus_of_nodes}"
-
-
-def _described(conf: Conf, done: SlurmPlan) -> set[str] | None:
-    """Return the nodes whose GPUs the site's gres.conf describes; None if those of all, or none are detected."""
-    described: set[str] = set()
-    detects = False
-    for line in conf.lines:
-        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
-        if line.path == conf.beside(INCLUDED_GRES):
-            continue
-        if name is not None and name.value == "gpu":
-            if nodes is None:
-                return None
-            described |= set(_hosts(line, nodes.value, done))
-        elif detect is not None and detect.value.lower() != "off":
-            detects = True
-    return described if detects else None
 
 
 def rendered(slurm: SlurmPlan) -> dict[str, str]:

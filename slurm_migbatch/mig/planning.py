@@ -195,6 +195,7 @@ def _relevant(geometry: Geometry, used: Layout, requested: Iterable[Profile]) ->
 
 @lru_cache(maxsize=1 << 15)
 def _plan_free(geometry: Geometry, used: Layout, requested: tuple[Profile, ...], keep: Layout) -> Layout:
+    """Return slots for the requested profiles, as far as they fit in order, with as many as possible of `keep`."""
     table = _slot_table(geometry)
     counts = table.counts(used)
     kept = set(keep.slots)

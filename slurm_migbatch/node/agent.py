@@ -93,7 +93,7 @@ class Agent:
         try:
             try:
                 first.check()
-                for line in first.repairer.all(Deadline(60.0)):
+                for line in first.repairer.repair_all(Deadline(60.0)):
                     log.info("repaired: %s", line)
             except (DriverError, TooLate, OSError) as error:  # for example RunDir is full; tried again later
                 log.warning("cannot repair yet: %s", error)
@@ -170,6 +170,7 @@ class Agent:
             executor.close()
 
     def _answer(self, executor: Executor, link: socket.socket) -> None:
+        """Run the hook that a connection requests, and send its exit code and line."""
         link.settimeout(REQUEST_TIMEOUT_S)
         try:
             peer = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

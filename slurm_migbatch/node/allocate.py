@@ -166,7 +166,7 @@ class Allocator:
         return explain_misfit(grant, node_plan, labels, self._journal.slices(), runs, note)
 
     def _repair_all(self, job: int, deadline: Deadline) -> None:
-        self._repairer.all(deadline, retry=True, locked_job=job)
+        self._repairer.repair_all(deadline, retry=True, locked_job=job)
         with suppress(LivenessError):
             self._run_repairer.orphans(Deadline(min(deadline.remaining / 2, SLURM_QUERY_S)))
         with self._journal.write():
@@ -245,12 +245,13 @@ class Allocator:
         abandoned = {row.gpu for row in in_flight if not owner.alive(row.owner)}
         for gpu in self._gpus.managed() if abandoned else ():
             if gpu.uuid in abandoned:
-                self._repairer.gpu(gpu, start.deadline)
+                self._repairer.repair_gpu(gpu, start.deadline)
         unfinished = self._journal.runs("state IN ('starting','ending')")
         if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
-            self._run_repairer.all(locked_job=start.env.job)
+            self._run_repairer.repair_all(locked_job=start.env.job)
 
     def _write_claims(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> None:
+        """Write the claims, their evictions and the starting run to the journal, in the open transaction."""
         env, owner_id = start.env, start.owner_id
         for ordinal, claim in enumerate(claims):
             for mig_slice in claim.evict:
@@ -286,13 +287,13 @@ class Allocator:
                     # Release the claims while the locks are still held here.
                     for gpu in gpus.values():
                         with suppress(DriverError):
-                            self._repairer.gpu(gpu, start.deadline, dead=(start.owner_id,), have_lock=True)
+                            self._repairer.repair_gpu(gpu, start.deadline, dead=(start.owner_id,), have_lock=True)
                     raise
         except TooLate:
             grace = Deadline(GRACE_S)
             for gpu in gpus.values():
                 with suppress(DriverError, TooLate):
-                    self._repairer.gpu(gpu, grace, dead=(start.owner_id,))
+                    self._repairer.repair_gpu(gpu, grace, dead=(start.owner_id,))
             raise
 
     def _under_locks(
@@ -357,7 +358,7 @@ class Allocator:
         known, uuids = {row.slot for row in rows}, {instance.mig_uuid for instance in instances}
         missing = any(row.state == "held" and row.mig_uuid is not None and row.mig_uuid not in uuids for row in rows)
         if missing or any(instance.slot not in known for instance in instances):
-            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+            self._repairer.repair_gpu(gpu, Deadline(GRACE_S), have_lock=True)
             instances = gpu.instances()
         return {instance.slot: instance for instance in instances}
 
@@ -413,7 +414,7 @@ class Allocator:
         """Check that the slice to share exists; the user already owns its devices."""
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid != row.mig_uuid:
-            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+            self._repairer.repair_gpu(gpu, Deadline(GRACE_S), have_lock=True)
             raise _Retry(None, f"{row} does not match the journal")
         return row
 
@@ -440,6 +441,7 @@ class Allocator:
         return row.on(instance, minors)
 
     def _commit(self, start: _Start, done: Sequence[JournalSlice], planned: bool) -> AllocatedSlices:
+        """Mark the run as running on its slices, and add the event. Raises TooLate if another hook has the run."""
         env, restart, now = start.env, start.env.restart or 0, time.time()
         elapsed_ms = round(start.deadline.elapsed * 1000)
         with self._journal.write():

@@ -30,7 +30,7 @@ class BootStep(NamedTuple):
     `ok` is False if a GPU, or the node, cannot be used before an administrator has acted.
     """
 
-    what: str
+    text: str
     ok: bool = True
 
 
@@ -49,7 +49,7 @@ def prepare(
         steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))
     executor.gpus.reset()  # minors and handles may change with the mode
     try:
-        steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
+        steps += [BootStep(line) for line in executor.repairer.repair_all(Deadline(REPAIR_TIME_S))]
         with executor.journal.write():
             executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
     except (DriverError, TooLate) as error:  # the other GPUs are repaired

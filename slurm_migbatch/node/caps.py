@@ -186,6 +186,7 @@ class Caps:
         return handle
 
     def _set(self, directory: int, minor: int, device: int, uid: int) -> None:
+        """Give a capability device to a user, and make it again if another file has its name."""
         name = f"nvidia-cap{minor}"
         try:
             handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)

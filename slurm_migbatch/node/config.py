@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class NodeConfig(NamedTuple):
-    """Every key of node.conf under its Python name; the defaults are those of a production node."""
+    """Every key of node.conf under its Python name; the defaults are those of a production node.
+
+    The shipped file lists the keys for administrators; the others are for tests and the test bed.
+    """
 
     node: str
     etc: str

@@ -83,6 +83,7 @@ class ControllerClient:
         raise refusal or ControllerError("; ".join(errors))
 
     def _post(self, url: str, path: str, body: bytes, patience: float) -> bytes:
+        """Post to one controller; return the body of its answer. Raises _Elsewhere if another one may answer."""
         parts = urlsplit(url)
         path = parts.path.rstrip("/") + path
         try:

@@ -15,8 +15,7 @@ _ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign":
 class Repair(NamedTuple):
     """One repair on a GPU, with its row and instance."""
 
-    # A method of Repairer: undo, leave, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
-    action: str
+    action: str  # see `Repairer._action`
     row: JournalSlice | None
     instance: Instance | None
     why: str

@@ -114,7 +114,7 @@ class Executor:
         try:
             with self.gpus.using():
                 self._follow_journal()  # in another one, the slices of running jobs would be nobody's
-                done += self.repairer.all(deadline, dry=dry)
+                done += self.repairer.repair_all(deadline, dry=dry)
         except (DriverError, TooLate) as error:
             failure = error
         # A GPU whose lock is held may have taken all the time.
@@ -160,6 +160,7 @@ class Executor:
             self.journal = self._open()
 
     def _guarded(self, env: HookEnv, deadline: Deadline, given_up: Callable[[], bool]) -> Outcome:
+        """Do the work of a hook under its job's lock; an error of a Prolog requeues the job or drains the node."""
         work = self._prolog if env.hook == "prolog" else self._epilog
         left_to_hook = exits.OK, f"{env.run}: its {env.hook} did not wait for this process any longer"
         with owner.working() as owner_id:
@@ -182,6 +183,7 @@ class Executor:
                 return self._unexpected(env, why, deadline, owner_id)
 
     def _prolog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
+        """Create the slices that the run was granted, and end earlier runs of its job."""
         try:
             grant = grants.find(self.config, env, deadline)
         except GrantError as error:
@@ -195,7 +197,7 @@ class Executor:
             self._forget_earlier(env, owner_id, earlier_handoffs)
             return exits.OK, ""
         known = self._journal_run(env)
-        if known is not None and known.state == "running" and self._whole(known, grant):
+        if known is not None and known.state == "running" and self._is_complete(known, grant):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
         try:
             allocation = self._allocator.allocate(env, grant, owner_id, deadline)
@@ -215,7 +217,7 @@ class Executor:
     def _map_jobs(self) -> str:
         """Update the job maps; return errors for the log."""
         with suppress(DriverError):
-            self.repairer.job_maps()
+            self.repairer.update_job_maps()
         return self._unmapped()
 
     def _unmapped(self) -> str:
@@ -225,7 +227,7 @@ class Executor:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
         return runs[0] if runs else None
 
-    def _whole(self, run: JournalRun, grant: Grant) -> bool:
+    def _is_complete(self, run: JournalRun, grant: Grant) -> bool:
         """Return whether a run that the journal shows as running has all that its tasks need; release it otherwise.
 
         If slurmctld has lost its state and reuses ids, the run may be an earlier job's of the same user.
@@ -285,6 +287,7 @@ class Executor:
         return ending_runs
 
     def _epilog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
+        """Release the slices of the runs that this Epilog ends."""
         last_restart = 0xFFFF if env.restart is None else env.restart
         notes = [note for note in ending.listed(self.paths.run, env.job) if note.restart <= last_restart]
         runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, last_restart))
@@ -296,7 +299,7 @@ class Executor:
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
             try:
-                self.repairer.all(deadline, retry=False, locked_job=env.job)
+                self.repairer.repair_all(deadline, retry=False, locked_job=env.job)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
         # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started, but not slices:
@@ -305,7 +308,7 @@ class Executor:
         runs = [run for run in runs if run.state != "starting" and run not in refused]
         for run in refused:
             self.run_repairer.refuse_again(run)
-        self.run_repairer.strays(time.time())
+        self.run_repairer.remove_stale_files(time.time())
         problems: list[str] = []
         if runs:
             for run in self._begin_release(runs, env.exit_code, owner_id):

@@ -27,7 +27,7 @@ class GuestAction(Enum):
     NO = "no"
 
 
-class Verdict(NamedTuple):
+class HostChoice(NamedTuple):
     """`host` is the row to share, if any; `why` a sentence without names of other users."""
 
     action: GuestAction
@@ -37,29 +37,29 @@ class Verdict(NamedTuple):
 
 def verdict(
     place: SharedSlot, uid: int, rows: Sequence[JournalSlice], runs: Mapping[tuple[int, int], JournalRun], planned: bool
-) -> Verdict:
+) -> HostChoice:
     """Decide what a job of `uid` may do with `place`; `planned`: the plan still has that slot."""
     occupied = [row for row in rows if row.gpu == place.gpu and row.state not in FREE]
     overlapping = [row for row in occupied if row.slot.placement.overlaps(place.slot.placement)]
     job, restart = place.host
     if not overlapping:
         return (
-            Verdict(GuestAction.ALONE)
+            HostChoice(GuestAction.ALONE)
             if planned
-            else Verdict(GuestAction.NO, f"job {job} has ended, and its slot is no longer in the plan")
+            else HostChoice(GuestAction.NO, f"job {job} has ended, and its slot is no longer in the plan")
         )
     host = next((row for row in overlapping if row.slot == place.slot and (row.job, row.restart) == place.host), None)
     if host is None or host.beside is not None:
-        return Verdict(
+        return HostChoice(
             GuestAction.NO, f"the slot is not held by job {job} run {restart}, with which it should be shared"
         )
     if host.state == "held" and host.uid != uid:
-        return Verdict(
+        return HostChoice(
             GuestAction.NO, f"job {job} belongs to another user, and only jobs of one user can share a slice"
         )
     run = runs.get(place.host)
     if host.state != "held" or run is None or run.state != "running":
-        return Verdict(GuestAction.WAIT, f"job {job} is starting or ending")
+        return HostChoice(GuestAction.WAIT, f"job {job} is starting or ending")
     if any(row.beside == host.id for row in overlapping):
-        return Verdict(GuestAction.NO, f"two jobs already share the slice of job {job}")
-    return Verdict(GuestAction.JOIN, host=host)
+        return HostChoice(GuestAction.NO, f"two jobs already share the slice of job {job}")
+    return HostChoice(GuestAction.JOIN, host=host)

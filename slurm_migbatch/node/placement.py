@@ -86,6 +86,7 @@ def _with_claim(view: GpuOccupancy, claim: SlotClaim) -> GpuOccupancy:
 def _options(
     views: Mapping[str, GpuOccupancy], profile: Profile, uid: int, reuse: str, excluded: Collection[GpuSlot]
 ) -> Iterator[tuple[tuple[int, ...], SlotClaim]]:
+    """Yield the slots that a profile can have, each with its cost: the lowest is taken."""
     for view in views.values():
         if profile not in view.geometry:
             continue

@@ -11,7 +11,7 @@ each be interrupted and repeated. The driver is authoritative for which instance
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ class Repairer:
         self._maps = maps
         self._run_repairer = run_repairer
 
-    def all(
+    def repair_all(
         self, deadline: Deadline, *, dry: bool = False, retry: bool = True, locked_job: int | None = None
     ) -> list[str]:
         """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
@@ -65,18 +65,18 @@ class Repairer:
         survey = self._gpus.survey()
         for gpu in survey.managed:
             try:
-                done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
+                done += [f"{gpu.uuid}: {repair}" for repair in self.repair_gpu(gpu, deadline, dry=dry, retry=retry)]
             except (DriverError, TooLate) as error:
                 failures.append(error)
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
-            done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
-        done += self._run_repairer.all(dry=dry, locked_job=locked_job)
-        done += self.job_maps(dry=dry)
+            done += self.repair_absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
+        done += self._run_repairer.repair_all(dry=dry, locked_job=locked_job)
+        done += self.update_job_maps(dry=dry)
         if failures:
             raise failures[0]
         return done
 
-    def job_maps(self, *, dry: bool = False) -> list[str]:
+    def update_job_maps(self, *, dry: bool = False) -> list[str]:
         """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""
         if not self._maps.wanted:
             return []
@@ -105,7 +105,7 @@ class Repairer:
                     self._discard(gpu, row, existing[row.slot], "cleared by the administrator")
         return done
 
-    def gpu(
+    def repair_gpu(
         self,
         gpu: NvmlGpu,
         deadline: Deadline,
@@ -120,11 +120,11 @@ class Repairer:
         Owners in `dead` count as dead although their process lives: an owner that gives up passes its own id.
         """
         if have_lock:
-            return self._gpu(gpu, dry, retry, dead)
+            return self._repair(gpu, dry, retry, dead)
         with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
-            return self._gpu(gpu, dry, retry, dead)
+            return self._repair(gpu, dry, retry, dead)
 
-    def _gpu(self, gpu: NvmlGpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
+    def _repair(self, gpu: NvmlGpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
         from slurm_migbatch.node.differences import diagnose  # most hooks do not need it
 
         def alive(name: str) -> bool:
@@ -138,7 +138,7 @@ class Repairer:
             repairs = [repair for repair in repairs if repair.action != "clear"]
         if not dry:
             for repair in repairs:
-                getattr(self, "_" + repair.action)(gpu, repair.row, repair.instance, repair.why)
+                self._action(repair.action)(gpu, repair.row, repair.instance, repair.why)
         return repairs
 
     def _exposed(self, gpu: NvmlGpu, rows: Sequence[JournalSlice], instances: Sequence[Instance]) -> set[int]:
@@ -157,7 +157,7 @@ class Repairer:
                 exposed.add(instance.gi_id)
         return exposed
 
-    def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
+    def repair_absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
         """Handle rows of GPUs that are missing or no longer managed: held ones are lost, the rest are dropped.
 
         A GPU that does not answer counts as present: its instances may still exist.
@@ -174,6 +174,24 @@ class Repairer:
         return done
 
     # -- actions, one method for each -------------------------------------------------------------------------------
+
+    def _action(self, name: str) -> Callable[..., None]:
+        """Return what makes the repairs of this action, called with the GPU, the row, the instance, and why."""
+        actions: Mapping[str, Callable[..., None]] = {
+            "undo": self._undo,
+            "leave": self._leave,
+            "forget": self._forget,
+            "lose": self._lose,
+            "regain": self._regain,
+            "adopt": self._adopt,
+            "respect": self._respect,
+            "complete": self._complete,
+            "park": self._park,
+            "clear": self._discard,
+            "release": self._release,
+            "guard": self._guard,
+        }
+        return actions[name]
 
     def _undo(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         """Undo unfinished work: an existing instance becomes idle, complete and closed to users."""
@@ -235,9 +253,6 @@ class Repairer:
             if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row._replace(gi=instance.gi_id).place, "reason": why})
             self._journal.event("destroy", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": 0})
-
-    def _clear(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
-        self._discard(gpu, row, instance, why)
 
     def _forget(self, gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
@@ -308,6 +323,7 @@ class Repairer:
         self.park(row, why)
 
     def _guard(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
+        """Give the devices of an instance to the user whose job holds it, or to root."""
         held = row.state == "held"
         if held and not self._runs_on(row):
             return  # its release has begun, which closes the devices itself

@@ -40,7 +40,7 @@ class RunRepairer:
         self._liveness = liveness
         self._releaser = Releaser(journal, paths, caps, maps)
 
-    def all(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
+    def repair_all(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
         """Finish what dead owners began for runs: undo an incomplete start, complete a release or a refusal.
 
         Runs that another process has locked are left to it. `locked_job`: the job whose runs the caller has locked.
@@ -54,7 +54,7 @@ class RunRepairer:
         for note in ending.abandoned(self._paths.run):
             with suppress(TooLate), locked(self._paths.lock, [run_lock(note.job)], Deadline(0.0)):
                 done += self.noted(note, dry=dry)
-        return done + self.strays(time.time(), dry=dry)
+        return done + self.remove_stale_files(time.time(), dry=dry)
 
     def _interrupted(self, locked_job: int | None, *, dry: bool) -> list[str]:
         done: list[str] = []
@@ -143,7 +143,7 @@ class RunRepairer:
             why = "it was requeued"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
-    def strays(self, now: float, *, dry: bool = False) -> list[str]:
+    def remove_stale_files(self, now: float, *, dry: bool = False) -> list[str]:
         """Remove hand-offs of old or unknown runs, and progress files."""
         # read before the runs are: a run is in the journal before its files exist
         handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
@@ -152,14 +152,14 @@ class RunRepairer:
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
         unknown = sorted(handoffs - set(known))
         refused = [refusal for key in unknown if (refusal := self._unrecorded(key)) is not None]
-        strays = [key for key in unknown if key not in {(refusal.job, refusal.restart) for refusal in refused}]
+        old_handoffs = [key for key in unknown if key not in {(refusal.job, refusal.restart) for refusal in refused}]
         stale_progress = sorted(
             progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")}
         )
         if not dry:
             for refusal in refused:
                 self._record(refusal)
-            for job, restart in strays:
+            for job, restart in old_handoffs:
                 handoff.remove(self._paths.job, job, restart)
             for job, restart in stale_progress:
                 progress.remove(self._paths.progress, job, restart)
@@ -169,7 +169,7 @@ class RunRepairer:
             stale_progress = [key for key in stale_progress if key not in kept]
         return (
             [f"job {refusal.job} run {refusal.restart}: its misfit is recorded" for refusal in refused]
-            + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
+            + [f"job {job} run {restart}: old hand-off removed" for job, restart in old_handoffs]
             + [f"job {job} run {restart}: old progress file removed" for job, restart in stale_progress]
         )
 

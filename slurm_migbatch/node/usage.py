@@ -1,4 +1,4 @@
-"""Collect the usage of a run when it is released: its last report (`progress.py`) and its memory (`peaks.py`)."""
+"""Collect the usage of a run when it is released: its last report (`progressreport.py`) and its memory (`peaks.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activity
-from slurm_migbatch.node import peaks, progress
+from slurm_migbatch.node import peaks, progress, progressreport
 from slurm_migbatch.node.journal import Journal
 from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
@@ -21,7 +21,7 @@ class RunUsage(NamedTuple):
     own; None if one was not, or too little was sampled.
     """
 
-    report: progress.ProgressReport | None = None
+    report: progressreport.ProgressReport | None = None
     memory_mib: int | None = None
     activity: Activity | None = None
     energy_j: float | None = None
@@ -49,7 +49,7 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
     try:
         content = progress.read(paths.progress, run.job, run.restart, run.uid)
         if content is not None:
-            report = progress.understand(content, started, ended=True)
+            report = progressreport.understand(content, started, ended=True)
     except (progress.ProgressError, OSError):
         pass
     if any(row.shared for row in slices):
@@ -64,7 +64,7 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
 
 
 def progress_event(
-    run: JournalRun, report: progress.ProgressReport, *, final: bool, sm: float | None = None
+    run: JournalRun, report: progressreport.ProgressReport, *, final: bool, sm: float | None = None
 ) -> dict[str, object]:
     """Return the fields of a `progress` event; unknown ones are omitted. `sm`: mean SM activity of its own slices."""
     fields = {name: value for name, value in report._asdict().items() if value is not None}

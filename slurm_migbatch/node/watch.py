@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Instance, NotMig
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import open_devices, peaks, progress
+from slurm_migbatch.node import open_devices, peaks, progress, progressreport
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.gpus import Gpus
@@ -73,7 +73,7 @@ class Watcher:
         self._unmetered: set[str] = set()  # GPUs without energy data
         self._energy: dict[str, tuple[peaks.RunId, float, float]] = {}  # by GPU: run, when it was read, joules
         self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: it takes all compute slices
-        self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
+        self._last_sent: dict[peaks.RunId, tuple[float, progressreport.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
         self._warned: dict[str, float] = {}  # when each was logged
         self._accused: dict[str, float] = {}  # the same for open devices; apart, so that other warnings cannot fill it
@@ -192,6 +192,7 @@ class Watcher:
     # -- memory --------------------------------------------------------------------------------------------------
 
     def _sample(self, held: dict[peaks.RunId, list[JournalSlice]], now: float) -> None:
+        """Add the memory, activity and energy of the slices in use to the peaks of their runs."""
         every = self._config.sample_every
         # a busy node is sampled less often
         since = every if self._sampled is None else max(every, now - self._sampled)
@@ -246,7 +247,7 @@ class Watcher:
     ) -> Iterator[tuple[float, float]]:
         """Yield seconds and joules of each GPU since its last sample, if every slice of the run is a whole GPU."""
         try:
-            whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._whole(gpu, row)]
+            whole = [gpu for row in slices if (gpu := gpus.get(row.gpu)) is not None and self._fills_gpu(gpu, row)]
             if len(whole) < len(slices) or any(gpu.uuid in self._unmetered for gpu in whole):
                 return
             for gpu in whole:
@@ -263,7 +264,7 @@ class Watcher:
         except DriverError as error:
             self._warn_once(f"cannot read the energy of GPUs: {error}")
 
-    def _whole(self, gpu: NvmlGpu, row: JournalSlice) -> bool:
+    def _fills_gpu(self, gpu: NvmlGpu, row: JournalSlice) -> bool:
         """Return whether a slice takes all compute slices of its GPU. Raises DriverError."""
         profile = row.slot.profile
         if (gpu.uuid, profile) not in self._is_whole:
@@ -311,7 +312,7 @@ class Watcher:
             if content is None or not content.size:
                 return
             long = content.size > progress.MAX_BYTES
-            report = progress.understand(content, min(row.since for row in slices))
+            report = progressreport.understand(content, min(row.since for row in slices))
             try:
                 if report is not None:
                     sm = None if any(row.shared for row in slices) else self._sm_activity(run)
@@ -340,7 +341,7 @@ class Watcher:
         self,
         journal: Journal,
         run: JournalRun,
-        report: progress.ProgressReport,
+        report: progressreport.ProgressReport,
         now: float,
         *,
         long: bool,

@@ -225,7 +225,7 @@ def _read(
         if row.tpot_s is None or model.architecture is None:
             return ""
         weights = bits or Precision("", FEWEST_BITS, FEWEST_BITS)
-        read, seconds, what = weights_read_mib(model.architecture, weights, 1.0), AT_ONCE * row.tpot_s, "tpot_s"
+        read, seconds, figure = weights_read_mib(model.architecture, weights, 1.0), AT_ONCE * row.tpot_s, "tpot_s"
         measured_s = row.tpot_s
     else:
         least = _least_mib(model, bits)
@@ -234,12 +234,12 @@ def _read(
             return ""
         # operations that use only a part of the weights are those of experts
         share = 1.0 if model.architecture is None else model.architecture.active / model.architecture.parameters
-        read, seconds, what = least * min(share, 1.0), row.batch * row.procs / rate, "seconds of a batch"
+        read, seconds, figure = least * min(share, 1.0), row.batch * row.procs / rate, "seconds of a batch"
         measured_s = seconds
     needed = max(read - CACHED_MIB, 0.0) * MIB / speed
     if seconds >= needed:
         return ""
     least_s = needed * measured_s / seconds
     return (
-        f"{what} {measured_s:.3g} is too short to read the weights of {row.model} on {where} (at least {least_s:.3g})"
+        f"{figure} {measured_s:.3g} is too short to read the weights of {row.model} on {where} (at least {least_s:.3g})"
     )

@@ -47,17 +47,17 @@ STRANGERS: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]]
 """Multiples of the standard deviation that covered 50 %, 80 % and 90 % of a stranger's points after 0 to 3 measured
 points, by figure and kind of work. In the tables of ParvaGPU, MIGPerf and MISO each laboratory, each family, and
 everything was held out; laboratories weigh about equally, because the coverage is stated for the next laboratory. Each
-kind of work has two laboratories, so this says little about a third: 80 % multiples from one of the two alone cover 45
-% (MIGPerf) to 100 % (ParvaGPU) of the other's first predictions in inference, 76 % to 85 % in training. With two and
-three points, memory followed the predictions more closely than a normal distribution, but only in one laboratory: the
-normal distribution's multiples are kept, because a memory limit that is too low ends jobs.
+kind of work has two laboratories, so this says little about a third: the multiples of one of the two alone cover much
+less, or all, of the other's first predictions in inference. With two and three points, memory followed the predictions
+more closely than a normal distribution, but only in one laboratory: the normal distribution's multiples are kept,
+because a memory limit that is too low ends jobs.
 """
 IMAGES: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]] = {
     ("memory", "train"): ((0.80, 1.30, 1.65),)
 }
 """The same for a stranger that takes images and has public specifications, without measured points: the far multiples
-above are those of texts and of models without specifications. Of MIGPerf's image models 80 % of the points are within
-0.9 standard deviations, of those of `measurements/` (bf16, which needs less than the prior's 32 bits) within 1.6.
+above are those of texts and of models without specifications. They cover MIGPerf's image models and those of
+`measurements/` (bf16, which needs less than the prior's 32 bits).
 """
 
 
@@ -123,11 +123,11 @@ def unmeasured(figure: str, kind: str) -> Calibration:
     """Return the calibration of a figure and kind of work without measurements."""
     groups = {STRANGER: STRANGERS[figure, kind], IMAGE: IMAGES.get((figure, kind), ())}
     return Calibration(
-        {f"{points}{letter}": _between(known) for letter, rows in groups.items() for points, known in enumerate(rows)}
+        {f"{points}{letter}": _at_levels(known) for letter, rows in groups.items() for points, known in enumerate(rows)}
     )
 
 
-def _between(known: Sequence[float]) -> tuple[float, ...]:
+def _at_levels(known: Sequence[float]) -> tuple[float, ...]:
     """Return the multiple for each of LEVELS from those of _QUANTILES.
 
     Between the quantiles it is linear in the logarithms of the multiple and of a normal distribution's multiple, beyond

@@ -29,8 +29,8 @@ APART: Final = 0.05
 """Squared distance above which two optima are distinct."""
 NEAR: Final = 1.1
 """Largest standard deviation of a prior whose optima are averaged: that of a model with public specifications. Without
-them optima are factors apart, and nothing measured lies between them. (By leaving models out of the three public
-tables: one point's mean error falls from 10.4 to 9.4 % on ParvaGPU, and nowhere grows.)
+them optima are factors apart, and nothing measured lies between them. Chosen by leaving models out of the three public
+tables.
 """
 MOST_PLACES: Final = 256
 """Measured points that are kept to correct nearby predictions."""
@@ -87,7 +87,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
         inner = _inner(slopes(best))
     covariance = root @ inner @ root.T
     mean = prior.mean + root @ best
-    indices = _even(len(cells), MOST_PLACES)
+    indices = _evenly_spaced(len(cells), MOST_PLACES)
     return Belief(
         mean,
         0.5 * (covariance + covariance.T),
@@ -120,7 +120,7 @@ def _averaged(ends: Sequence[tuple[float, Array]], slopes: Callable[[Array], Arr
     return np.asarray(mean), np.asarray(spread)
 
 
-def _even(count: int, most: int) -> npt.NDArray[np.intp]:
+def _evenly_spaced(count: int, most: int) -> npt.NDArray[np.intp]:
     """Return all indices, or an even choice if there are too many."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 

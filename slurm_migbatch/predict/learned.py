@@ -174,7 +174,7 @@ class LearnedPredictor:
         for workload in self._workloads(found, block):
             need = need_of(workload, kind.full.memory_mib)
             for machine in machines:
-                correction = self._trained.correction(workload, gpu, machine, _share(machine, kind))
+                correction = self._trained.correction(workload, gpu, machine, _share_of_gpu(machine, kind))
                 ends.append(step_interval(workload, need, machine, correction).widened(self.widening))
         seconds = np.array([(end.low, end.mid, end.high) for end in ends]).T
         shaped: Array = seconds.reshape(3, len(block), len(infos))
@@ -232,7 +232,7 @@ class LearnedPredictor:
         """Return the correction of computed figures by measured servers and training jobs of language models."""
         machine = machine_of(kind, info)
         measured = self._served if workload.training is None else self._trained
-        return measured.correction(workload, model_of(kind.name), machine, _share(machine, kind))
+        return measured.correction(workload, model_of(kind.name), machine, _share_of_gpu(machine, kind))
 
     def sized(self, workload: Workload) -> Workload:
         """Return a language model's training job with its memory corrected by measurements; any other workload
@@ -302,7 +302,7 @@ class LearnedPredictor:
         return max(known.reference, (not given and usual_tokens(model)) or 0)
 
 
-def _share(machine: Machine, kind: GpuKind) -> float:
+def _share_of_gpu(machine: Machine, kind: GpuKind) -> float:
     """Return a slice's share of the GPU's operations per second."""
     return machine.flops / (kind.tflops * 1e12)
 

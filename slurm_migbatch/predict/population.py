@@ -305,7 +305,7 @@ class _Pooled:
         outlier = np.ones(len(self.units))
         for _ in range(_ROUNDS):
             noise = (residual.diagonal() + self.noise) / (outlier * self.weight)[:, None]
-            prior = least + np.minimum(self._plain(columns, noise), most)
+            prior = least + np.minimum(self._squared_distances(columns, noise), most)
             self.variance = np.array(
                 [
                     np.linalg.inv((columns.T / noise[:, j]) @ columns + np.diag(1.0 / prior[:, j]))
@@ -327,7 +327,7 @@ class _Pooled:
             residual = (PSEUDO * np.diag(RESIDUAL * self.physical) + scatter) / (PSEUDO + total)
         self.residual = residual
 
-    def _plain(self, columns: Array, noise: Array) -> Array:
+    def _squared_distances(self, columns: Array, noise: Array) -> Array:
         """Return the squared distance of each level's units from the other effects, beyond what chance explains
         (the positive part of an effect's variance, as in James and Stein).
         """

@@ -200,7 +200,9 @@ def need_of(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], least: 
         return None
     unknown = last_ran_out and not done and not named
     largest_peak = max((run.peak_mib for run in past if run.peak_mib), default=0.0)
-    return ShownNeed(len(past), largest_peak, need, full if need == floor else 0, unknown, engine, *_busy(done, offers))
+    return ShownNeed(
+        len(past), largest_peak, need, full if need == floor else 0, unknown, engine, *_use_on_smallest(done, offers)
+    )
 
 
 def exceeded_mib(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], work: str, *, fills: bool) -> int:
@@ -231,7 +233,7 @@ def _by_peaks(past: Sequence[PastRun], short: Sequence[PastRun]) -> int:
     return math.ceil(max(bound(peaks) if peaks else 0.0, max(others, default=0.0) * SAMPLED))
 
 
-def _busy(done: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[float, float]:
+def _use_on_smallest(done: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[float, float]:
     """Return what is in use on the smallest slice with completed runs: compute slices, and memory bandwidth as MiB of
     slice memory.
     """

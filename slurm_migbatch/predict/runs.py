@@ -157,6 +157,7 @@ def share_out(observations: Sequence[Observation], most: int, public: Container[
 
 
 def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
+    """Return what a run shows about its model; None if it shows nothing that can be learned."""
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None

@@ -347,7 +347,7 @@ class Chooser:
             return list(allowed)
         holding = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
         if not holding:
-            raise llm_choice.nowhere(workload, allowed, partition, self.predictor)
+            raise llm_choice.no_slice_refusal(workload, allowed, partition, self.predictor)
         return holding
 
     def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:
@@ -411,11 +411,11 @@ class Chooser:
             reason = "no_hints" if hints.model is None else "unknown_model"
             text = REASONS[reason]
             if hints.model is not None:
-                meant = self._meant(hints.model)
+                meant = self._similar_model(hints.model)
                 text %= f"{model} (did you mean model={meant}?)" if meant else model
         return SliceChoice(offer, reason, text, None, ranked_by_memory(partition, limits))
 
-    def _meant(self, name: str) -> str | None:
+    def _similar_model(self, name: str) -> str | None:
         """Return the known model that some words of an unknown name are, or else the one with the most similar name;
         None if there is none or it is known.
         """

@@ -275,6 +275,7 @@ class ModelDirectory:
         _write(folder, INDEX, json.dumps({"format": FORMAT, **asdict(index)}, indent=1).encode())
 
     def _load(self, folder: int, version: int) -> Saved:
+        """Return a saved version. Raises StateError if it is missing, damaged or of another release."""
         where = f"{self.path / _name(version)}"
         try:
             packed = self._read(folder, _name(version))

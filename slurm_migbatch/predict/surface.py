@@ -240,7 +240,7 @@ class Belief:
         variance = np.maximum(np.einsum("ij,ij->i", slopes @ self.covariance, slopes), 0.0)
         misfit = np.full(len(cells), MISFIT**2)
         if len(self.offsets):
-            near = _near(places_of(cells), self.places)
+            near = _misfit_covariance(places_of(cells), self.places)
             value = value + near @ (self._inverse @ self.offsets)
             misfit = np.maximum(misfit - np.einsum("ij,ij->i", near @ self._inverse, near), 0.0)
         by_items = slopes[:, surface.names.index("item")] > 0.5
@@ -249,7 +249,7 @@ class Belief:
 
     @cached_property
     def _inverse(self) -> Array:
-        covariance = _near(self.places, self.places) + np.diag(self.noise**2)
+        covariance = _misfit_covariance(self.places, self.places) + np.diag(self.noise**2)
         return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
 
 
@@ -258,7 +258,7 @@ def places_of(cells: Cells) -> Array:
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
 
 
-def _near(first: Array, second: Array) -> Array:
+def _misfit_covariance(first: Array, second: Array) -> Array:
     """Return the covariance of the misfit between points."""
     squares = np.zeros((len(first), len(second)))
     # one coordinate at a time: far less memory

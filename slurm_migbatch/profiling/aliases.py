@@ -289,14 +289,14 @@ def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
             "gpu names only a slice, not the GPU: write the GPU there (NVIDIA H100 80GB HBM3), and "
             f"{profile} in profile"
         )
-    if stated and _same(cells["profile"], profile) is False:
+    if stated and _is_same_profile(cells["profile"], profile) is False:
         raise MeasurementError(
             f"gpu names the slice {profile}, and profile is {show(stated)}: correct one, or leave profile empty"
         )
     return {**cells, "gpu": gpu, "profile": cells.get("profile") or profile}
 
 
-def _same(stated: str, profile: str) -> bool | None:
+def _is_same_profile(stated: str, profile: str) -> bool | None:
     """Return whether two names are those of one profile; None if one is no profile, which has an error of its own."""
     try:
         return bool(stated) and Profile.parse(stated) == Profile.parse(profile)

@@ -247,7 +247,7 @@ def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> 
             _longest(model),
             key=key,
         )
-        return _asked(served, line)
+        return _with_working_form(served, line)
     finally:
         line.close()
 
@@ -280,7 +280,7 @@ def _longest(model: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _asked(served: Served, line: ServerConnection) -> Served:
+def _with_working_form(served: Served, line: ServerConnection) -> Served:
     last: ServerError | None = None
     for form in FORMS:
         for wishes in WISHES:

@@ -99,13 +99,13 @@ class NvmlMeter:
         """Keep the peak while the context is open; raises DriverError at its start. `sessions`, which may grow
         meanwhile, holds the session ids that count.
         """
-        from slurm_migbatch.mig.nvml.visible import Usage, VisibleDevice
+        from slurm_migbatch.mig.nvml.visible import MemoryUse, VisibleDevice
 
         peak, over = MemoryPeak(), threading.Event()
         with VisibleDevice(self._visible, self._library) as device:
             self._idle = min(self._idle, device.usage().used)
 
-            def note(usage: Usage) -> None:
+            def note(usage: MemoryUse) -> None:
                 own = [mib or 0.0 for pid, mib in usage.processes if _session(pid) in sessions]
                 alone = len(own) == len(usage.processes)
                 peak.note(usage.used - self._idle if alone or not sum(own) else sum(own))

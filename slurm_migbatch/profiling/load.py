@@ -281,8 +281,8 @@ def measure_load(
     requests_s = point.concurrency / requests.mean  # Little's law: all connections are always busy
     return LoadResult(
         point,
-        _about(point.inputs, median(inputs) if inputs else point.inputs),
-        _about(point.outputs, median(outputs)),
+        _rounded(point.inputs, median(inputs) if inputs else point.inputs),
+        _rounded(point.outputs, median(outputs)),
         Percentiles.of([answer.ttft for answer in answered]),
         Percentiles.of(tpots) if tpots else None,
         requests,
@@ -293,5 +293,5 @@ def measure_load(
     )
 
 
-def _about(asked: int, found: float) -> int:
+def _rounded(asked: int, found: float) -> int:
     return asked if abs(found / asked - 1.0) <= EXACT else max(round(found), 1)

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slurm_migbatch.profiling import oom, target, timing
@@ -227,6 +227,7 @@ def _flops(step: Callable[[], Any], batch: int) -> float | None:
 
 
 def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dict[str, Any]:
+    """Measure one point by a program that prints a line for each batch."""
     values = {
         "batch": order["batch"],
         "input": order["input_size"],
@@ -236,24 +237,14 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
     arguments = target.fill(tuple(order["command"]), values)
     parent.send("ready")
     parent.listen()
-    timings: list[list[float]] = []
-    figures: dict[str, float] = {}
     try:
         program = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         raise target.TargetError(f"the command cannot be started: {arguments[0]}: {error.strerror}") from None
-    ran_out = False
     with program:
         assert program.stdout is not None
         try:
-            for line in program.stdout:
-                ran_out = ran_out or line.strip() == oom.MARK
-                numbers = None if line.strip() == oom.MARK else target.parse_line(line)
-                if numbers is None:
-                    sys.stderr.write(line)
-                elif "seconds" in numbers:
-                    timings.append([numbers.pop("items", float(order["batch"])), numbers.pop("seconds")])
-                figures.update(numbers or {})
+            timings, figures, ran_out = _read_output(program.stdout, float(order["batch"]))
         except target.TargetError:
             program.kill()
             raise
@@ -279,6 +270,27 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         "params": figures.get("params"),
         "flops_per_item": figures.get("flops_per_item"),
     }
+
+
+def _read_output(lines: Iterable[str], batch: float) -> tuple[list[list[float]], dict[str, float], bool]:
+    """Return items (by default a batch) and seconds of each timing that a command prints, its other figures, and
+    whether it reports that memory ran out; copy other lines to standard error. Raises TargetError.
+    """
+    timings: list[list[float]] = []
+    figures: dict[str, float] = {}
+    ran_out = False
+    for line in lines:
+        if line.strip() == oom.MARK:
+            ran_out, numbers = True, None
+        else:
+            numbers = target.parse_line(line)
+        if numbers is None:
+            sys.stderr.write(line)
+            continue
+        if "seconds" in numbers:
+            timings.append([numbers.pop("items", batch), numbers.pop("seconds")])
+        figures.update(numbers)
+    return timings, figures, ran_out
 
 
 def _explain(error: BaseException) -> None:

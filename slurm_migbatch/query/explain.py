@@ -17,7 +17,7 @@ from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
-from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.decision import SubmitDecision, as_utf8
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.values.figures import digits, gib
@@ -115,7 +115,7 @@ def _of_service(path: Path, request: JobRequest) -> Answer:
 
 
 def _object(request: JobRequest, answer: Answer, service_answer: Answer | None) -> dict[str, Any]:
-    document: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
+    document: dict[str, Any] = {"schema": SCHEMA, "asked": _options_of(request), "partition": request.partition}
     document |= _verdict(answer)
     if isinstance(answer, Accept) and answer.decision is not None:
         row = answer.decision.to_dict()
@@ -132,24 +132,26 @@ def _verdict(answer: Answer) -> dict[str, Any]:
         return {"verdict": "refuse", "message": answer.sentence, "code": answer.code, "changes": {}}
     if isinstance(answer, Pass):
         return {"verdict": "pass", "message": answer.message, "changes": {}}
-    return {"verdict": "accept", "message": answer.message, "changes": {k: _text(v) for k, v in answer.changes.items()}}
+    return {
+        "verdict": "accept",
+        "message": answer.message,
+        "changes": {k: as_utf8(v) for k, v in answer.changes.items()},
+    }
 
 
-def _asked(request: JobRequest) -> dict[str, str]:
+def _options_of(request: JobRequest) -> dict[str, str]:
     names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
-    options = {name: _text(text) for name in names if (text := getattr(request, name))}
+    options = {name: as_utf8(text) for name in names if (text := getattr(request, name))}
     return {
         names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:").replace(",gpu:", ",")
         for name, text in options.items()
     }
 
 
-def _text(text: str) -> str:
-    return text.encode("latin-1").decode("utf-8", "replace")
-
-
 def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
-    pairs = [("requested", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
+    pairs = [
+        ("requested", " ".join(f"{option}={text!r}" for option, text in _options_of(request).items()) or "nothing")
+    ]
     pairs.append(("partition", request.partition or ""))
     if isinstance(answer, Refuse):
         pairs.append(("refused", answer.sentence))
@@ -157,7 +159,7 @@ def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -
         pairs.append(("passed", answer.message or "unchanged: the job requests no slice here"))
     elif answer.decision is not None:
         pairs += _decision(answer.decision)
-        pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
+        pairs += [(f"sets {name}", as_utf8(value) or "(cleared)") for name, value in answer.changes.items()]
         if answer.message:
             pairs.append(("message", answer.message))
     if service_answer is not None:
@@ -188,6 +190,8 @@ def _advice(decision: SubmitDecision) -> str:
 
 
 def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
+    """Yield the table of the profiles that were considered, with their predictions."""
+
     def shown(interval: Interval | None, scale: float = 1.0) -> str:
         if interval is None:
             return "-"

@@ -71,7 +71,7 @@ class LivePage:
         return Response(answer.out, headers={**_HEADERS, "Refresh": str(_REFRESH_S)}, media_type="text/html")
 
     def _asker(self, request: Request) -> int:
-        if self._rule.given(request.headers):
+        if self._rule.has_token(request.headers):
             return _EVERYTHING
         self._rule.check(request.client.host if request.client else "", request.headers)
         if request.scope["path"] == ALL or "authorization" in request.headers:

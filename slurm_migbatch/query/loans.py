@@ -154,7 +154,7 @@ def view(
         current = job_view is not None and loan.ended is None and job_view.row.restarts == loan.restart
         gpu = str(indexes.get(loan.gpu, loan.gpu))
         if current and job_view is not None:
-            current_views[loan.job_id] = _going(loan, job_view, gpu)
+            current_views[loan.job_id] = _view_of_open(loan, job_view, gpu)
         else:
             why = loan.why_ended or "it has left the queue"
             ended.append(_line(loan, gpu, loan.ended or loan.decided, "ended", why))
@@ -175,7 +175,7 @@ def view(
     return loan_views
 
 
-def _going(loan: Loan, job_view: JobView, gpu: str) -> LoanView:
+def _view_of_open(loan: Loan, job_view: JobView, gpu: str) -> LoanView:
     moments = {State.RUNNING: loan.started, State.SIGNALLED: loan.signalled, State.REQUEUED: loan.requeued}
     state, since = loan.state, moments.get(loan.state)
     if job_view.row.active and state in (State.RELEASED, State.WITHDRAWN):

@@ -101,7 +101,7 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
     assert wanted.end is not None
     fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
     wholes = record.wholes()
-    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, wholes=wholes, named=rights.accounts)
+    held = sums.SliceColumns.of(windows.held_slices(record, wanted), wanted.end, wholes=wholes, named=rights.accounts)
     # idle GPUs belong only to a chart of all runs
     all_runs = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
     rows = windows.gpus(record, wanted) if all_runs and rights.nodes else ()

@@ -91,7 +91,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
         yield "Elapsed", format_duration(run["ended"] - run["started"])
     yield "Requested", shown(run["asked"])
     yield "Bucket", shown(run["bucket"] or "none: no known model")
-    yield "Allocated", _got(run)
+    yield "Allocated", _allocated(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield from pairs_of("Measured", measured(run))
@@ -190,7 +190,7 @@ def _state(run: Mapping[str, Any]) -> str:
     return f"{text}: {reason}" if reason and current else text
 
 
-def _got(run: Mapping[str, Any]) -> str:
+def _allocated(run: Mapping[str, Any]) -> str:
     if not run["profile"]:
         return "nothing yet" if run["ended"] is None else "nothing"
     origin = "" if run["warm"] is None else ", warm (from an earlier job)" if run["warm"] else ", created for it"

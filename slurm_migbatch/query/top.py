@@ -185,7 +185,7 @@ def _gpus(asked: _Selection) -> Iterator[GpuRow]:
             continue
         for gpu in view.gpus:
             row = _gpu(asked, view, gpu, rows.get(view.name), leases.get((view.name, gpu.uuid), ()))
-            if _wanted(asked, row):
+            if _is_selected(asked, row):
                 yield row
 
 
@@ -222,7 +222,7 @@ def _held(asked: _Selection, leases: Iterable[LeaseRow]) -> list[SlotRow]:
     return list(slots.values())
 
 
-def _wanted(asked: _Selection, row: GpuRow) -> bool:
+def _is_selected(asked: _Selection, row: GpuRow) -> bool:
     if asked.user and not any(slot.job and asked.of_job(slot.job) for slot in row.slots):
         return False
     if not asked.only or asked.only in asked.partitions.get(row.node, ()):

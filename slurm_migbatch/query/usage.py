@@ -49,13 +49,13 @@ def _usage(
     connection: Connection,
     wanted: RunFilter,
     by: tuple[str, ...],
-    spans: Iterable[report.Span],
+    spans: Iterable[report.WindowPart],
     now: float,
     *,
     capacity: bool,
 ) -> report.Usage:
     groups = [name for name in by if name in GROUPS]
-    holdings: list[tuple[report.Span, HeldSlices]] = []
+    holdings: list[tuple[report.WindowPart, HeldSlices]] = []
     capacities: dict[str, dict[str, float] | None] = {}
     for span in spans:
         slices = held_slices(connection, wanted, groups, span.start, span.end, now)

@@ -31,7 +31,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.lines import pair_lines
-from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
+from slurm_migbatch.report.waste import SliceUse, WasteVerdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun, WasteSum
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.queries import RunFilter, any_run, geometries
@@ -47,7 +47,7 @@ AROUND_S = 86400.0
 def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer about one job, or with a table of the worst."""
     now = time.time()
-    wanted = _wanted(question, rights, now)
+    wanted = _run_filter(question, rights, now)
     recurring = site.config.recurring
     policy = RunsPolicy(recurring.runs, recurring.slowdown)
     others = allowed(rights, RunFilter())
@@ -65,7 +65,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     return Reply(list(_lines(question, shown, total, wanted, now)))
 
 
-def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
+def _run_filter(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
     if question.job:
         wanted = RunFilter(jobs=(job_id(question.job),))
     else:
@@ -81,7 +81,7 @@ class _Judged(NamedTuple):
 
     row: Any
     use: SliceUse
-    verdict: Verdict
+    verdict: WasteVerdict
     geometry: Geometry | None
 
 

@@ -166,15 +166,15 @@ class Page:
             gpus = tuple(_row(GpuRow, [*row[:-1], _rows(SlotRow, row[-1])]) for row in fields["gpus"])
             return cls(
                 float(fields["at"]),
-                _of(str, fields["cluster"]),
+                _checked(str, fields["cluster"]),
                 _row(Totals, fields["totals"]),
                 _rows(ProfileRow, fields["profiles"]),
-                _of(int, fields["waiting"]),
+                _checked(int, fields["waiting"]),
                 gpus,
                 _rows(QueueRow, fields["queue"]),
                 _rows(LoanRow, fields["loans"]),
                 _rows(EventRow, fields["events"]),
-                _of(int, fields["left_out"]),
+                _checked(int, fields["left_out"]),
                 _rows(NameRow, fields["names"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
@@ -192,7 +192,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def _of(kind: type[_T], value: Any) -> _T:
+def _checked(kind: type[_T], value: Any) -> _T:
     if not isinstance(value, kind):
         raise PageError(f"{value!r} is no {kind.__name__}")
     return value

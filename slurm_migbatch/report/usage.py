@@ -30,7 +30,7 @@ _SUMS: Final = ("slice_hours", "gpu_hours", "sampled_gpu_hours", "idle_gpu_hours
 
 
 @dataclass(frozen=True)
-class Span:
+class WindowPart:
     """A part of the window: its month (`2026-10`), or "" for all of it; unix seconds."""
 
     month: str
@@ -86,20 +86,20 @@ def parse_by(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words)) or DEFAULT_BY
 
 
-def spans(by: Sequence[str], start: float, end: float) -> list[Span]:
+def spans(by: Sequence[str], start: float, end: float) -> list[WindowPart]:
     """Return the separately counted parts of the window: months of local time if grouped by month.
 
     Raises:
         ReportError: there are too many of them.
     """
     if "month" not in by:
-        return [Span("", start, end)]
-    months: list[Span] = []
+        return [WindowPart("", start, end)]
+    months: list[WindowPart] = []
     since, moment = start, datetime.fromtimestamp(start)
     while since < end or not months:
         year, month = moment.year + moment.month // 12, moment.month % 12 + 1
         following = datetime(year, month, 1)
-        months.append(Span(f"{moment:%Y-%m}", since, min(end, following.timestamp())))
+        months.append(WindowPart(f"{moment:%Y-%m}", since, min(end, following.timestamp())))
         since, moment = following.timestamp(), following
         if len(months) > MOST_MONTHS:
             raise ReportError(f"--by month shows up to {MOST_MONTHS} months; begin later (-S)")
@@ -107,7 +107,7 @@ def spans(by: Sequence[str], start: float, end: float) -> list[Span]:
 
 
 def roll_up(
-    pieces: Iterable[tuple[Span, HeldSlices]],
+    pieces: Iterable[tuple[WindowPart, HeldSlices]],
     by: Sequence[str],
     equivalent: Callable[[str, int], float],
     capacity: Mapping[str, Mapping[str, float]] | None,

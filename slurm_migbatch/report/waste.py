@@ -66,7 +66,7 @@ class SliceUse(NamedTuple):
         return sum(count for _, count in self.parts)
 
 
-class Finding(NamedTuple):
+class WasteFinding(NamedTuple):
     """One way in which a run held more than it used.
 
     Attributes:
@@ -83,7 +83,7 @@ class Finding(NamedTuple):
     figures: Mapping[str, Any]
 
 
-class Verdict(NamedTuple):
+class WasteVerdict(NamedTuple):
     """The result for a run.
 
     Attributes:
@@ -97,7 +97,7 @@ class Verdict(NamedTuple):
     """
 
     gpu_hours: float
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[WasteFinding, ...] = ()
     profile: str = ""
     sbatch: str = ""
     note: str = ""
@@ -125,7 +125,7 @@ def waited(seconds: Sequence[float]) -> WaitFigures | None:
     return WaitFigures(median(seconds), quantile(seconds, 0.9), len(seconds))
 
 
-def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:
+def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> WasteVerdict:
     """Evaluate what a run held but did not use, by the runs of its recurring job (newest last, itself included) and the
     geometry of its GPUs. If that is no longer known, no smaller slice is considered.
     """
@@ -135,23 +135,23 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     if use.own.ended == OUT_OF_MEMORY and not use.live:
         return _ran_out(use, kind, gpu_hours)
     if unknown := _unknown(use):
-        return Verdict(gpu_hours, note=unknown, judged=False)
+        return WasteVerdict(gpu_hours, note=unknown, judged=False)
     findings = []
     if use.own.sm is not None and use.own.sm < IDLE:
         findings.append(_idle(use, gpu_hours))
     profile = use.profile
     if kind is None or profile not in kind.offers:
-        return Verdict(
+        return WasteVerdict(
             gpu_hours, tuple(findings), note="its GPU is no longer known, so other slices cannot be compared"
         )
     need, note = _need(use, past, kind)
     smaller = _smaller(need, kind, profile, policy) if need is not None else None
     if need is None or smaller is None:
-        return Verdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
+        return WasteVerdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
     saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
     findings += _oversized(use, kind, smaller, need, saved)
     enough = smaller.profile.gres_type
-    return Verdict(gpu_hours, tuple(findings), enough, _sbatch(enough, use))
+    return WasteVerdict(gpu_hours, tuple(findings), enough, _sbatch(enough, use))
 
 
 class _Kind:
@@ -180,20 +180,20 @@ def slice_mib(geometry: Geometry, profile: str) -> int | None:
     return None if offer is None else offer.memory_mib
 
 
-def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
+def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> WasteVerdict:
     """Return what to request after a run that ran out of memory: the smallest slice with more memory."""
     reason = "it reported out of memory"
     judged = use.own.peak_mib is not None or use.own.sm is not None
     held = kind.offers.get(use.profile) if kind is not None else None
     if kind is None or held is None:
-        return Verdict(gpu_hours, note=f"{reason}: request a slice with more memory next time", judged=judged)
+        return WasteVerdict(gpu_hours, note=f"{reason}: request a slice with more memory next time", judged=judged)
     larger = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
     if not larger:
-        return Verdict(
+        return WasteVerdict(
             gpu_hours, note=f"{reason}, on the largest slice: reduce the job, or request several GPUs", judged=judged
         )
     profile = min(larger, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
-    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{reason}: request {profile} next time", judged)
+    return WasteVerdict(gpu_hours, (), profile, _sbatch(profile, use), f"{reason}: request {profile} next time", judged)
 
 
 def _unknown(use: SliceUse) -> str:
@@ -242,14 +242,15 @@ def _smaller(need: ShownNeed, kind: _Kind, held: str, policy: RunsPolicy) -> Pro
     return offer if smaller else None
 
 
-def _idle(use: SliceUse, gpu_hours: float) -> Finding:
+def _idle(use: SliceUse, gpu_hours: float) -> WasteFinding:
     sm = use.own.sm or 0.0
     held = use.profile if use.slices == 1 else f"{use.slices} slices of {use.profile}"
     sentence = f"held but idle: SMs were in use {sm:.1%} of the {digits(use.hours)} h for which it held {held}"
-    return Finding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
+    return WasteFinding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
 
 
-def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNeed, saved: float) -> list[Finding]:
+def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNeed, saved: float) -> list[WasteFinding]:
+    """Return the findings about a slice that is larger than the need that the runs showed."""
     held, name, sm = kind.offers[use.profile], smaller.profile.gres_type, use.own.sm
     memory = (
         f"at most {gib(use.own.peak_mib or 0)} of {gib(held.memory_mib)} GiB were used, with a margin "
@@ -269,12 +270,14 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
     sm_figures = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
     if use.profile == kind.full:
         sentence = f"a whole GPU where {name} is enough: {memory}{f'; {compute}' if compute else unsampled}"
-        return [Finding("whole", sentence, saved, {**memory_figures, **sm_figures})]
+        return [WasteFinding("whole", sentence, saved, {**memory_figures, **sm_figures})]
     findings = []
     if smaller.memory_mib < held.memory_mib:
-        findings.append(Finding("memory", f"more memory than it needs: {memory}{unsampled}", saved, memory_figures))
+        findings.append(
+            WasteFinding("memory", f"more memory than it needs: {memory}{unsampled}", saved, memory_figures)
+        )
     if busy is not None and smaller.compute_slices < held.compute_slices:
-        findings.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sm_figures))
+        findings.append(WasteFinding("sms", f"more SMs than it needs: {compute}", saved, sm_figures))
     return findings
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
 from slurm_migbatch.report.lines import csv_line, separated_lines, table_lines
-from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
+from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, WaitFigures, WasteVerdict
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values.figures import digits, gib
 
@@ -39,7 +39,7 @@ class JudgedRun(NamedTuple):
 
     shown: Any
     use: SliceUse
-    verdict: Verdict
+    verdict: WasteVerdict
     held_mib: int | None
     waited_s: float | None
     would: WaitFigures | None = None
@@ -54,7 +54,7 @@ class WasteSum:
     judged_gpu_hours: float = 0.0
     wasted_gpu_hours: float = 0.0
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: WasteVerdict) -> None:
         """Add the result of a run."""
         self.runs += 1
         self.gpu_hours += verdict.gpu_hours
@@ -82,7 +82,7 @@ def pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
     if run.waited_s is not None:
         yield "Waited", format_duration(run.waited_s)
     if verdict.sbatch:
-        yield "Would wait", _would(run)
+        yield "Would wait", _wait_text(run)
 
 
 def _memory(run: JudgedRun) -> str:
@@ -100,7 +100,7 @@ def _sms(use: SliceUse) -> str:
     return f"{use.own.sm:.0%} in use{bandwidth}"
 
 
-def _would(run: JudgedRun) -> str:
+def _wait_text(run: JudgedRun) -> str:
     if run.would is None:
         return f"unknown: fewer than {LEAST_WAITS} runs with {run.verdict.profile} were submitted around that time"
     return (
@@ -149,11 +149,11 @@ def _cells(run: JudgedRun) -> list[str]:
         ",".join(finding.kind for finding in verdict.findings),
         verdict.sbatch,
         "" if run.waited_s is None else format_duration(run.waited_s),
-        _brief(run),
+        _brief_wait(run),
     ]
 
 
-def _brief(run: JudgedRun) -> str:
+def _brief_wait(run: JudgedRun) -> str:
     if not run.verdict.sbatch:
         return ""
     return UNKNOWN if run.would is None else f"{format_duration(run.would.median_s)}/{format_duration(run.would.p90_s)}"

@@ -344,13 +344,13 @@ class CliClient:
                 raise _failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
-                for output in pool.map(lambda some: self._once(*options, *some), chunks(tasks, 8)):
+                for output in pool.map(lambda some: self._scancel(*options, *some), chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(output)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
             raise SlurmRefused(refused, len(names))
 
-    def _once(self, *arguments: str) -> str:
+    def _scancel(self, *arguments: str) -> str:
         """Run scancel and return its error output; kill it before it sends a signal for the second time."""
         self.calls += 1
         command = [f"{self._bin}/scancel" if self._bin else "scancel", *arguments]
@@ -377,7 +377,7 @@ class CliClient:
         refused = self._ask(list(requests.values()))
         if refused:
             jobs = list(requests)
-            reasons = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
+            reasons = {jobs[number]: _message_only(why, jobs[number]) for number, why in refused.items()}
             raise SlurmRefused(reasons, len(jobs))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
@@ -479,7 +479,7 @@ def checked_job(job: int | str) -> str:
     return text
 
 
-def _plain(why: str, job: str) -> str:
+def _message_only(why: str, job: str) -> str:
     """Return Slurm's message without the job that scontrol puts before or after it."""
     return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
 

@@ -77,6 +77,14 @@ def _ranges(body: str, item: str, most: int) -> list[str]:
     return numbers
 
 
+def expand_valid(hosts: str) -> tuple[str, ...]:
+    """Return the hosts or files of a list; none if it is malformed."""
+    try:
+        return expand(hosts)
+    except NodeListError:
+        return ()
+
+
 def fold(names: Iterable[str]) -> str:
     """Fold `names` into a host list: sorted, each once, consecutive numbers as ranges."""
     plain: set[str] = set()

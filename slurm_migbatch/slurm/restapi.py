@@ -152,6 +152,7 @@ class RestApi:
         return self._understood(method, where, answer.status, text)
 
     def _understood(self, method: str, where: str, status: int, text: str) -> dict[str, Any] | None:
+        """Return the document of an answer; None: not found. Raises RestError (from Slurm) and SlurmError."""
         if status == http.client.UNAUTHORIZED:
             problem = (
                 f"it rejects the token in {self._token_file}; replace it by one of {self._user} (scontrol token)"

@@ -122,7 +122,7 @@ class SlurmrestdClient(CliClient):
         refused: dict[str, str] = {}
         others = {}
         for job, fields in updates.items():
-            if not (job.isdigit() and _FIELDS.issuperset(fields) and _spoken(fields)):
+            if not (job.isdigit() and _FIELDS.issuperset(fields) and _can_express(fields)):
                 others[job] = fields
             elif fields and (why := self._changed(f"job/{job}", _description(fields))):
                 refused[job] = why
@@ -193,7 +193,7 @@ def _not_signalled(found: Mapping[str, Any]) -> dict[str, str]:
     return refused
 
 
-def _spoken(fields: Mapping[str, str]) -> bool:
+def _can_express(fields: Mapping[str, str]) -> bool:
     """Return whether the API can express the values."""
     throttle = fields.get("ArrayTaskThrottle", "0")
     return throttle.isdigit() and _SOON.fullmatch(fields.get("StartTime", "now")) is not None

@@ -88,6 +88,7 @@ def _end_idle_transactions(backend: str, connection: Any, _record: Any) -> None:
 
 
 def _sqlite(url: URL, readonly: bool) -> Engine:
+    """Return an engine for an SQLite file."""
     if not url.database or url.database == ":memory:" or not Path(url.database).is_absolute():
         raise StoreError(f"{url} is not an absolute path; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
     path = Path(url.database)

@@ -89,12 +89,12 @@ def ingest(
     late = sorted(seq for seq in new if seq <= journal.contiguous)
     _apply(session, machine, journal, late)
     before, limit = journal.contiguous, len(fresh) + _MOST_EARLY
-    reached = _reach(session, journal, limit)
+    reached = _highest_complete(session, journal, limit)
     if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in stored:
         log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
         journal.contiguous = min(fresh) - 1
         machine.told = None
-        reached = _reach(session, journal, limit)
+        reached = _highest_complete(session, journal, limit)
     if reached > journal.contiguous:
         next_ones = _events(journal, NodeEvent.seq).where(NodeEvent.seq > journal.contiguous, NodeEvent.seq <= reached)
         _apply(session, machine, journal, session.scalars(next_ones.order_by(NodeEvent.seq)).all())
@@ -129,7 +129,7 @@ def _events(journal: NodeJournal, *columns: Any) -> Select[Any]:
     return select(*columns).where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
 
 
-def _reach(session: Session, journal: NodeJournal, most: int) -> int:
+def _highest_complete(session: Session, journal: NodeJournal, most: int) -> int:
     """Return the number up to which all events after `journal.contiguous` are stored; consider only the next `most`.
 
     Any number of events may have arrived early, and other nodes wait for the writer; later messages apply the rest.
@@ -164,6 +164,7 @@ def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> 
 
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
+    """Apply stored events to the record, in their order; an event that cannot be used is logged and skipped."""
     unusable: list[str] = []
     for portion in portions(seqs):
         rows = session.execute(
@@ -275,12 +276,12 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     for job, restart, facts, slices in sorted(reported, key=lambda row: _host_run(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
         run = _holder(session, machine, job, restart) or run_of(session, job, restart, since, starts=True)
-        _who(session, run, facts)
+        _fill_in_user(session, run, facts)
         start_run(session, run, machine.node, journal.journal, since, slices, None, _host_run(facts))
     machine.told = event["seq"]
 
 
-def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
+def _fill_in_user(session: Session, run: Run, event: dict[str, Any]) -> None:
     run.uid = clean.whole(event.get("uid")) if run.uid is None else run.uid
     for field in ("user", "account", "partition"):
         if getattr(run, field) is None:
@@ -291,7 +292,7 @@ def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
 def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
-    _who(session, run, event)
+    _fill_in_user(session, run, event)
     warm = clean.truth(event.get("warm"))
     run.warm = warm if run.warm is None else bool(run.warm and warm)
     setup = clean.real(event.get("elapsed_ms"))
@@ -306,7 +307,7 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     job, restart = _identity(event)
     run = _holder(session, machine, job, restart) or run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
-    if not _elsewhere(session, machine, job, restart):
+    if not _is_elsewhere(session, machine, job, restart):
         if event.get("shared") is True:
             measured.mark_shared(run)
         measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
@@ -321,7 +322,7 @@ def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, 
     if run is None:
         raise ValueError(f"job {job} has no run {restart}")
     held_here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
-    if session.scalar(held_here) is None or _elsewhere(session, machine, job, restart):
+    if session.scalar(held_here) is None or _is_elsewhere(session, machine, job, restart):
         raise ValueError(f"job {job} has held nothing on this node")
     measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
@@ -342,7 +343,7 @@ def _holder(session: Session, machine: Node, job: int, restart: int) -> Run | No
     return session.scalars(select(Run).join(Lease, Lease.run_id == Run.id).where(*lease).order_by(Lease.id)).first()
 
 
-def _elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:
+def _is_elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:
     """Return whether, according to Slurm, the run is on other nodes only: root of a node can report any job."""
     known = session.get(Job, job)
     facts = known.facts if known is not None and isinstance(known.facts, dict) else {}

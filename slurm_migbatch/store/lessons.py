@@ -66,6 +66,7 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
 
 
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
+    """Return what the predictor needs of a finished run."""
     hints, facts, measured = _object(row.hints), _object(row.facts), _object(row.measured_facts)
     alone = measured.get("shared") is not True
     model = clean.text(hints.get("model"), 128)
@@ -81,8 +82,8 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         input=clean.whole(hints.get("input"), 1),
         unit=clean.text(hints.get("input_unit"), 8) or "",
         items_hint=clean.whole(hints.get("items"), 1),
-        profile=_only(mig_slice.profile for mig_slice in slices),
-        gpu=_only(mig_slice.name for mig_slice in slices),
+        profile=_common(mig_slice.profile for mig_slice in slices),
+        gpu=_common(mig_slice.name for mig_slice in slices),
         slices=len(slices),
         elapsed_s=max(0.0, row.ended - row.started),
         throughput_per_s=row.measured_throughput_per_s if alone else None,
@@ -99,7 +100,7 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _only(values: Any) -> Any:
+def _common(values: Any) -> Any:
     """Return the common value; None if they differ or there are none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None

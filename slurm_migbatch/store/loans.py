@@ -22,7 +22,7 @@ _LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
 _ACTION = [column for column in Action.__table__.columns if column.name != "id"]
 
 
-class Use(NamedTuple):
+class InferenceUse(NamedTuple):
     """A slice of a job that was not a loan: its profile, start and end (None: still held)."""
 
     profile: str
@@ -87,7 +87,7 @@ def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 100
     return [dict(row._mapping) for row in connection.execute(statement)][::-1]
 
 
-def uses(connection: Connection, since: float) -> list[Use]:
+def uses(connection: Connection, since: float) -> list[InferenceUse]:
     """Return the slices that jobs other than loans held at that time or later, by start.
 
     The input of the forecast.
@@ -101,7 +101,7 @@ def uses(connection: Connection, since: float) -> list[Use]:
         .where(Lease.since.is_not(None), held | (Lease.until >= since), ~lent)
         .order_by(Lease.since)
     )
-    return [Use(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]
+    return [InferenceUse(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]
 
 
 def freed(connection: Connection, since: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Results of runs: their sources, plausibility, and sums over the nodes of a run.
 
 `Run.measured_facts` is {"by": {figure: source}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}. `progress.py` describes `safe`; `shared` means that it
+"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}. `progressreport` describes `safe`; `shared` means that it
 shared a slice with another job, `oom` that it reported out of memory; `sm`, `tensor` and `dram` are the average
 activity of its slices, and `energy_j` the joules of its GPUs if all were whole ones.
 A source is "job" (`migbatch progress`), "driver" (sampled on the node) or another caller of the store. Users can

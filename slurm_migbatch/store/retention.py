@@ -107,7 +107,7 @@ def _next_stage(stage: int) -> PruneCursor | None:
     return PruneCursor(stage + 1) if stage + 1 < len(_STAGES) else None
 
 
-def _later(moment: Any, id: Any, after: tuple[Any, ...]) -> ColumnElement[bool]:
+def _following(moment: Any, id: Any, after: tuple[Any, ...]) -> ColumnElement[bool]:
     """Return the condition for rows that follow `after`, a (time, id), in a form that can use an index on the time."""
     return and_(moment >= after[0], or_(moment > after[0], id > after[1])) if after else and_(True)
 
@@ -124,18 +124,19 @@ def _classes(_session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
 
 
 def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove finished runs with their slices and jobs; keep figures of those that the predictor learns from."""
     statement = (
         select(Run.id, Run.ended, Run.job_id, Run.array_job, Run.het_job)
-        .where(Run.span_class == part[0], Run.ended < limits.before, _later(Run.ended, Run.id, after))
+        .where(Run.span_class == part[0], Run.ended < limits.before, _following(Run.ended, Run.id, after))
         .order_by(Run.ended, Run.id)
         .limit(AT_ONCE)
     )
     rows = session.execute(statement).all()
     if not rows:
         return _Found({}, None)
-    running = _going(session, rows)
+    running = _jobs_still_running(session, rows)
     ids = [row.id for row in rows if not running & {row.job_id, row.array_job, row.het_job}]
-    expired = session.execute(_over(ids, limits.before)).all()
+    expired = session.execute(_finished_runs(ids, limits.before)).all()
     removed: dict[str, int] = {}
     if expired:
         ids, jobs = [row.id for row in expired], {row.job_id for row in expired}
@@ -152,7 +153,7 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
     return _Found(removed, (last.ended, last.id))
 
 
-def _going(session: Session, rows: Sequence[Any]) -> set[int]:
+def _jobs_still_running(session: Session, rows: Sequence[Any]) -> set[int]:
     """Return the jobs, arrays and heterogeneous jobs of these rows that have a running run."""
     ids = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
     columns = (Run.job_id, Run.array_job, Run.het_job)
@@ -162,7 +163,7 @@ def _going(session: Session, rows: Sequence[Any]) -> set[int]:
     return {id for row in open_runs for id in row if id is not None}
 
 
-def _over(ids: Sequence[int], before: float) -> Any:
+def _finished_runs(ids: Sequence[int], before: float) -> Any:
     """Return the SELECT of id and job of those runs that are completely finished."""
     newest = (select(func.max(Run.id)).scalar_subquery(), select(func.max(Run.lesson)).scalar_subquery())
     return select(Run.id, Run.job_id).where(
@@ -185,7 +186,7 @@ def _bound_lessons(session: Session, most: int) -> None:
 # -- rows about runs -------------------------------------------------------------------------------------------------
 
 
-def _whole(_session: Session, _part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
+def _whole_table(_session: Session, _part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
     return [(0,)]
 
 
@@ -200,7 +201,7 @@ def _step(
 ) -> _Found:
     """Remove the unneeded ones of the next rows, by (time, id), that meet the conditions `here`."""
     table = id.class_
-    old = select(id, moment).where(*here, moment < limits.before, _later(moment, id, after))
+    old = select(id, moment).where(*here, moment < limits.before, _following(moment, id, after))
     rows = session.execute(old.order_by(moment, id).limit(AT_ONCE)).all()
     if not rows:
         return _Found({}, None)
@@ -246,6 +247,7 @@ def _journals(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
 
 
 def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+    """Remove old events of one journal of a node, and the journal if it was replaced and has no events."""
     node, name = part
     journal = session.get_one(NodeJournal, part)
     since = session.scalar(select(func.min(Lease.since)).where(Lease.until.is_(None), Lease.node == node))
@@ -311,11 +313,11 @@ _Work = Callable[[Session, _Limits, tuple[Any, ...], tuple[Any, ...]], _Found]
 #: runs first: rows about them are removed afterwards
 _STAGES: Final[tuple[tuple[_Parts, _Work], ...]] = (
     (_classes, _runs),
-    (_whole, _loans),
-    (_whole, _actions),
-    (_whole, _decisions),
+    (_whole_table, _loans),
+    (_whole_table, _actions),
+    (_whole_table, _decisions),
     (_journals, _events),
     (_supplied, _supply),
-    (_whole, _reports),
-    (_whole, _unused),
+    (_whole_table, _reports),
+    (_whole_table, _unused),
 )

@@ -48,6 +48,7 @@ def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Colle
 
 
 def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> None:
+    """Update jobs and their runs by rows of Slurm; rows that show nothing new change nothing."""
     ids = [id for row in rows if (id := clean.whole(row.get("job_id"), 1)) is not None]
     jobs = {job.job_id: job for job in session.scalars(select(Job).where(Job.job_id.in_(ids)))}
     runs: dict[int, list[Run]] = {id: [] for id in ids}
@@ -97,6 +98,7 @@ def _marker(row: Mapping[str, Any]) -> str | None:
 
 
 def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:
+    """Update the run of a job by a row of Slurm."""
     restart = _restart(row)
     submitted = clean.moment(row.get("submit"))
     # a job that was submitted after the end of the recorded one with this id is another job

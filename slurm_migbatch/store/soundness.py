@@ -47,7 +47,7 @@ def differences(connection: Connection) -> Iterator[str]:
                 yield f"index {index.name} of {name} is missing"
 
 
-def strays(connection: Connection) -> Iterator[str]:
+def dangling(connection: Connection) -> Iterator[str]:
     """Yield dangling references."""
     count = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
     if count:

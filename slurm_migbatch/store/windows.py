@@ -59,7 +59,7 @@ def waits(record: RunReader, wanted: RunFilter, bounds: Sequence[float]) -> list
     values = Values()
     wait = "runs.started - runs.submitted"
     classes = "".join(f" WHEN {wait} < {values.one(bound)} THEN {number}" for number, bound in enumerate(bounds))
-    clauses = [*conditions(wanted, values), *_within("runs.started", wanted, values)]
+    clauses = [*conditions(wanted, values), *_in_window("runs.started", wanted, values)]
     clauses += ["runs.submitted IS NOT NULL", "runs.profile IS NOT NULL"]
     columns = f"runs.profile, CASE{classes} ELSE {len(bounds)} END, count(*)"
     rows = _select(record, columns, "runs", clauses, values, " GROUP BY 1, 2")
@@ -75,7 +75,7 @@ def predictions(record: RunReader, wanted: RunFilter) -> Rows:
     pairs = [(f"runs.predicted_{name}", f"runs.measured_{name}") for name in PREDICTED]
     pairs[0] = (f"{pairs[0][0]} * runs.slice_count", pairs[0][1])
     either = " OR ".join(f"{predicted} > 0 AND {measured} > 0" for predicted, measured in pairs)
-    clauses = [*conditions(wanted, values), *_within("runs.ended", wanted, values), either]
+    clauses = [*conditions(wanted, values), *_in_window("runs.ended", wanted, values), either]
     return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", clauses, values)
 
 
@@ -123,7 +123,7 @@ def _select(record: RunReader, columns: str, tables: str, known: Iterable[str], 
     return record.rows(f"SELECT {columns} FROM {tables} WHERE {where}{end}", values.found)  # noqa: S608 names are constants
 
 
-def _within(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:
+def _in_window(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:
     """Yield the conditions that a time is known and in the window, before its end."""
     yield f"{moment} IS NOT NULL"
     if wanted.start is not None:

@@ -30,14 +30,14 @@ _AROUND: Final = frozenset({"extra", "exc_nodes"})
 """Fields that are read or written together with the comment."""
 
 
-class Question(NamedTuple):
+class KeyedRequest(NamedTuple):
     """A submission; those with the same `key` are equivalent."""
 
     key: Hashable
     request: Mapping[str, str]
 
     @classmethod
-    def of(cls, request: Mapping[str, str], chooser: Chooser) -> Question | None:
+    def of(cls, request: Mapping[str, str], chooser: Chooser) -> KeyedRequest | None:
         """Return the cache key of a request; None if it may not be equivalent to others."""
         comment = request.get("comment", "")
         if request.get("kind") != "submit" or not hinting.is_hint(comment) or not _AROUND.isdisjoint(request):
@@ -92,7 +92,7 @@ class AlikeAnswer(NamedTuple):
     longest: int
     decision: SubmitDecision
 
-    def to(self, question: Question) -> CachedAnswer:
+    def to(self, question: KeyedRequest) -> CachedAnswer:
         """Return the answer to an equivalent submission."""
         before = self.before + question.comment.encode("latin-1") + self.between
         return CachedAnswer("accept", before, self.after, partial(question.decision, self.decision))
@@ -105,12 +105,12 @@ class AlikeAnswers:
         self._given: dict[Hashable, AlikeAnswer] = {}
         self._most = most
 
-    def get(self, question: Question) -> CachedAnswer | None:
+    def get(self, question: KeyedRequest) -> CachedAnswer | None:
         """Return the answer to a submission; None if no equivalent one was answered, or its comment does not fit."""
         answer = self._given.get(question.key)
         return answer.to(question) if answer is not None and len(question.comment) <= answer.longest else None
 
-    def keep(self, question: Question, answer: bytes, decision: SubmitDecision, name: str) -> None:
+    def keep(self, question: KeyedRequest, answer: bytes, decision: SubmitDecision, name: str) -> None:
         """Store an answer made under `name`, unless the decision kept an older name or the name is in it twice."""
         start = b"\nset_comment="
         before, comment, after = answer.partition(start + question.comment.encode("latin-1") + b" ")

@@ -50,15 +50,16 @@ class SubmitDecision:
         """Return the JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
         return {
             **vars(self),
-            "asked": {key: _text(text) for key, text in self.asked.items()},
-            "message": _text(self.message),
+            "asked": {key: as_utf8(text) for key, text in self.asked.items()},
+            "message": as_utf8(self.message),
             "hints": self.hints.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "advice": None if self.advice is None else {"batch": self.advice.batch, "copies": self.advice.copies},
         }
 
 
-def _text(text: str) -> str:
+def as_utf8(text: str) -> str:
+    """Return a value of a request, which has a character for each byte, as the user wrote it."""
     return text.encode("latin-1").decode("utf-8", "replace")
 
 

@@ -35,9 +35,9 @@ def with_tasks(asking: GresRequest, request: JobRequest, slices: int) -> tuple[J
     if each * (nodes or 0) <= 1 or request.ntasks_per_node not in (None, 0, each):
         return request, {}
     nodes = nodes or 1
-    told = replace(request, num_tasks=each * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=each)
-    changes = {name: str(getattr(told, name)) for name in ("num_tasks", "min_nodes", "max_nodes", "ntasks_per_node")}
-    return told, {**changes, "min_cpus": str(each * nodes * (request.cpus_per_task or 1))}
+    stated = replace(request, num_tasks=each * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=each)
+    changes = {name: str(getattr(stated, name)) for name in ("num_tasks", "min_nodes", "max_nodes", "ntasks_per_node")}
+    return stated, {**changes, "min_cpus": str(each * nodes * (request.cpus_per_task or 1))}
 
 
 def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:

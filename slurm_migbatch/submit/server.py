@@ -174,7 +174,7 @@ class SubmitServer:
             ready = self._poll.poll(0 if self._turns else self._patience())
             if self._last is not None and not ready and not self._turns and not self._silent:
                 return
-            self._look_at([number for number, _ in ready])
+            self._handle_ready([number for number, _ in ready])
             if (client := self._turns.next()) is not None:
                 self._speak(client)
             if self._silent:
@@ -183,7 +183,7 @@ class SubmitServer:
                 delay = self._idle_task()
                 self._due = None if delay is None else time.monotonic() + delay
 
-    def _look_at(self, ready: Sequence[int]) -> None:
+    def _handle_ready(self, ready: Sequence[int]) -> None:
         """Answer requests of root and SlurmUser, queue users' connections, then accept new ones or begin to stop."""
         for number in ready:
             client = self._clients.get(number)
@@ -208,6 +208,7 @@ class SubmitServer:
                 self._forget(client)
 
     def _accept(self, path: Path, listener: socket.socket) -> None:
+        """Accept waiting connections, at most `ACCEPTED`; close those of users who have too many."""
         for _ in range(ACCEPTED):
             try:
                 link, _ = listener.accept()

@@ -18,7 +18,7 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.predict.recurring import SENTENCES, PastRun, may_have_run_out
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.alike import AlikeAnswers, Question
+from slurm_migbatch.submit.alike import AlikeAnswers, KeyedRequest
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
@@ -63,7 +63,7 @@ class SubmitState:
     answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
     alike: AlikeAnswers = field(default_factory=AlikeAnswers, compare=False)
 
-    def keeps(self, request: JobRequest, answer: Answer) -> bool:
+    def may_reuse(self, request: JobRequest, answer: Answer) -> bool:
         """Return whether the same request will get the same answer as long as the site is unchanged.
 
         False if the answer depends on runs of the same job, which change meanwhile; for a refusal that is unknown.
@@ -176,7 +176,7 @@ class SubmitService:
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, is_proxy: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
         cached = is_proxy and not self._ran_out(fields)
-        question = Question.of(fields, site.chooser) if cached and len(request) <= LONGEST else None
+        question = KeyedRequest.of(fields, site.chooser) if cached and len(request) <= LONGEST else None
         similar = None if question is None else site.alike.get(question)
         if similar is not None:
             site.answers.put(request, similar)
@@ -189,7 +189,7 @@ class SubmitService:
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if is_proxy:
             decision = answer.decision if isinstance(answer, Accept) else None
-            if cached and site.keeps(job, answer):
+            if cached and site.may_reuse(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)
                 if question is not None and decision is not None:
                     site.alike.keep(question, message, decision, name)
@@ -263,7 +263,7 @@ def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
     try:
         fresh.unlink(missing_ok=True)
         listener.bind(str(fresh))
-        fresh.chmod(0o600 if owners and _given(fresh, owners) else 0o666)
+        fresh.chmod(0o600 if owners and _hand_over(fresh, owners) else 0o666)
         listener.listen(BACKLOG)
         fresh.replace(path)
     except BaseException:
@@ -272,7 +272,7 @@ def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
     return listener
 
 
-def _given(path: Path, owners: Collection[int]) -> bool:
+def _hand_over(path: Path, owners: Collection[int]) -> bool:
     others = set(owners) - {0, os.geteuid()}
     if len(others) > 1:
         return False

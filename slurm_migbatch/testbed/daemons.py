@@ -20,6 +20,7 @@ from .process_group import ProcessGroup
 GRACE_S = 60.0
 _BURIAL_S = 60.0
 _CHILD_S = 30.0
+_TAIL_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class Daemons:
         recorded = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
         return [daemon for daemon in recorded if daemon is not None]
 
-    def stop(self, name: str, grace: float = GRACE_S) -> None:
-        """Stop a process by SIGTERM, then SIGKILL after `grace` seconds; its record stays for `restart`."""
-        self._end(name, lambda process: process.end(grace))
+    def stop(self, name: str) -> None:
+        """Stop a process by SIGTERM, then SIGKILL after `GRACE_S` seconds; its record stays for `restart`."""
+        self._end(name, lambda process: process.end(GRACE_S))
 
     def kill(self, name: str) -> None:
         """Kill a process by SIGKILL, as a crash would."""
@@ -106,10 +107,10 @@ class Daemons:
         for child in children:
             child.wait(_CHILD_S)
 
-    def restart(self, name: str, grace: float = GRACE_S) -> Daemon:
+    def restart(self, name: str) -> Daemon:
         """Stop the process if it runs, and start it again with the same command line and environment."""
         daemon = self._known(name)
-        self.stop(name, grace)
+        self.stop(name)
         return self.start(name, daemon.argv, daemon.env)
 
     def check(self) -> None:
@@ -122,10 +123,10 @@ class Daemons:
         """Return the log file of `name`."""
         return self.logs / f"{name}.out"
 
-    def tail(self, name: str, lines: int = 15) -> str:
+    def tail(self, name: str) -> str:
         """Return the last lines that `name` wrote."""
         with suppress(FileNotFoundError):
-            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
+            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         return "(no output)"
 
     def reap(self) -> None:

@@ -56,7 +56,7 @@ class Checks:
 
     failed: list[str] = field(default_factory=list)
 
-    def that(self, sentence: str, problems: list[str]) -> None:
+    def print_check(self, sentence: str, problems: list[str]) -> None:
         """Print one line of the closing check."""
         click.echo(f"  {'ok ' if not problems else 'NOT'}  {sentence}")
         for problem in problems[:8]:
@@ -107,7 +107,7 @@ class Demo:
         self._submit(DemoJob("mbalice", "array_inference.sh", seconds=8, array=4))
         self._submit(DemoJob("mbcarol", "multi_slice.sh", seconds=8, tasks=3))
         self._submit(DemoJob("mbalice", "refused.sh", end="REFUSED"))
-        self._until(
+        self._wait_until(
             lambda: self.cluster.states().get(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs"
         )
 
@@ -164,7 +164,7 @@ class Demo:
         parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
         return {profile: int(count) for profile, count in parts}
 
-    def _until(self, ready: Callable[[], bool], event: str, timeout: float = 300.0) -> None:
+    def _wait_until(self, ready: Callable[[], bool], event: str, timeout: float = 300.0) -> None:
         wait_until(ready, timeout, event, every=0.5)
 
     def _await_end(self) -> None:
@@ -175,11 +175,11 @@ class Demo:
             states = self.cluster.states()
             return all(states.get(record, "") in FINAL for record in records)
 
-        self._until(over, "the end of all jobs")
-        self._until(lambda: not self._leases(), "the end of all leases")
+        self._wait_until(over, "the end of all jobs")
+        self._wait_until(lambda: not self._leases(), "the end of all leases")
         # What is missing from the record after that fails a closing check.
         with suppress(TestbedError):
-            self._until(self._recorded, "the record of all jobs", 60.0)
+            self._wait_until(self._recorded, "the record of all jobs", 60.0)
 
     def _recorded(self) -> bool:
         known = self._accounts()
@@ -217,7 +217,7 @@ class Demo:
     # --- checking
 
     def _verify(self, watch: HandoffWatch) -> None:
-        check = self.checks.that
+        check = self.checks.print_check
         records = self._accounts()
         accepted = [job for job in self.jobs if job.end != "REFUSED"]
         refused = [job for job in self.jobs if job.end == "REFUSED"]

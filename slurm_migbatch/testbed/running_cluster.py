@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_migbatch.slurm.fields import fields_of
 
 from . import process_group, users
-from .daemons import GRACE_S, Daemon, Daemons
+from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .proc import wait_until
 from .simdriver import SimulatedMachine
@@ -114,9 +114,9 @@ class RunningCluster:
         enter = ["unshare", "--uts", "--mount", "--propagation", propagation, "/bin/sh", "-c", "\n".join(lines), "sh"]
         return self.spawn(name, [*enter, *argv], in_root=in_root)
 
-    def stop(self, name: str, grace: float = GRACE_S) -> None:
-        """Stop a process by SIGTERM, and SIGKILL after `grace` seconds."""
-        self.daemons.stop(name, grace)
+    def stop(self, name: str) -> None:
+        """Stop a process by SIGTERM, and SIGKILL after `daemons.GRACE_S` seconds."""
+        self.daemons.stop(name)
 
     def kill(self, name: str) -> None:
         """Kill a process by SIGKILL, as a crash would."""

@@ -14,7 +14,7 @@ from .running_cluster import RunningCluster
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldSlice:
     """A slice as the driver shows it while a run holds it."""
 
     node: str
@@ -67,7 +67,7 @@ class HandoffWatch(Watch):
         self._cluster = cluster
         self.problems: list[str] = []
         self.rounds = 0
-        self.held: dict[tuple[int, int, str], Held] = {}
+        self.held: dict[tuple[int, int, str], HeldSlice] = {}
 
     def observe(self) -> None:
         """Compare all nodes."""
@@ -96,9 +96,9 @@ class HandoffWatch(Watch):
                 else:
                     self.held[key] = current
 
-    def _devices(self, node: str) -> dict[str, Held]:
+    def _devices(self, node: str) -> dict[str, HeldSlice]:
         return {
-            ci["uuid"]: Held(node, gpu["uuid"], gi["gi_id"], gi["profile"], gi["start"], gi["size"])
+            ci["uuid"]: HeldSlice(node, gpu["uuid"], gi["gi_id"], gi["profile"], gi["start"], gi["size"])
             for gpu in self._cluster.machine(node).dump()["gpus"]
             for gi in gpu["instances"]
             for ci in gi["compute_instances"]

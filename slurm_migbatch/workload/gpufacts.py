@@ -99,7 +99,7 @@ def model_of(name: str) -> str:
     if match is None:
         return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
     form = FORM.search(text)
-    if form is None or _alike(facts_of(text), facts_of(FORM.sub("", text))):
+    if form is None or _are_similar(facts_of(text), facts_of(FORM.sub("", text))):
         return match[1]
     return f"{match[1]}-{form[1]}"
 
@@ -119,7 +119,7 @@ def _stated_gb(text: str) -> int:
     return 0 if stated is None else int(stated[1])
 
 
-def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
+def _are_similar(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
     if one is None or other is None:
         return True
     return all(ALIKE <= a / b <= 1 / ALIKE for a, b in zip(one[:2], other[:2], strict=True))

@@ -115,7 +115,7 @@ class _Search:
     def holds(self, at: int, need: Need) -> bool:
         if not need:
             return True
-        if at == len(self._gpus) or not self._within(self._gpus[at:], need):
+        if at == len(self._gpus) or not self._sums_allow(self._gpus[at:], need):
             return False
         self._steps += 1
         if self._steps > STEPS:
@@ -130,7 +130,7 @@ class _Search:
         return len(tried) == 1 and self.holds(at + 1, need)
 
     @staticmethod
-    def _within(gpus: Sequence[GpuLayouts], need: Need) -> bool:
+    def _sums_allow(gpus: Sequence[GpuLayouts], need: Need) -> bool:
         """Return whether the sums of slices over all GPUs allow it."""
         compute = memory = 0
         for kind, count in need:

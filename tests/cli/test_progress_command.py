@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.node import progress
+from slurm_migbatch.node import progress, progressreport
 from slurm_migbatch.query.show import training
 
 
@@ -31,8 +31,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def understood(file: Path) -> list[progress.ProgressLine | None]:
-    return [progress.parse(line) for line in file.read_bytes().splitlines()]
+def understood(file: Path) -> list[progressreport.ProgressLine | None]:
+    return [progressreport.parse(line) for line in file.read_bytes().splitlines()]
 
 
 def test_node_parses_the_reported_progress(file: Path) -> None:
@@ -53,7 +53,7 @@ def test_node_parses_the_reported_progress(file: Path) -> None:
     assert report(file, "--items", "6000") == (0, "")
     first, second = understood(file)
     assert first is not None and second is not None
-    assert first._replace(at=None) == progress.ProgressLine(5000, 12.5, 32, 0.0004, 31, None, None, 1)
+    assert first._replace(at=None) == progressreport.ProgressLine(5000, 12.5, 32, 0.0004, 31, None, None, 1)
     assert first.at is not None and second.at is not None and first.at <= second.at
     assert second.items == 6000
 
@@ -122,5 +122,5 @@ def test_job_reports_that_memory_ran_out(file: Path) -> None:
     assert report(file, "--oom") == (0, "")
     assert [line is not None and line.oom for line in understood(file)] == [1]
     content = progress.Content(b"", file.read_bytes(), file.stat().st_size, time.time())
-    summary = progress.understand(content, time.time() - 60)
+    summary = progressreport.understand(content, time.time() - 60)
     assert summary is not None and (summary.oom, summary.items) == (True, None)

@@ -314,7 +314,7 @@ def test_retry_is_recorded_before_the_job_is_held(config, slurm, store, signer) 
     slurm.requeue_ended = watched
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         running.service.submit.facts.catalog = SITE
-        running._loop.call_soon_threadsafe(running.service._ran, [row(1, FAILED, key="")])
+        running._loop.call_soon_threadsafe(running.service._retry_failed_runs, [row(1, FAILED, key="")])
         eventually(lambda: len(store.done) == 2)
     assert [(action["kind"], action["job_id"], action["restart"]) for action in recorded] == [(HOLD, 101, 1)]
     again = retries()
@@ -336,7 +336,7 @@ def test_retry_in_progress_is_recorded_when_migbatchd_is_stopped_or_reloaded(con
     slurm.requeue_ended = slow
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         running.service.submit.facts.catalog = SITE
-        running._loop.call_soon_threadsafe(running.service._ran, [row(1, FAILED, key="")])
+        running._loop.call_soon_threadsafe(running.service._retry_failed_runs, [row(1, FAILED, key="")])
         begun.wait(PATIENCE_S)
     assert slurm.queue[101].priority
     assert [action["kind"] for action in store.done] == [HOLD, "retype"]
@@ -386,7 +386,7 @@ def test_run_that_an_earlier_service_has_retried_is_not_retried_again(config, sl
     rows = [dataclasses.replace(row(number, FAILED, key=""), until=now - 2.0) for number in (1, 2, 3)]
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         running.service.submit.facts.catalog = SITE
-        running._loop.call_soon_threadsafe(running.service._ran, rows)
+        running._loop.call_soon_threadsafe(running.service._retry_failed_runs, rows)
         eventually(lambda: len(store.done) == 6)
     assert set(slurm.queue) == {102, 103}
 

@@ -92,7 +92,7 @@ def test_loan_is_recorded_whenever_it_changes_and_ends_once(steps: list[str]) ->
         elif step == "withdraw" and loan is not None and loan.state is State.RELEASED:
             ledger.withdraw(7, Cause.LATE, "late")
         elif step == "took":
-            ledger.took(7, now)
+            ledger.confirm(7, now)
         elif step == "refused":
             ledger.refused(7, "no", now)
         for changed in ledger.unsaved():
@@ -112,7 +112,7 @@ def test_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     row = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
     ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 5)}, NOW + 10)
     ledger.signal(7, Cause.RECLAIM, "job 9")
-    ledger.took(7, NOW + 10.0)
+    ledger.confirm(7, NOW + 10.0)
     ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 8.9)}, NOW + 11)
     assert ledger.open[7].checkpoint is None
     ledger.follow({7: job_view(row)}, {}, {(7, 0): Report(NOW + 10)}, NOW + 12)
@@ -623,7 +623,7 @@ def test_up_to_slurm_2302_jobs_return_one_by_one_to_the_only_node(prefix: str, a
     if at_once > 1:
         return
     ledger.release(rows[0], ONE, "idle", NOW)
-    ledger.took(1, NOW)
+    ledger.confirm(1, NOW)
     running = replace(
         rows[0], state="RUNNING", gres=f"{prefix}mig:1g.10gb:1", comment=comment.replace("loan:1", "1g.10gb:1")
     )

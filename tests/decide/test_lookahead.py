@@ -13,8 +13,6 @@ from slurm_migbatch.decide.lending.lookahead import (
     NEVER,
     PAIR,
     RULES,
-    QueuedTraining,
-    SharingQueue,
     TrainingStart,
     apply,
     begin,
@@ -24,6 +22,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     rollout,
 )
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
+from slurm_migbatch.decide.lending.sharing_queue import QueuedTraining, SharingQueue
 from slurm_migbatch.lab.sim.policies.sharing import GangQueue
 from tests.support.sharing_rules import ANY
 

@@ -20,7 +20,7 @@ from slurm_migbatch.decide.dispatch.pipelines import (
     plan_pipelines,
     why_pipeline,
 )
-from slurm_migbatch.decide.dispatch.retype import MOST, Pending, RetypeHistory, ServiceGuarantee, promise_of
+from slurm_migbatch.decide.dispatch.retype import MOST, Pending, Promise, RetypeHistory, promise_of
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.profile import Profile
@@ -66,7 +66,7 @@ def hints_in(comment: str) -> Mapping[str, str]:
     return dict(pair.split("=") for pair in comment.split(" [")[0].removeprefix("migbatch: ").split())
 
 
-def promises(pending: Pending) -> ServiceGuarantee | None:
+def promises(pending: Pending) -> Promise | None:
     model = hints_in(pending.row.comment).get("model", "")
     return promise_of(P("1g.10gb"), weighed(model), ITEMS, 3600) if model in RATES else None
 

@@ -13,9 +13,9 @@ from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node
 from slurm_migbatch.decide.dispatch.retype import (
+    Promise,
     Retype,
     RetypeHistory,
-    ServiceGuarantee,
     marked,
     marker_corrections,
     name_of,
@@ -54,7 +54,7 @@ def only_retype(found: list[Retype]) -> Retype:
     return found[0]
 
 
-def profiles(made: ServiceGuarantee) -> set[str]:
+def profiles(made: Promise) -> set[str]:
     return {option.profile.name for option in made.options}
 
 

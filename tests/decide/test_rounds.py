@@ -230,10 +230,10 @@ def test_next_round_reclaims_no_further_loans_for_the_same_inference(site: Site)
     for order in found.orders:
         if order.kind is Kind.SIGNAL:
             site.ledger.signal(order.job, order.cause, order.why, order.inference)
-            site.ledger.took(order.job, NOW)
+            site.ledger.confirm(order.job, NOW)
         elif order.kind is Kind.REQUEUE:
             site.ledger.requeue(order.job, order.cause, order.why, order.inference)
-            site.ledger.took(order.job, NOW)
+            site.ledger.confirm(order.job, NOW)
     reclaimed = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
     later = replace(site.view, loans=dict(site.ledger.open), ends_for=dict(site.ledger.ends_for))
     again = decide(later, RULES)

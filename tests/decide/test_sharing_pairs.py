@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending import pairs as sharing_pairs
-from slurm_migbatch.decide.lending.lookahead import StepBudget
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
 from slurm_migbatch.decide.lending.pairs import (
     UNKNOWN_S,
@@ -22,6 +21,7 @@ from slurm_migbatch.decide.lending.pairs import (
     shortest_first,
 )
 from slurm_migbatch.decide.lending.run_lengths import LengthErrors
+from slurm_migbatch.decide.lending.sharing_queue import StepBudget
 from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)

@@ -693,7 +693,7 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
 )
 def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> None:
     with answering(answer) as (config, _):
-        found = wrong(service.check_service(config, health.this_one(config)))
+        found = wrong(service.check_service(config, health.ask_local(config)))
         url = health.url_of(config.node_api.listen, config.node_api.port)
         assert link._read_facts(url).other_program or b'"checks": {}' in answer, "nodes check it too"
     assert any("is not migbatchd -> another program uses the [node_api] port" in finding for finding in found)
@@ -702,7 +702,7 @@ def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> Non
 def test_migbatchd_that_does_not_listen_is_reported() -> None:
     with answering() as (config, _):
         pass
-    found = wrong(service.check_service(config, health.this_one(config)))
+    found = wrong(service.check_service(config, health.ask_local(config)))
     assert any("node API: " in finding and "Connection refused -> start migbatchd" in finding for finding in found)
 
 
@@ -710,7 +710,7 @@ def test_proxy_variables_are_ignored_for_migbatchd(monkeypatch: pytest.MonkeyPat
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with answering() as (config, _):
-        assert health.this_one(config).checks == {"slurm": "ok", "writer": "failing"}
+        assert health.ask_local(config).checks == {"slurm": "ok", "writer": "failing"}
 
 
 # --- two controllers

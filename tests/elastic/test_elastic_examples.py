@@ -13,7 +13,7 @@ import pytest
 
 import slurm_migbatch
 from slurm_migbatch import elastic
-from slurm_migbatch.node import progress
+from slurm_migbatch.node import progressreport
 from slurm_migbatch.workload import hints
 
 ROOT = Path(slurm_migbatch.__file__).parent.parent
@@ -47,7 +47,7 @@ class Job:
             )
 
     def reports(self):
-        return [progress.parse(line) for line in self.progress.read_bytes().splitlines()]
+        return [progressreport.parse(line) for line in self.progress.read_bytes().splitlines()]
 
     def checkpoint(self):
         return max((line.checkpoint for line in self.reports() if line.checkpoint), default=0.0)

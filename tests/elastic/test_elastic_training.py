@@ -18,7 +18,7 @@ import pytest
 
 from slurm_migbatch import elastic
 from slurm_migbatch.elastic.disk import Disk
-from slurm_migbatch.node import progress
+from slurm_migbatch.node import progress, progressreport
 from tests.support import small_training
 from tests.support.small_training import BATCH, ITEMS, TOTAL, train
 
@@ -87,7 +87,7 @@ class Life:
         )  # fmt: skip
 
     def reports(self):
-        return [progress.parse(line) for line in self.progress.read_bytes().splitlines()]
+        return [progressreport.parse(line) for line in self.progress.read_bytes().splitlines()]
 
     def checkpoint(self):
         """The time of the newest reported checkpoint."""
@@ -492,7 +492,7 @@ def test_progress_report_is_parsed_by_the_node(tmp_path):
     lines = life.reports()
     assert None not in lines
     content = progress.Content(b"", life.progress.read_bytes(), 1, time.time())
-    report = progress.understand(content, begun, ended=True)
+    report = progressreport.understand(content, begun, ended=True)
     items = sum(min(BATCH, ITEMS - number % 7 * BATCH) for number in range(TOTAL))
     assert (report.items, report.steps, report.batch, report.done, report.refused) == (items, TOTAL, 8, True, 0)
     assert report.throughput_per_s > 0

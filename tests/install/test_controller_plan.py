@@ -32,7 +32,7 @@ from tests.support.slurm_files import NODES, SITE
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(installcontroller, "reported_site", lambda config: SITE)
-    monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
+    monkeypatch.setattr(installcontroller, "ask_local", lambda config: DaemonState())
     monkeypatch.setattr(installcontroller, "plugin_dirs", lambda config: [])
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
     monkeypatch.setattr(installcontroller, "STATE", str(tmp_path / "state"))
@@ -349,7 +349,7 @@ def test_record_of_an_older_release_is_to_be_migrated_first(place, monkeypatch):
 
     monkeypatch.undo()
     monkeypatch.setattr(installcontroller, "open_record", older)
-    monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
+    monkeypatch.setattr(installcontroller, "ask_local", lambda config: DaemonState())
     monkeypatch.setattr(installcontroller, "STATE", str(place / "state"))
     plan, _, _ = planned(place, NODES)
     assert plan.notes == [

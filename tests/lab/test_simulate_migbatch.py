@@ -153,7 +153,7 @@ def test_policies_are_compared_on_the_jobs_that_ended_under_all_of_them(
     fifo, halves = simulated(path, *names)["policies"]
     for policy, ended in ((fifo, 5), (halves, 4)):
         assert policy["figures"]["all"]["done"]["mean"] == ended
-        runs = play(scenario.load(path).under(policy["policy"]), ScenarioData(scenario.load(path)), 0).runs
+        runs = play(scenario.load(path).with_policy(policy["policy"]), ScenarioData(scenario.load(path)), 0).runs
         times = [job_run.ended - job_run.job.arrival for job_run in runs if job_run.job.gpus == 1 and job_run.ended]
         compared = policy["figures"]["compared"]["all"]
         assert compared["jobs"]["mean"] == len(times) == 4

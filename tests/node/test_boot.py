@@ -153,9 +153,9 @@ def test_failed_progress_mount_is_reported_but_is_not_a_problem(new_node, monkey
 
     monkeypatch.setattr(tmpfs, "mount", refused)
     node = new_node()
-    (step,) = [step for step in prepare(node.config, node.executor) if "MIGBATCH_PROGRESS" in step.what]
+    (step,) = [step for step in prepare(node.config, node.executor) if "MIGBATCH_PROGRESS" in step.text]
     assert step.ok, "jobs may run nevertheless"
-    assert "may get the same slices" in step.what
+    assert "may get the same slices" in step.text
 
 
 def test_init_says_what_may_use_a_gpu_whose_mode_cannot_be_changed(new_node):

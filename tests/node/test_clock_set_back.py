@@ -6,7 +6,7 @@ import time
 import pytest
 
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
-from slurm_migbatch.node import exits, liveness, progress
+from slurm_migbatch.node import exits, liveness, progress, progressreport
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.watch import Watcher
 from slurm_migbatch.testbed.proc import wait_until
@@ -44,7 +44,7 @@ def test_checkpoint_written_after_the_clock_is_set_back_counts():
 
     def reported(checkpoint):
         text = b"steps=7 checkpoint=%d\n" % checkpoint
-        report = progress.understand(progress.Content(b"", text, len(text), changed), started)
+        report = progressreport.understand(progress.Content(b"", text, len(text), changed), started)
         return report.steps, report.checkpoint
 
     assert reported(changed - 1) == (7, changed - 1)

@@ -530,9 +530,9 @@ def test_rebuilt_journal_has_host_and_guest(node, how):
 
 def test_lost_gpu_marks_the_rows_of_host_and_guest_as_lost(node):
     pair(node)
-    node.executor.repairer.absent(())
+    node.executor.repairer.repair_absent(())
     assert [row.state for row in node.slices()] == ["lost", "lost"]
-    node.executor.repairer.absent(())
+    node.executor.repairer.repair_absent(())
     assert len(node.events("fault")) == 1
     node.reconcile()
     assert [row.state for row in node.slices()] == ["held", "held"]

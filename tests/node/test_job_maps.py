@@ -88,7 +88,7 @@ def test_reconcile_repairs_missing_changed_and_stale_job_maps(node):
     (node.root / "jobmap" / "3.14").write_text("666\n")
     (node.root / "jobmap" / ".3.14").write_text("66")
     os.mkfifo(node.root / "gpustat" / "MIG-00000000-0000-0000-0000-000000000000")
-    assert node.executor.repairer.all(Deadline(30), dry=True)
+    assert node.executor.repairer.repair_all(Deadline(30), dry=True)
     assert not (node.root / "jobmap" / next(iter(good[0]))).exists()
     assert len(node.reconcile()) == 2 + 2 + 1 + 1
     assert node.job_maps() == good and not (node.root / "jobmap" / ".3.14").exists()

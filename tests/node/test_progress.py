@@ -21,7 +21,8 @@ from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.install import unit
 from slurm_migbatch.node.journal_rows import JournalRun
-from slurm_migbatch.node.progress import Content, ProgressError, ProgressLine, parse, understand
+from slurm_migbatch.node.progress import Content, ProgressError
+from slurm_migbatch.node.progressreport import ProgressLine, parse, understand
 from slurm_migbatch.node.usage import progress_event
 from tests.support.directories import open_to_users
 from tests.support.environments import exported

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.predict.llm import names, precision
+from slurm_migbatch.predict.llm import names, precision, sizedmodels, sizes
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import activations_mib, need_of, weights_mib
@@ -302,7 +302,7 @@ def test_name_with_a_second_size_does_not_resolve_to_a_public_model() -> None:
 
 def test_name_with_a_larger_size_resolves_to_at_least_that_size() -> None:
     for name in ("nvidia/mistral-nemo-minitron-8b-base", "ibm-granite/granite-3.1-3b-a800m-instruct"):
-        found, size = names.resolve(name), names.size_of(name.split("-"))
+        found, size = names.resolve(name), sizes.size_of(name.split("-"))
         assert found is not None and size is not None and found.architecture.parameters >= size.total, name
 
 
@@ -434,7 +434,7 @@ def test_size_of_an_unknown_model_is_read_from_its_name() -> None:
 
 @given(st.floats(1e6, 5e12), st.floats(0.02, 1.0))
 def test_architecture_generated_for_a_size_has_that_many_parameters(total: float, share: float) -> None:
-    made = names.of_size(names.Sized(total, total * share))
+    made = sizedmodels.of_size(sizes.Sized(total, total * share))
     assert made.parameters >= total * 0.999 - 1
     assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
 
@@ -445,7 +445,7 @@ def test_cache_of_a_model_of_unknown_architecture_is_that_of_most_public_ones() 
     for model in ALL:
         exact = model.architecture
         if exact.kind == "decoder" and exact.recurrent is None and (exact.latent or exact.kv_heads < exact.heads):
-            made = names.of_size(names.Sized(float(exact.parameters), float(min(exact.active, exact.parameters))))
+            made = sizedmodels.of_size(sizes.Sized(float(exact.parameters), float(min(exact.active, exact.parameters))))
             shares.append(exact.cache_values(8192) / made.cache_values(8192))
     shares.sort()
     assert len(shares) > 100

@@ -12,7 +12,8 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
-from slurm_migbatch.predict.llm.names import Sized, of_size
+from slurm_migbatch.predict.llm.sizedmodels import of_size
+from slurm_migbatch.predict.llm.sizes import Sized
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.report.pictures.bins import TimeBins
 from slurm_migbatch.report.pictures.sums import (
-    Held,
+    SliceColumns,
     agreement,
     layout_over_time,
     loans_over_time,
@@ -85,7 +85,7 @@ def test_use_of_an_account_is_divided_into_busy_idle_and_not_sampled():
         row(profile="1g.10gb", size=1, until=7 * HOUR),  # the window ends after 4 hours
         row("bio", since=-HOUR, until=None, sm=1.0),
     ]
-    held = Held.of(rows, 4 * HOUR)
+    held = SliceColumns.of(rows, 4 * HOUR)
     bio, chem = use_by_account(held, hours())
     assert (bio.name, bio.busy, bio.idle, bio.unknown) == ("bio", 4.0, 0.0, 0.0)
     assert (chem.busy, chem.idle, chem.unknown) == (0.5, 1.5, pytest.approx(4 / 7))
@@ -95,30 +95,30 @@ def test_use_of_an_account_is_divided_into_busy_idle_and_not_sampled():
 
 def test_a_slice_counts_as_the_share_of_its_own_gpu():
     rows = [row(profile="4g.24gb", size=4), row(profile="2g.12gb", size=2, start=2), row(gpu="GPU-b")]
-    held = Held.of(rows, HOUR, wholes={"GPU-a": (4, 4)})
+    held = SliceColumns.of(rows, HOUR, wholes={"GPU-a": (4, 4)})
     assert held.weight.tolist() == [1.0, 0.5, 1.0]
     lent = ("4g.24gb", 0.0, None, None, HOUR, "", "GPU-a", None)
     assert loans_over_time([lent], hours(), {"GPU-a": (4, 4)}).hours == 1.0
 
 
 def test_slice_with_a_larger_memory_share_counts_by_it_also_on_loan():
-    assert Held.of([row(profile="1g.20gb", size=2)], HOUR).weight.tolist() == [0.25]
+    assert SliceColumns.of([row(profile="1g.20gb", size=2)], HOUR).weight.tolist() == [0.25]
     assert loans_over_time([("1g.20gb", 0.0, None, None, HOUR, "", "GPU-a", 2)], hours()).hours == 0.25
 
 
 def test_hidden_accounts_are_shown_as_one():
-    held = Held.of([row("chem"), row("bio")], HOUR, named=False)
+    held = SliceColumns.of([row("chem"), row("bio")], HOUR, named=False)
     assert held.accounts == ["all accounts"]
 
 
 def test_record_without_held_slices_has_no_use():
-    held = Held.of([], HOUR)
+    held = SliceColumns.of([], HOUR)
     assert use_by_account(held, hours()) == []
     assert layout_over_time(held, hours(), [("n1", 0, "GPU-a")], 4).gpus == ["n1 GPU 0"]
 
 
 def test_profiles_are_ordered_by_size_and_counted_in_gpu_equivalents():
-    held = Held.of([row(until=30 * 60), row(profile="1g.10gb", size=1)], 4 * HOUR)
+    held = SliceColumns.of([row(until=30 * 60), row(profile="1g.10gb", size=1)], 4 * HOUR)
     assert held.profiles == ["1g.10gb", "7g.80gb"]
     found = profiles_over_time(held, hours())
     assert found[:, 0] == pytest.approx([1 / 7, 0.5])
@@ -132,7 +132,7 @@ def test_a_memory_slice_shows_the_profile_that_held_it_for_most_of_the_bin():
         row(profile="1g.10gb", start=0, size=1, until=20 * 60),
         row(profile="1g.10gb", gpu="GPU-c", index=7),
     ]
-    held = Held.of(rows, 4 * HOUR)
+    held = SliceColumns.of(rows, 4 * HOUR)
     found = layout_over_time(held, hours(), [("n1", 1, "GPU-b")], 2)
     assert (found.gpus, found.slices, found.left_out) == (["n1 GPU 0", "n1 GPU 1"], 8, 1)
     big = held.profiles.index("3g.40gb")

@@ -22,7 +22,7 @@ from slurm_migbatch.cli.common import run as run_command
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.report.lines import csv_line
 from slurm_migbatch.report.pictures.bins import TimeBins
-from slurm_migbatch.report.pictures.sums import Held, use_by_account
+from slurm_migbatch.report.pictures.sums import SliceColumns, use_by_account
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
@@ -287,7 +287,7 @@ def test_report_page_shows_the_same_hours(usage: Cli, database: str, accounts: t
     start, end = at("10-01"), at("11-01")
     wanted = RunFilter(start=start, end=end, accounts=accounts, duplicates=True)
     with closing(open_reader(database)) as record:
-        held = Held.of(windows.held_slices(record, wanted), end)
+        held = SliceColumns.of(windows.held_slices(record, wanted), end)
     drawn = {use.name: use for use in use_by_account(held, TimeBins.over(start, end, 60))}
     found = rows(usage, *OCTOBER, "--by", "account", *(("-A", ",".join(accounts)) if accounts else ()))
     assert drawn.keys() == {account for (account,) in found}

@@ -18,7 +18,7 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.bench.reports import fill
 from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, WINDOW, PastRun, RunsPolicy
 from slurm_migbatch.query.waste import _with_past
-from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
+from slurm_migbatch.report.waste import SliceUse, WaitFigures, WasteVerdict, judge, waited
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.waste import UsedRun
 from tests.support.gpu_kinds import H100
@@ -39,14 +39,14 @@ def used(
     ended: str = DONE,
     past: tuple[PastRun, ...] = (),
     **more: Any,
-) -> Verdict:
+) -> WasteVerdict:
     engine = more.pop("engine", "")
     own = PastRun(1, profile, ended, peak, sm, None if sm is None else sm / 2, engine)
     use = SliceUse(((profile, count),), nodes, hours, own, **more)
     return judge(use, (*past, own), H100.geometry, POLICY)
 
 
-def kinds(verdict: Verdict) -> list[str]:
+def kinds(verdict: WasteVerdict) -> list[str]:
     return [finding.kind for finding in verdict.findings]
 
 

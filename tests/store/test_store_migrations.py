@@ -9,7 +9,7 @@ from sqlalchemy import Connection, MetaData, inspect, text
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.engines import make_engine
-from slurm_migbatch.store.errors import NewerDatabaseError, OlderDatabaseError
+from slurm_migbatch.store.errors import OlderDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import Migration, migrate, pending
 from slurm_migbatch.store.models import Base
@@ -89,17 +89,6 @@ def test_migrated_tables_match_the_models(store: Store) -> None:
         indexes = {(i.name, tuple(c.name for c in i.columns)) for i in table.indexes}
         assert {(i.name, tuple(c.name for c in i.columns)) for i in made.indexes} == indexes, name
         assert {f.target_fullname for f in made.foreign_keys} == {f.target_fullname for f in table.foreign_keys}, name
-
-
-def test_a_newer_database_is_refused(url: str) -> None:
-    open_store(url).close()
-    engine = make_engine(url, readonly=False)
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
-    engine.dispose()
-    for readonly in (False, True):
-        with pytest.raises(NewerDatabaseError, match=r"newer migbatch.*'0999 tomorrow'.*upgrade"):
-            open_store(url, readonly=readonly)
 
 
 def test_a_reader_does_not_migrate(url: str) -> None:

@@ -17,7 +17,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.restore import restore
-from slurm_migbatch.store.soundness import damages, differences, strays
+from slurm_migbatch.store.soundness import damages, dangling, differences
 from tests.support.old_schemas import all_rows, make_old
 from tests.support.store_events import Node, run_of, slice_entry
 
@@ -48,7 +48,7 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
     with open_store(database) as store:
         kept(before, all_rows(database))
         with store.reading() as connection:
-            assert [*damages(connection), *differences(connection), *strays(connection)] == []
+            assert [*damages(connection), *differences(connection), *dangling(connection)] == []
         # and work continues from there: the node's next event, a job that is known, a number that is free
         node = Node(store, journal="aa")
         node.seq = 3
@@ -104,9 +104,9 @@ def test_newer_schema_is_refused_in_one_line(database: str) -> None:
         connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
     engine.dispose()
     for readonly in (False, True):
-        with pytest.raises(NewerDatabaseError) as caught:
+        with pytest.raises(NewerDatabaseError, match=r"newer migbatch.*'0999 tomorrow'.*upgrade") as caught:
             open_store(database, readonly=readonly)
-        assert str(caught.value).count("\n") == 0 and "'0999 tomorrow'" in str(caught.value)
+        assert str(caught.value).count("\n") == 0
 
 
 @pytest.mark.sqlite

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol, service
-from slurm_migbatch.submit.alike import AlikeAnswers, Question
+from slurm_migbatch.submit.alike import AlikeAnswers, KeyedRequest
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy
@@ -172,9 +172,9 @@ def test_long_texts_of_requests_are_not_kept_in_memory(chooser: Chooser) -> None
     assert held < 300 * len(long)
 
 
-def question(chooser: Chooser, comment: str, **fields: object) -> Question | None:
+def question(chooser: Chooser, comment: str, **fields: object) -> KeyedRequest | None:
     values = {"partition": "gpu", "tres_per_node": "gres/mig:auto", **fields}
-    return Question.of(JobRequest(1001, comment=comment, **values).to_fields(), chooser)
+    return KeyedRequest.of(JobRequest(1001, comment=comment, **values).to_fields(), chooser)
 
 
 def test_requests_that_differ_only_within_a_bucket_share_a_key(chooser: Chooser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
-from slurm_migbatch.decide.dispatch.retype import Pending, ServiceGuarantee, marked, promise_of
+from slurm_migbatch.decide.dispatch.retype import Pending, Promise, marked, promise_of
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant
@@ -31,10 +31,10 @@ def candidates(bad: tuple[str, ...] = (), rates: dict[str, float] | None = None)
 
 def promise(
     granted: str = "1g.6gb", items: int | None = 600, deadline_s: int | None = 120, bad: tuple[str, ...] = ()
-) -> ServiceGuarantee:
-    guarantee = promise_of(P(granted), candidates(bad), items, deadline_s)
-    assert guarantee is not None
-    return guarantee
+) -> Promise:
+    made = promise_of(P(granted), candidates(bad), items, deadline_s)
+    assert made is not None
+    return made
 
 
 def job(number: int, profile: str = "1g.6gb", each: int = 1, **changes: object) -> JobRow:

@@ -156,7 +156,7 @@ class Node:
         return self.executor.run(self.env("epilog", job, **values))
 
     def reconcile(self) -> list[str]:
-        return self.executor.repairer.all(Deadline(30))
+        return self.executor.repairer.repair_all(Deadline(30))
 
     def close(self) -> None:
         self.forget_executor()

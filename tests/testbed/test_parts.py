@@ -16,8 +16,9 @@ import pytest
 from jinja2 import UndefinedError
 
 from slurm_migbatch import site
-from slurm_migbatch.install.slurmconf import load
-from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, plan, rendered
+from slurm_migbatch.install.slurmconf import INCLUDED, load
+from slurm_migbatch.install.slurmedit import plan, rendered
+from slurm_migbatch.install.slurmplan import INCLUDED_GRES
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.node.install import unit
 from slurm_migbatch.testbed import process_group, registry

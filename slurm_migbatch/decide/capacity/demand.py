@@ -194,7 +194,7 @@ class DemandBook:
                     if len(group_demands) == len(group) and any(demand.parts for demand in group_demands):
                         pending.extend(sorted(group_demands, key=lambda demand: demand.job))
             elif could_run(row, now):
-                demand = self._now(queue, row, avoided)
+                demand = self._current_demand(queue, row, avoided)
                 if demand is not None and demand.parts:
                     pending.append(demand)
         return pending
@@ -220,11 +220,11 @@ class DemandBook:
             old_entries, self._entries = self._entries, []
             for start, end, new in queue.edits:
                 self._entries += old_entries[start:end]
-                self._entries += self._noted_all(queue, new)
+                self._entries += self._entries_of(queue, new)
         else:
             self._site, self._loan = _Site(*_node_facts(nodes, supply)), loan
             self._throttled, self._components = {}, {}
-            self._entries = self._noted_all(queue, queue.jobs)
+            self._entries = self._entries_of(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
     def _same_site(self, nodes: Sequence[NodeRow], supply: frozenset[str]) -> bool:
@@ -237,7 +237,7 @@ class DemandBook:
             new, supply
         )
 
-    def _noted_all(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
+    def _entries_of(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
         """Return the entry of each row; see `_entries`."""
         return [self._noted(queue, row) if row.pending else None for row in rows]
 
@@ -254,7 +254,7 @@ class DemandBook:
         demand = self._demand(queue, row, {}) if runnable else None
         return demand if demand is not None and demand.parts else None
 
-    def _now(self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]]) -> Demand | None:
+    def _current_demand(self, queue: JobQueue, row: JobRow, avoid: Mapping[int, Collection[str]]) -> Demand | None:
         """Return the current demand of a row; the same object while it is unchanged."""
         if row.throttle is None or row.job_id in avoid:
             return self._demand(queue, row, avoid)
@@ -328,7 +328,7 @@ class _Site:
             apart = apart.union(excluded_among(row.comment, self._names))
         if avoid:
             apart = apart.union(avoid)
-        others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
+        others = _other_gres(row.gres) if "," in row.gres or GRES not in row.gres else ()
         cpus = _size(row.cpus, self._cpus) if row.num_nodes == 1 else 0
         memory = _size(row.memory_per_node, self._memory)
         free_time = self._free_time(row.least_time_s) if self._free_times else 0
@@ -336,8 +336,8 @@ class _Site:
         request = (*asked, others, cpus, memory, free_time)
         pool = self._pools.get((request, apart))
         if pool is None:
-            pool = self._with(cpus, _CPUS, self._found(row), row.num_nodes)
-            pool = self._with(memory, _MEMORY, pool, row.num_nodes).difference(apart)
+            pool = self._with_resources(cpus, _CPUS, self._found(row), row.num_nodes)
+            pool = self._with_resources(memory, _MEMORY, pool, row.num_nodes).difference(apart)
             if free_time:
                 pool = frozenset([name for name in pool if not 0 < self._facts[name][_FREE_TIME] < free_time])
             if others:
@@ -355,7 +355,7 @@ class _Site:
             return 0
         return self._free_times[number] if number < len(self._free_times) else math.inf
 
-    def _with(self, size: int, index: Literal[6, 7], names: frozenset[str], count: int) -> frozenset[str]:
+    def _with_resources(self, size: int, index: Literal[6, 7], names: frozenset[str], count: int) -> frozenset[str]:
         """Return the nodes that have so many CPUs or MiB, or an unknown number; all of them if too few do."""
         # Slurm may distribute the tasks of a job that fits on no single node, although it shows one node for it
         enough = frozenset([name for name in names if not 0 < self._facts[name][index] < size]) if size else names
@@ -426,7 +426,7 @@ def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
 
 
 @lru_cache(maxsize=4096)
-def _others(text: str) -> tuple[gres.Gres, ...]:
+def _other_gres(text: str) -> tuple[gres.Gres, ...]:
     """Return the readable entries of a job's GRES other than MIG, without those with a count of 0."""
     return tuple([entry for entry in gres.readable(text) if entry.name != GRES and entry.count > 0])
 

@@ -35,7 +35,7 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit]:
     result: list[Edit] = []
     i = j = 0
     while i < len(before) or j < len(now):
-        start, length = i, _alike(before, i, now, j)
+        start, length = i, _common_length(before, i, now, j)
         i, j = i + length, j + length
         removed, inserted = _gap(before, i, now, j)
         result.append(Edit(start, i, now[j : j + inserted]))
@@ -43,7 +43,7 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit]:
     return result
 
 
-def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
+def _common_length(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     """Return how many objects are the same from `i` and `j` on."""
     max_length, length = min(len(before) - i, len(now) - j), 0
     while length < max_length:

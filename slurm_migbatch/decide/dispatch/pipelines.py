@@ -28,9 +28,9 @@ from slurm_migbatch.decide.dispatch.retype import (
     MOST,
     Option,
     Pending,
+    Promise,
     Retype,
     RetypeHistory,
-    ServiceGuarantee,
     can_be_named,
     marked,
 )
@@ -44,7 +44,7 @@ from slurm_migbatch.workload.loans import drops_old_gres_type
 
 PipelineKey = tuple[int, str]
 """A user id and the name of his pipeline."""
-Promises = Callable[[Pending], "ServiceGuarantee | None"]
+Promises = Callable[[Pending], "Promise | None"]
 Rates = Callable[[Hints, str], Mapping[Profile, float]]
 Equivalent = Callable[[Profile], float]
 
@@ -228,7 +228,7 @@ class _Round:
             best = split(stages, left_s)
             self._splits += best.kept  # if no split meets the deadline this is found immediately
             known = replace(known, split_for=split_for)
-            if _better(best, current):
+            if _is_better(best, current):
                 chosen = best
                 self._retype(known, jobs, best, left_s)
         spare_s = max(0.0, left_s - chosen.seconds)
@@ -332,7 +332,7 @@ def _longest(durations: Iterable[float | None]) -> float | None:
     return max(known_s) if len(known_s) == len(seconds) else None
 
 
-def _better(best: Split, current: Split) -> bool:
+def _is_better(best: Split, current: Split) -> bool:
     """Return whether jobs should be re-typed for a split."""
     if current.kept:
         return best.price < (1 - WORTH) * current.price

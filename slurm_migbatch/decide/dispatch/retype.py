@@ -66,8 +66,8 @@ class Option:
 
 
 @dataclass(frozen=True)
-class ServiceGuarantee:
-    """The alternatives of a decision: the first profile and all that meet the request, including it.
+class Promise:
+    """What a decision promised a job: the granted profile, and all that meet the request, including it.
 
     `items` of the whole job (None: unknown), `deadline_s` from its start; `terms` describes the request. `retry`: it
     may be retried on a larger slice (retry=oom).
@@ -85,7 +85,7 @@ class ServiceGuarantee:
         rate = next((option.rate for option in self.options if option.profile == profile), None)
         return None if not rate or self.items is None else self.items / (rate * slice_count)
 
-    def within(self, seconds: float, slice_count: int = 1) -> ServiceGuarantee:
+    def within(self, seconds: float, slice_count: int = 1) -> Promise:
         """Return the promise of a job that has to be done in so many seconds, on `slice_count` slices."""
         options = (o for o in self.options if (takes := self.seconds(o.profile, slice_count)) and takes <= seconds)
         return replace(self, options=tuple(options))
@@ -93,25 +93,25 @@ class ServiceGuarantee:
 
 def promise_of(
     granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
-) -> ServiceGuarantee | None:
+) -> Promise | None:
     """Return the alternatives of a job that was granted this profile; None if there are none."""
     listed = list(candidates)
     granted_candidate = next((c for c in listed if c.profile == granted), None)
     if granted_candidate is None or not granted_candidate.ok:
         return None
 
-    def keeps(other: WeighedProfile) -> bool:
+    def is_as_good(other: WeighedProfile) -> bool:
         if not other.ok or other.memory_mib < granted_candidate.memory_mib:
             return False
         if granted_candidate.rate is None or other.rate is None:
             return other.rate == granted_candidate.rate and other.profile.compute >= granted.compute
         return deadline_s is not None or other.rate >= granted_candidate.rate
 
-    options = tuple(Option(c.profile, c.rate) for c in listed if keeps(c))
-    return ServiceGuarantee(granted, options, items, deadline_s, terms) if len(options) > 1 else None
+    options = tuple(Option(c.profile, c.rate) for c in listed if is_as_good(c))
+    return Promise(granted, options, items, deadline_s, terms) if len(options) > 1 else None
 
 
-def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
+def promise_from_record(row: Mapping[str, Any]) -> Promise | None:
     """Return the promise of a decision in the store's format (`Store.decision`); None if it has no alternatives."""
     facts, hints = row.get("facts"), row.get("hints")
     facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
@@ -300,7 +300,7 @@ class RetypeHistory:
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
-    def possible(self, pending: Pending, promise: ServiceGuarantee) -> tuple[Option, ...]:
+    def possible(self, pending: Pending, promise: Promise) -> tuple[Option, ...]:
         """Return the alternatives of a job that are not excluded for it."""
         excluded_profiles = self.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it
@@ -332,7 +332,7 @@ def name_of(row: JobRow) -> str:
 def retypes(
     now: float,
     waiting: Iterable[Pending],
-    promises: Callable[[Pending], ServiceGuarantee | None],
+    promises: Callable[[Pending], Promise | None],
     free_capacity: FreeCapacity,
     history: RetypeHistory,
 ) -> list[Retype]:
@@ -345,7 +345,7 @@ def retypes(
         waiting: jobs without a place, in Slurm's order.
         promises: the alternatives of each; None for nothing, or unknown.
     """
-    groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
+    groups: dict[tuple[frozenset[str], int], list[tuple[Pending, Promise]]] = {}
 
     @cache
     def fits(pool: frozenset[str], profile: Profile, slice_count: int) -> bool:
@@ -376,7 +376,7 @@ def retypes(
     return changes
 
 
-def _ends_in_time(pending: Pending, promise: ServiceGuarantee, profile: Profile) -> bool:
+def _ends_in_time(pending: Pending, promise: Promise, profile: Profile) -> bool:
     """Return whether a job ends within its time limit on a profile, or is no slower there than on the present one."""
     limit_s, seconds = pending.row.time_limit_s, promise.seconds(profile, pending.slice_count)
     if limit_s is None or seconds is None or seconds <= limit_s:
@@ -389,9 +389,10 @@ def _of_pool(
     now: float,
     pool: frozenset[str],
     slice_count: int,
-    members: Sequence[tuple[Pending, ServiceGuarantee]],
+    members: Sequence[tuple[Pending, Promise]],
     free_capacity: FreeCapacity,
 ) -> list[Retype]:
+    """Return the jobs of one pool that get another profile, those that ELSA assigns to idle slices of it."""
     kinds = sorted({option.profile for _, promise in members for option in promise.options} & free_capacity.kinds(pool))
     works: dict[WorkClass, int] = {}
     waiting: list[Waiting] = []
@@ -424,7 +425,7 @@ def _of_pool(
     return changes
 
 
-def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
+def _work(pending: Pending, promise: Promise, kinds: Sequence[Profile]) -> WorkClass:
     """Return a job as the policy sees it; infinite duration on profiles on which it may not run."""
     granted_rate = next((option.rate for option in promise.options if option.profile == promise.granted), None)
     granted_s = promise.seconds(promise.granted, pending.slice_count)
@@ -441,7 +442,7 @@ def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile])
     return WorkClass(1.0, limit_s, tuple(min(t, limit_s) if t < math.inf else t for t in times))
 
 
-def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: Sequence[str]) -> str:
+def _why(pending: Pending, promise: Promise, profile: Profile, nodes: Sequence[str]) -> str:
     node_names = ", ".join(list(dict.fromkeys(nodes))[:3])
     text = f"no room for {pending.profile}, and {profile} is idle on {node_names}"
     seconds = promise.seconds(profile, pending.slice_count)

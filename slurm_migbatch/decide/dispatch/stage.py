@@ -38,9 +38,9 @@ from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey,
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
+    Promise,
     Retype,
     RetypeHistory,
-    ServiceGuarantee,
     marker_corrections,
     name_of,
     promise_from_record,
@@ -112,7 +112,7 @@ class DispatchMemory:
     bounds: Bounds = field(default_factory=Bounds)
     served: ServedTime = field(default_factory=ServedTime)
     loads: LoadHistory = field(default_factory=LoadHistory)
-    promises: OrderedDict[str, ServiceGuarantee | None] = field(default_factory=OrderedDict)
+    promises: OrderedDict[str, Promise | None] = field(default_factory=OrderedDict)
     absent: dict[str, tuple[float, float]] = field(default_factory=dict)
     runs: Mapping[int, Sequence[Task]] = field(default_factory=dict)
     replayed: set[int] = field(default_factory=set)
@@ -255,7 +255,7 @@ def _retypes(
     pipeline_plan = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
     settled.update(change.pending.row.job_id for change in pipeline_plan.changes)
 
-    def allowed(pending: Pending) -> ServiceGuarantee | None:
+    def allowed(pending: Pending) -> Promise | None:
         promise, limit_s = promises.of(pending), pipeline_plan.limits.get(pending.row.job_id)
         return promise if promise is None or limit_s is None else promise.within(limit_s, pending.slice_count)
 
@@ -333,7 +333,7 @@ class _Promises:
         self._memory, self._predictions, self._now = memory, predictions, now
         self.missing: dict[str, None] = {}
 
-    def of(self, pending: Pending) -> ServiceGuarantee | None:
+    def of(self, pending: Pending) -> Promise | None:
         """Return the alternatives of a job; None for nothing, or unknown."""
         name, known = pending.grant.decided, self._memory.promises
         key = f"{user_text(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
@@ -352,7 +352,7 @@ class _Promises:
         return promise
 
 
-def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) -> None:
+def _keep(memory: DispatchMemory, key: str, promise: Promise | None) -> None:
     while len(memory.promises) >= _REMEMBERED:
         memory.promises.popitem(last=False)
     memory.promises[key] = promise

@@ -189,22 +189,22 @@ class LendingCapacity:
     def has_resources(self, elastic_job: ElasticJob, node: str) -> bool:
         """Return whether a node has CPUs and memory for a job beside those of this round, as far as they are known."""
         cpus, memory = self.free[node]
-        return _has_there(elastic_job, node) or (elastic_job.cpus <= cpus and elastic_job.memory <= memory)
+        return _has_resources_of(elastic_job, node) or (elastic_job.cpus <= cpus and elastic_job.memory <= memory)
 
     def _take(self, elastic_job: ElasticJob, index: int, sign: int = 1) -> None:
         """Take a job's CPUs and memory from the node of a GPU; with sign -1 give them back."""
         node = self.gpus[index].capacity.node
-        if not _has_there(elastic_job, node):
+        if not _has_resources_of(elastic_job, node):
             cpus, memory = self.free[node]
             self.free[node] = cpus - sign * elastic_job.cpus, memory - sign * elastic_job.memory
 
     def put(self, index: int, profile: Profile) -> None:
         """Add one slice to a GPU."""
-        self._become(index, ordered((*self.gpus[index].planned, profile)))
+        self._replan(index, ordered((*self.gpus[index].planned, profile)))
 
     def drop(self, index: int, profile: Profile) -> None:
         """Remove one slice from a GPU."""
-        self._become(index, without(self.gpus[index].planned, profile))
+        self._replan(index, without(self.gpus[index].planned, profile))
 
     def without_reserve(self, capacity: GpuCapacity) -> GpuCapacity:
         """Return a GPU on which the slots of its reserve are taken."""
@@ -246,14 +246,14 @@ class LendingCapacity:
                 _, _, number, before, after = heappop(heap)
                 assignment = assignments[number]
                 gpu = assignment.gpu
-                if assignment.profile == before and self._raised(assignment, after, move):
+                if assignment.profile == before and self._enlarge(assignment, after, move):
                     moved |= assignment.gpu != gpu
                     for step in _steps(number, assignment):
                         heappush(heap, step)
             if not moved:  # no slice was freed
                 return
 
-    def _raised(self, assignment: Assignment, after: Profile, move: bool) -> bool:
+    def _enlarge(self, assignment: Assignment, after: Profile, move: bool) -> bool:
         """Give a job a larger slice if it fits, on its GPU or elsewhere; return whether it has one."""
         gpu = self.gpus[assignment.gpu]
         planned: tuple[Profile, ...] | None = None
@@ -262,7 +262,7 @@ class LendingCapacity:
             if added_memory <= left(gpu.geometry, gpu.used, gpu.planned)[1]:
                 planned = ordered((*without(gpu.planned, assignment.profile), after))
         if planned is not None and fits(gpu.geometry, gpu.used, planned):
-            self._become(assignment.gpu, planned)
+            self._replan(assignment.gpu, planned)
         else:
             target_gpu = self.best_for(assignment.elastic_job, after) if move else None
             if target_gpu is None:
@@ -303,7 +303,7 @@ class LendingCapacity:
         for _, p, q in better:
             planned = ordered((*others, p, q))
             if fits(gpu.geometry, gpu.used, planned):
-                self._become(a.gpu, planned)
+                self._replan(a.gpu, planned)
                 a.profile, b.profile = p, q
                 return True
         return False
@@ -380,17 +380,17 @@ class LendingCapacity:
             planned = ordered((*gpu.planned, profile))
             if gpu.lendable and profile in gpu.geometry and fits(gpu.geometry, used, planned):
                 gpu.used = used
-                self._become(own_gpu, planned)
+                self._replan(own_gpu, planned)
                 return own_gpu
         other_gpu = self.best_for(elastic_job, profile)
         if other_gpu is None:
-            other_gpu = self._beside(elastic_job, place, profile)
+            other_gpu = self._best_on_node(elastic_job, place, profile)
         if other_gpu is not None:
             self.put(other_gpu, profile)
             self._take(elastic_job, other_gpu)
         return other_gpu
 
-    def _beside(self, elastic_job: ElasticJob, place: SlotReference, profile: Profile) -> int | None:
+    def _best_on_node(self, elastic_job: ElasticJob, place: SlotReference, profile: Profile) -> int | None:
         """Return the best GPU of a job's own node, whose CPUs and memory the job has already; None if there is none."""
         if elastic_job.nodes is not None and place.node not in elastic_job.nodes:
             return None
@@ -409,7 +409,7 @@ class LendingCapacity:
             for assignment, gpu in zip(assignments, gpus, strict=True)
         )
 
-    def _become(self, index: int, planned: tuple[Profile, ...]) -> None:
+    def _replan(self, index: int, planned: tuple[Profile, ...]) -> None:
         gpu = self.gpus[index]
         gpu.planned = planned
         gpu.version += 1
@@ -467,7 +467,7 @@ def _steps(number: int, assignment: Assignment) -> Iterable[_Step]:
             yield -gain / max(added_size, _GAIN), profile.compute, number, current, profile
 
 
-def _has_there(elastic_job: ElasticJob, node: str) -> bool:
+def _has_resources_of(elastic_job: ElasticJob, node: str) -> bool:
     """Return whether a job has CPUs and memory of a node already: it runs there, or they are kept for it."""
     return node in [at.node for at in (elastic_job.place, elastic_job.target) if at is not None]
 

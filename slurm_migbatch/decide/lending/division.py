@@ -81,7 +81,7 @@ def divide(
                 continue
             if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
                 continue
-            extended = _with(plan, job, hysteresis)
+            extended = _with_job(plan, job, hysteresis)
             if extended is None:
                 continue
             gain = extended.work - plan.work - current_work
@@ -123,7 +123,7 @@ def _plan(capacity: GpuCapacity, running: Mapping[int, ElasticJob], now: float, 
     return _Plan(capacity, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * hysteresis.loan_s)
 
 
-def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
+def _with_job(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
     """Return the best division of a GPU with one more job; None if it does not fit."""
     all_jobs = frozenset(held.job for held in plan.jobs)
     groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), all_jobs])

@@ -218,7 +218,7 @@ class Ledger:
         self._unsaved.clear()
         return changed
 
-    def unsave(self, loans: Iterable[Loan]) -> None:
+    def mark_unsaved(self, loans: Iterable[Loan]) -> None:
         """Return these loans, which could not be written, again at the next call, unless they have changed since."""
         for loan in loans:
             self._unsaved.setdefault(_identity(loan), loan)
@@ -284,7 +284,7 @@ class Ledger:
         """Return the nodes where slurmd would confuse a job's next run with its last one: `decide.lending.pools`."""
         return frozenset(self.ran_on.get(job, ()))
 
-    def resting(self, job_views: Mapping[int, JobView], start_s: float, now: float) -> dict[int, int]:
+    def unstarted(self, job_views: Mapping[int, JobView], start_s: float, now: float) -> dict[int, int]:
         """Return the pending jobs that are not released now because Slurm did not start them, and how often it did not.
 
         From the second time on, because another job may have come first once. The tasks of an array count together:
@@ -299,15 +299,15 @@ class Ledger:
                 ended[first] = max(ended.get(first, 0.0), past.ended)
         if not late:
             return {}
-        resting = {
+        unstarted = {
             first: count
             for first, count in late.items()
             if count > 1 and passed_s(ended[first], now) < min(MOST_REST_S, start_s * 2.0 ** min(count - 2, 10))
         }
         return {
-            job: resting[first]
+            job: unstarted[first]
             for job, job_view in job_views.items()
-            if (first := job_view.row.array_job or job) in resting and job_view.row.pending
+            if (first := job_view.row.array_job or job) in unstarted and job_view.row.pending
         }
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
@@ -398,7 +398,7 @@ class Ledger:
         loan = replace(self.open[job], state=State.REQUEUED)
         self._put(loan if loan.cause else replace(loan, cause=cause, why_ended=why))
 
-    def took(self, job: int, at: float) -> None:
+    def confirm(self, job: int, at: float) -> None:
         """Record that Slurm accepted, at that time, the last intention for this job."""
         loan = self.open.get(job)
         time_fields = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}

@@ -32,19 +32,11 @@ from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
-from slurm_migbatch.decide.lending.lookahead import (
-    PAIR,
-    RULES,
-    QueuedTraining,
-    SharingQueue,
-    Slowdown,
-    StepBudget,
-    pair_test,
-    plan,
-)
+from slurm_migbatch.decide.lending.lookahead import PAIR, RULES, pair_test, plan
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, costs_s, time_sliced, together_rate
 from slurm_migbatch.decide.lending.run_lengths import LengthErrors
+from slurm_migbatch.decide.lending.sharing_queue import QueuedTraining, SharingQueue, Slowdown, StepBudget
 from slurm_migbatch.mig.profile import Profile
 
 UNKNOWN_S: Final = 7 * 86_400.0
@@ -111,7 +103,7 @@ class SharingRules:
             uncertainty.
         most: maximum number of pairs in one round.
         depth: number of pending jobs simulated for each user and profile; 0: the pair test alone decides.
-        steps: simulation steps of one round (`lookahead.StepBudget`), divided among users and profiles. The starts of
+        steps: simulation steps of one round (see `StepBudget`), divided among users and profiles. The starts of
             one rule are always simulated to their end, so that a round may take up to 1.75 times as many, and three
             more for each slice.
         tries: number of single changes tried on the starts of the best rule.

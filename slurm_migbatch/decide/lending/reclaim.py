@@ -36,7 +36,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
-def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
+def due_orders(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
     """Return orders that are due regardless of other decisions: expired grace, orders without effect."""
     orders = []
     for job, loan in view.loans.items():
@@ -188,10 +188,10 @@ class _ReclaimPlanner:
         ended = (
             feasible if shortage.every else [min(feasible, key=lambda jobs: sum(self.loans[job].loss for job in jobs))]
         )
-        what = Resources(*map(max, zip(*shortage.lacks.values(), strict=True)))
+        resources = Resources(*map(max, zip(*shortage.lacks.values(), strict=True)))
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
-            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {what}"))
+            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its {resources}"))
 
     def _loans_for_resources(self, node: str, lacking: Resources) -> list[int] | None:
         """Return the loans to end on a node for what it lacks; what loans that end already have counts."""
@@ -222,7 +222,7 @@ class _ReclaimPlanner:
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
         for profile in start.slices:
-            free = _free(profile, _beside(capacity_at.values(), kept_for_others)) if kept_for_others else None
+            free = _free(profile, _with_taken(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
             if free is None:
                 reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended)
@@ -358,7 +358,9 @@ def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | 
     return None if best is None else best[1]
 
 
-def _beside(capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]) -> Iterator[GpuCapacity]:
+def _with_taken(
+    capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]
+) -> Iterator[GpuCapacity]:
     """Yield the GPUs with these slots taken, as far as they are free."""
     for capacity in capacities:
         slots = [slot for slot in kept.get((capacity.node, capacity.gpu), ()) if capacity.used.free_of(slot.placement)]

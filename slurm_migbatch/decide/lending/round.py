@@ -17,7 +17,7 @@ from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, PendingLoan, Round
-from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
+from slurm_migbatch.decide.lending.reclaim import due_orders, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.layout import Slot
@@ -49,7 +49,7 @@ def not_started(releases: int) -> str:
 
 def decide(view: LendingView, rules: LendingRules) -> Round:
     """Decide what to do now; the orders name each job at most once."""
-    orders = due(view, rules)
+    orders = due_orders(view, rules)
     ended, coming = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}

@@ -34,17 +34,17 @@ class LengthErrors:
             ran_s: how long it has run.
         """
         median_s = expected_s * math.exp(self.mean)
-        tail = (1 - part) * self._longer(expected_s, ran_s)
+        tail = (1 - part) * self._chance_of_longer(expected_s, ran_s)
         if tail < _TINY:
             return ran_s * self.deviation
         return max(0.0, median_s * math.exp(-self.deviation * _NORMAL.inv_cdf(tail)) - ran_s)
 
     def ends_within(self, expected_s: float, ran_s: float, seconds: float) -> float:
         """Return the probability that a job which has run for `ran_s` ends within `seconds` more."""
-        now = self._longer(expected_s, ran_s)
-        return 1.0 - self._longer(expected_s, ran_s + seconds) / now if now > _TINY else 1.0
+        now = self._chance_of_longer(expected_s, ran_s)
+        return 1.0 - self._chance_of_longer(expected_s, ran_s + seconds) / now if now > _TINY else 1.0
 
-    def _longer(self, expected_s: float, seconds: float) -> float:
+    def _chance_of_longer(self, expected_s: float, seconds: float) -> float:
         """Return the probability that a job takes longer than `seconds`."""
         ratio = seconds / expected_s
         if ratio <= _TINY:

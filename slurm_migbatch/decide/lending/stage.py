@@ -166,7 +166,7 @@ def plan_lending(
 ) -> LendingDecision:
     """Decide on loans after supply has planned for this snapshot; updates `memory`."""
     now = snapshot.now
-    absorb(snapshot, memory)
+    note_reports(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
     job_views = job_views_of(snapshot.jobs, settings.partitions)
@@ -218,7 +218,7 @@ def ends_of(ledger: Ledger, settings: LendingSettings | None, now: float) -> dic
     return ends
 
 
-def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
+def note_reports(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
     """Add reports and records, without deciding."""
     memory.elastic_jobs.use(snapshot.predictions)
     for run, report in snapshot.reports:
@@ -239,11 +239,12 @@ def _decide(
     memory: LendingMemory,
     settings: LendingSettings,
 ) -> Round:
+    """Decide on the loans of one snapshot, and on the slices that two jobs share."""
     now = snapshot.now
     running, waiting = _inference(inputs, job_views, places, memory.ledger.runs)
     memory.expected.update(running, waiting, now, sum([len(node.gpus) for node in inputs.facts.values()]))
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
-    resting = memory.ledger.resting(job_views, settings.rules.start_s, now)
+    unstarted = memory.ledger.unstarted(job_views, settings.rules.start_s, now)
     view = view_of(
         inputs,
         job_views,
@@ -252,14 +253,14 @@ def _decide(
         memory.elastic_jobs,
         reserve,
         blackout=snapshot.blackout,
-        barred=memory.refusals.barred(Kind.RELEASE, now) | resting.keys(),
+        barred=memory.refusals.barred(Kind.RELEASE, now) | unstarted.keys(),
     )
     lasting_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
     view = memory.slice_sharing.marked(replace(view, shortages=lasting_shortages))
     decided = memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
-    if not resting:
+    if not unstarted:
         return decided
-    return replace(decided, lacking={**decided.lacking, **{job: not_started(n) for job, n in resting.items()}})
+    return replace(decided, lacking={**decided.lacking, **{job: not_started(n) for job, n in unstarted.items()}})
 
 
 def _inference(
@@ -318,7 +319,7 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
             continue
         memory.refusals.clear(order)
         if order.kind in (Kind.RELEASE, Kind.SHARE, Kind.SIGNAL, Kind.REQUEUE):
-            memory.ledger.took(order.job, outcome.at)
+            memory.ledger.confirm(order.job, outcome.at)
     return tuple(memory.ledger.unsaved())
 
 

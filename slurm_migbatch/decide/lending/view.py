@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 
 from slurm_migbatch.decide.capacity.demand import unlocated
@@ -73,6 +73,7 @@ def view_of(
 def _capacities(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
+    """Return the GPUs of open nodes, by GPU the mask of slots that are about to be free, and the places of loans."""
     active_runs = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in inputs.rows if row.unread}
     open_nodes = {row.name for row in inputs.nodes if row.open}
@@ -94,18 +95,13 @@ def _capacities(
             idle_since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
             if closed:
                 continue
-            planned_slots = [
-                slot
-                for slot in planned.get(gpu.uuid, ())
-                if not any(slot.placement.overlaps(used.placement) for used in taken)
-            ]
             not_lendable = plan.nodes[name].fixed or gpu.uuid in reserved_gpus
             reclaimed = inf if not_lendable else ledger.reclaimed.get(gpu.uuid)
             capacity = GpuCapacity(
                 name,
                 number,
                 gpu.geometry,
-                (*taken, *planned_slots),
+                (*taken, *_clear_of(taken, planned.get(gpu.uuid, ()))),
                 tuple(lent),
                 idle_since,
                 reclaimed,
@@ -121,12 +117,21 @@ def _capacities(
             places.update(
                 {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
             )
-            guest_slots = {slot for slot, run in gpu.guests if run in active_runs or run[0] in unread}
-            leaving = (slot for slot, run in gpu.leases if run not in active_runs and run[0] not in unread)
-            leaving_mask = sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
-            if leaving_mask:
+            if leaving_mask := _leaving_mask(gpu, active_runs, unread):
                 about_to_be_free[name, number] = leaving_mask
     return capacities, about_to_be_free, places
+
+
+def _clear_of(taken: Iterable[Slot], planned: Iterable[Slot]) -> Iterator[Slot]:
+    """Yield the planned slots that overlap no taken one."""
+    return (slot for slot in planned if not any(slot.placement.overlaps(used.placement) for used in taken))
+
+
+def _leaving_mask(gpu: GpuFacts, active: Collection[tuple[int, int]], unread: Collection[int]) -> int:
+    """Return the mask of leased slots that no active run has any more; those of unread jobs count as active."""
+    guest_slots = {slot for slot, run in gpu.guests if run in active or run[0] in unread}
+    leaving = (slot for slot, run in gpu.leases if run not in active and run[0] not in unread)
+    return sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
 
 
 def _free_resources(
@@ -239,6 +244,7 @@ def _elastic_jobs(
     regions: Mapping[int, frozenset[str]],
     barred: Collection[int],
 ) -> list[ElasticJob]:
+    """Return the pending training jobs that may get a loan, and those that run on one."""
     elastic_jobs = []
     now, nodes, largest = inputs.now, {row.name: row for row in inputs.nodes}, _largest_memory(inputs)
     for job, job_view in job_views.items():

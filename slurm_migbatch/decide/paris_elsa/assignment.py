@@ -143,6 +143,7 @@ class Central:
         return started
 
     def _take(self, now: float, kind: int) -> Waiting | None:
+        """Remove and return the waiting job that a free slice of this kind should get; None: it stays free."""
         self._give_up(now)
         if self.late:
             first = min(queue[0] for queue in self.late.values())

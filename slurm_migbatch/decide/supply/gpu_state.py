@@ -77,7 +77,7 @@ class GpuState:
         #: memory slices that are neither used nor claimed
         self.idle = geometry.memory_slices - self.taken.mask.bit_count()
         #: previous offers that no claim uses and that can stay
-        self.rest = legal(geometry, self.taken, keep.clear_of(self.taken.mask))
+        self.rest = fitting_slots(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = _value(geometry, self.taken)
         self._fitting: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
@@ -230,7 +230,7 @@ def _value(geometry: Geometry, layout: Layout) -> int:
     return sum(info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles)
 
 
-def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
+def fitting_slots(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
     """Return those of `wanted`, in order, that can all be added to `taken`."""
     if not wanted or _legal_together(geometry, taken, wanted):
         return wanted
@@ -278,13 +278,13 @@ def _leftover(shape: GpuState, rest: Layout, cycle: tuple[Profile, ...]) -> Layo
     taken = shape.taken.union(rest)
     base = taken
     if shape.future is not None:
-        inside = legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
+        inside = fitting_slots(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
         base = shape.future.union(inside)
     warm = shape.warm.clear_of(base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
-    return legal(geometry, taken, added.clear_of(taken.mask))
+    return fitting_slots(geometry, taken, added.clear_of(taken.mask))
 
 
 def _arrange(condition: Condition) -> Layout | None:
@@ -304,14 +304,14 @@ def _arrange(condition: Condition) -> Layout | None:
         if wanted[slot.profile] > 0:
             wanted[slot.profile] -= 1
             matched.append(slot)
-    fixed = legal(geometry, base, Layout(matched))
+    fixed = fitting_slots(geometry, base, Layout(matched))
     if len(fixed) == len(claims) and (future is None or _fit_beside(geometry, used, fixed)):
         return fixed
     hints = offers.union(warm.clear_of(offers.mask))
     if len(fixed) == len(matched):
         unmatched = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
-        rest = legal(geometry, base.union(fixed), rest)
+        rest = fitting_slots(geometry, base.union(fixed), rest)
         for kept_offers in (rest, EMPTY):
             added = plan_free(geometry, base.union(fixed).union(kept_offers), unmatched, keep=hints)
             if len(added) == len(unmatched):

@@ -249,12 +249,12 @@ def leaving(nodes: dict[str, Node], ends: Mapping[int, float], queue: JobQueue) 
         for name in row.nodes if row is not None else ():
             node = changed.get(name)
             if node is not None:
-                gpus = [_until(gpu, job, end) for gpu in node.gpus]
+                gpus = [_with_end(gpu, job, end) for gpu in node.gpus]
                 changed[name] = replace(node, gpus=tuple(gpus))
     return changed
 
 
-def _until(gpu: Gpu, job: int, end: float) -> Gpu:
+def _with_end(gpu: Gpu, job: int, end: float) -> Gpu:
     if all(lease.job != job for lease in gpu.leases):
         return gpu
     leases = [lease._replace(until=end) if lease.job == job else lease for lease in gpu.leases]

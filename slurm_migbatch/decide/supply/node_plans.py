@@ -34,6 +34,7 @@ def node_plans(
 
 
 def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
+    """Return the plan of a node: its claims, and offers in the space that they leave."""
     layouts: dict[str, Layout] = {}
     withdrawn: set[Profile] = set()
     free: Counter[Profile] = Counter()

@@ -208,6 +208,7 @@ class _PlanRound:
         )
 
     def _placed(self) -> dict[int, Placed]:
+        """Return the nodes and copies of the demands that have a place, and whether its slots are offered already."""
         copies, nodes = self.copies, defaultdict[int, list[str]](list)
         not_offered: set[int] = set()
         for name, claim in self.fleet.on_fixed:
@@ -251,6 +252,7 @@ class _PlanRound:
             self.fleet.commit()
 
     def _serve(self, number: int, copy: int, demand: Demand) -> bool:
+        """Claim places for one copy of a demand, moving other claims if necessary; return whether there are enough."""
         key = demand.kind
         if key in self._hopeless:
             return False

@@ -21,7 +21,7 @@ from itertools import islice
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
 from slurm_migbatch.decide.supply.admission import Busy, When, in_order
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
-from slurm_migbatch.decide.supply.gpu_state import legal
+from slurm_migbatch.decide.supply.gpu_state import fitting_slots
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.openings import BEFORE, first_fit, first_of, latest_end, openings, when_free
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -101,8 +101,8 @@ class Reserver:
             soonest = self._several(demands)
         if soonest is None:
             return False
-        kept = self._again(demands, copy)
-        when, places = soonest if kept is None or self._better(soonest[0], kept[0]) else kept
+        kept = self._previous_places(demands, copy)
+        when, places = soonest if kept is None or self._is_sooner(soonest[0], kept[0]) else kept
         by_gpu: dict[int, list[Slot]] = {}
         for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
@@ -154,7 +154,7 @@ class Reserver:
             bound, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                for entry in self._closer(node, profile):
+                for entry in self._ranks_on(node, profile):
                     heapq.heappush(ranked, entry)
                 continue
             gpu_claims = self._fleet.gpu(index)
@@ -167,7 +167,7 @@ class Reserver:
                 return soonest[0], gpu_claims, soonest[1]
         return None
 
-    def _closer(self, node: str, profile: Profile) -> Iterator[_Ranked]:
+    def _ranks_on(self, node: str, profile: Profile) -> Iterator[_Ranked]:
         """Yield the ranks of the GPUs of a node, or a tighter lower bound for the whole node."""
         admission, first = self._fleet.admissions[node], self._fleet.first_index[node]
         if profile in admission.first:
@@ -251,7 +251,7 @@ class Reserver:
 
     # -- places of the previous round --------------------------------------------------------------------------
 
-    def _again(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
+    def _previous_places(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
         """Return the previous round's places, if all of them are still available together."""
         whens = []
         kept: list[_Places] = []
@@ -305,7 +305,7 @@ class Reserver:
                 return None if when is None else (when, gpu_claims, slot)
         return None
 
-    def _better(self, new: When, old: When) -> bool:
+    def _is_sooner(self, new: When, old: When) -> bool:
         if new[0] != old[0]:
             return new[0] < old[0]
         return new[1] + max(_GAIN_S, 0.1 * (old[1] - self._now)) < old[1]
@@ -471,10 +471,10 @@ class Reserver:
         reserved = Layout(gpu_claims.reserved)
         staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
         geometry = gpu_claims.gpu.geometry
-        future = reserved.union(legal(geometry, reserved, staying))
+        future = reserved.union(fitting_slots(geometry, reserved, staying))
         shape = gpu_claims.shape
         keep = shape.keep.clear_of(reserved.mask)
-        keep = legal(geometry, future, keep.clear_of(future.mask))
+        keep = fitting_slots(geometry, future, keep.clear_of(future.mask))
         if offered:
             keep = keep.union(Layout(slots).clear_of(shape.used.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))

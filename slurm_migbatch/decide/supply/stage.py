@@ -192,12 +192,14 @@ def _moving(
     """Return the planner's input on training jobs that are being moved or may be."""
     queue, moves, now = memory.queue, memory.moves, snapshot.now
 
-    def again(row: JobRow) -> Demand | None:
+    def demand_of_running(row: JobRow) -> Demand | None:
         return memory.demands.of_running(queue, row)
 
-    needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
+    needed = tuple(
+        demand for job in moves.moves if (demand := demand_of_running(queue.rows[job])) is not None and demand.slices
+    )
     wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
-    candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wanting_jobs else ()
+    candidates = restartable(moves, snapshot, queue, nodes, demand_of_running, rules) if wanting_jobs else ()
     rows = {job: queue.rows[job] for job in wanting_jobs if job in queue.rows} if candidates else {}
     return Moving(needed, wanting_jobs, candidates, rows, possible=queue.any_signalled(may_restart))
 
@@ -308,14 +310,16 @@ def _watch_offers(
         since = previous[2] + uncounted
         if now - since >= settings.stuck_s:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
-        elif now - since >= RESOURCES_S and (lacking := _lacking(row, placed.nodes, pools(), resources)):
+        elif now - since >= RESOURCES_S and (
+            lacking := _nodes_without_resources(row, placed.nodes, pools(), resources)
+        ):
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(lacking, now + _RESOURCES_AVOID_S))
         else:
             memory.standing[job] = (placed.nodes, row.tasks, since)
     memory.avoided = {job: names for job, names in memory.avoided.items() if job in rows and rows[job].pending}
 
 
-def _lacking(
+def _nodes_without_resources(
     row: JobRow, offered: Collection[str], pools: Mapping[int, frozenset[str]], resources: NodeResources
 ) -> list[str]:
     """Return the nodes on which other jobs have the CPUs or the memory of a job.

@@ -94,10 +94,12 @@ class LargeSite:
         description = {"mig": True, "geometry": geometry.to_dict()}
         for n in range(nodes):
             name = f"n{n:05d}"
-            held = self._held[name] = {f"GPU-{n}-{g}": self._busy(name) for g in range(gpus)}
+            held = self._held[name] = {f"GPU-{n}-{g}": self._filled_gpu(name) for g in range(gpus)}
             self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": uuid, **description} for uuid in held]}])
             self.view.set_complete(name, True)
-            self._tell(name, "start", [(uuid, s, run) for uuid, slots in held.items() for s, run in slots.items()])
+            self._apply_events(
+                name, "start", [(uuid, s, run) for uuid, slots in held.items() for s, run in slots.items()]
+            )
             self._gres[name] = {plain[-1].gres_type: total, "none": total}
         self.submit()
 
@@ -180,7 +182,7 @@ class LargeSite:
             ]
             for uuid, slot, _ in ended_slices:
                 del self._held[node][uuid][slot]
-            self._tell(node, "stop", ended_slices)
+            self._apply_events(node, "stop", ended_slices)
             self._renewed[node] = None
         for job in self._random.sample(list(self._waiting), min(count // 10, len(self._waiting))):
             del self._waiting[job]
@@ -228,13 +230,13 @@ class LargeSite:
         held = [(uuid, slot, (job, 0)) for uuid, slot in places]
         for uuid, slot, run in held:
             self._held[node][uuid][slot] = run
-        self._tell(node, "start", held)
+        self._apply_events(node, "start", held)
 
     def _started(self, row: JobRow, node: str) -> JobRow:
         end = self.now + (row.time_limit_s or 3600)
         return replace(row, state="RUNNING", reason="None", nodes=(node,), start=self.now, end=end)
 
-    def _busy(self, node: str) -> dict[Slot, _Run]:
+    def _filled_gpu(self, node: str) -> dict[Slot, _Run]:
         layout, held = EMPTY, {}
         while self._random.random() < _LOAD:
             fits = [slot for slot in self._slots if self._geometry.fits(layout, slot)]
@@ -274,7 +276,7 @@ class LargeSite:
         self._next_job += 1
         return self._next_job
 
-    def _tell(self, node: str, kind: str, places: Iterable[tuple[str, Slot, _Run]]) -> None:
+    def _apply_events(self, node: str, kind: str, places: Iterable[tuple[str, Slot, _Run]]) -> None:
         events = []
         for uuid, slot, (job, restart) in places:
             place = {"start": slot.placement.start, "size": slot.placement.size}

@@ -57,7 +57,7 @@ def measure(runs: int = 10_000, models: int = 1000, progress: Progress = silent)
     chance = random.Random(20)  # noqa: S311 synthetic jobs
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
         geometry = _geometry(Path(folder) / "machine")
-        config = _config(Path(folder), _made_up(models, chance))
+        config = _config(Path(folder), _invented(models, chance))
         progress(f"generating {runs} runs", 0)
         _fill(config, geometry, runs, chance)
         first = _refit(config, progress)
@@ -91,7 +91,7 @@ def _geometry(place: Path) -> Geometry:
         driver.close()
 
 
-def _made_up(count: int, chance: random.Random) -> dict[str, ModelConfig]:
+def _invented(count: int, chance: random.Random) -> dict[str, ModelConfig]:
     """Return specifications of models in addition to the built-in ones with curves, `count` in all."""
     specifications = {}
     for number in range(count - sum(not generates(model.name) for model in BUILT_IN)):

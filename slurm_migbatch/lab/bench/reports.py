@@ -35,9 +35,9 @@ _BATCH = 20000
 _MIGACCT, _MIGBATCH = "slurm_migbatch.cli.migacct", "slurm_migbatch.cli.main"
 
 
-def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> None:
+def fill(store: Store, runs: int, days: float, end: float) -> None:
     """Put `runs` ended runs of 200 users, spread over `days` before `end` (unix seconds), into an empty store."""
-    chance = random.Random(seed)  # noqa: S311 synthetic data
+    chance = random.Random(1)  # noqa: S311 synthetic data
     made, leases = [], []
     for number in range(1, runs + 1):
         submitted = end - days * 86400 * (1 - number / runs)
@@ -117,7 +117,7 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
     yield "one day, failed", [*day(days // 2), "-s", "F,TO"]
 
 
-def _others(runs: int, days: float, end: float, directory: Path, page: Path) -> Iterator[tuple[str, str, list[str]]]:
+def _commands(runs: int, days: float, end: float, directory: Path, page: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (name in the result, description, words after `migbatch`)."""
     month = ["-S", f"uts{int(end - days // 2 * 86400)}", "-E", f"uts{int(end - (days // 2 - 30) * 86400)}"]
     tenth = ["-S", f"uts{int(end - 0.2 * days * 86400)}", "-E", f"uts{int(end - 0.1 * days * 86400)}"]
@@ -164,7 +164,7 @@ def measure(
         queries.append(_time(path, _MIGACCT, by_config, ["-n", "-j", str(runs // 2)], repeats, start_s, configured))
         others = {
             key: _time(path, _MIGBATCH, name, words, repeats, start_s)
-            for key, name, words in _others(runs, days, end, Path(directory), page)
+            for key, name, words in _commands(runs, days, end, Path(directory), page)
         }
         drawn_s = drawing_s(page, Path(directory), repeats)
         size = path.stat().st_size

@@ -98,7 +98,7 @@ def _phase(bed: Cluster, client: CliClient) -> dict[str, Any]:
     after, later, seconds = _rounds(bed), diag(bed), time.monotonic() - begun
     return {
         "seconds": round(seconds, 1),
-        **{name: _between(before[name], after[name]) for name in ("lending", "supply")},
+        **{name: _difference(before[name], after[name]) for name in ("lending", "supply")},
         "running": sum(row.state == "RUNNING" for row in client.jobs()),
         "sdiag_before": _counts(earlier),
         "sdiag_after": _counts(later),
@@ -130,7 +130,7 @@ def _rounds(bed: Cluster) -> dict[str, dict[str, float]]:
     return loops
 
 
-def _between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+def _difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     rounds = after["count"] - before["count"]
     quick = after["quick"] - before["quick"]
     spent = after["sum"] - before["sum"]

@@ -110,7 +110,7 @@ class Clusters:
     empty: Cluster
     without: Cluster
 
-    def sides(self, *, advice: bool) -> dict[str, tuple[Cluster, Path]]:
+    def clusters_by_name(self, *, advice: bool) -> dict[str, tuple[Cluster, Path]]:
         """Return the clusters by name, each with the slurm.conf of its clients; `advice`: they load cli_filter."""
         clusters = {"with": self.filtered, "asking": self.asking, "empty": self.empty, "without": self.without}
         return {name: (cluster, _conf(cluster, advice=advice)) for name, cluster in clusters.items()}
@@ -215,12 +215,14 @@ def compare(
         the mean of these ratios with its 95 % interval; the ratio of the total times; and that of the fastest tenth,
         which other work on the machine does not disturb.
     """
-    sides = clusters.sides(advice=advice)
+    clusters_by_name = clusters.clusters_by_name(advice=advice)
     series = {
-        kind.name: {name: _Series(*side, kind, filtered=name in ("with", "asking")) for name, side in sides.items()}
+        kind.name: {
+            name: _Series(*side, kind, filtered=name in ("with", "asking")) for name, side in clusters_by_name.items()
+        }
         for kind in kinds
     }
-    names = list(sides)
+    names = list(clusters_by_name)
     for number in range(math.ceil(submissions / block)):
         for kind in kinds:
             first = number % len(names)

@@ -165,7 +165,7 @@ def _command(show: Show, run: Callable[..., None], *options: Option) -> click.Co
     return click.command(show.__name__.strip("_").replace("_", "-"), help=show.__doc__)(run)
 
 
-class Wrong(NamedTuple):
+class WrongVariant(NamedTuple):
     """What `--wrong` runs instead: module:function; it has no plots."""
 
     measure: str
@@ -174,7 +174,7 @@ class Wrong(NamedTuple):
 
 
 def experiment(
-    measure: str, *options: Option, wrong: Wrong | None = None, plots: bool = True
+    measure: str, *options: Option, wrong: WrongVariant | None = None, plots: bool = True
 ) -> Callable[[Show], click.Command]:
     """Return `measurement` with the directory of data, a folder for plots and, if it has one, the variant `wrong`."""
     further = [data_option, *options]
@@ -185,7 +185,7 @@ def experiment(
 
     def command_of(show: Show) -> click.Command:
         def run(as_json: bool, plot: Path | None = None, as_wrong: bool = False, **values: Any) -> None:
-            way = Wrong(measure, show, "")
+            way = WrongVariant(measure, show, "")
             if as_wrong and wrong is not None:
                 if plot is not None:
                     raise click.UsageError("--wrong has no plots; leave --plot out")

@@ -9,7 +9,7 @@ import click
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import (
     Result,
-    Wrong,
+    WrongVariant,
     draws_option,
     experiment,
     print_lending,
@@ -51,7 +51,7 @@ def _lending_wrong(result: Result) -> None:
     "slurm_migbatch.lab.experiments.lending:measure",
     draws_option("Workloads and requests.", least=1),
     processes_option,
-    wrong=Wrong(
+    wrong=WrongVariant(
         "slurm_migbatch.lab.experiments.lendwrong:measure",
         _lending_wrong,
         "Only with wrong forecasts, speeds, restart times and time limits.",
@@ -97,7 +97,7 @@ def _fragmentation_wrong(result: Result) -> None:
     "slurm_migbatch.lab.experiments.fragmentation:measure",
     draws_option("Draws of the arrivals."),
     processes_option,
-    wrong=Wrong(
+    wrong=WrongVariant(
         "slurm_migbatch.lab.experiments.fragwrong:measure",
         _fragmentation_wrong,
         "Only with wrong time limits and wrong learned run times.",

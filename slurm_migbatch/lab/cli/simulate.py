@@ -101,7 +101,7 @@ def simulate(
     if scenario is None:
         raise click.UsageError("Missing argument 'SCENARIO'; 'migbatch simulate --example' prints an example")
     loaded = scenarios.load(scenario)
-    chosen = [_under(loaded, name, config) for name in dict.fromkeys(names or (loaded.policy,))]
+    chosen = [_with_policy(loaded, name, config) for name in dict.fromkeys(names or (loaded.policy,))]
     if config is not None and not any(hasattr(variant.params, "config") for variant in chosen):
         raise click.UsageError("--config is for policy migbatch, which is not run")
     if log is not None and len(chosen) > 1:
@@ -120,13 +120,13 @@ def _list() -> None:
     print_table(("POLICY", "DESCRIPTION", "PARAMETERS"), rows)
 
 
-def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
+def _with_policy(scenario: Scenario, name: str, config: Path | None) -> Scenario:
     from slurm_migbatch.config.reader import unknown_name
     from slurm_migbatch.lab.sim import registry
 
     if name not in registry.POLICIES:
         raise click.UsageError(unknown_name("policy", name, registry.POLICIES))
-    chosen = scenario.under(name)
+    chosen = scenario.with_policy(name)
     if config is not None and hasattr(chosen.params, "config"):
         chosen = dataclasses.replace(chosen, params=dataclasses.replace(chosen.params, config=str(config)))
     return chosen

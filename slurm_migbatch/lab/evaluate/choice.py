@@ -44,7 +44,7 @@ class ChoiceOutcome:
 
 def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
     """Return the choices for a prediction with the margin of `level`, or (None) by its medians."""
-    curves = _usual(MeasuredCurves.of(guess.sample))
+    curves = _at_usual_size(MeasuredCurves.of(guess.sample))
     if curves is None:
         return []
     shown = np.isin(curves.index, guess.done)
@@ -97,7 +97,7 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
     return rows
 
 
-def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
+def _at_usual_size(curves: MeasuredCurves) -> MeasuredCurves | None:
     """Return the points of the most frequent input size; None if there are fewer than two."""
     if len(curves) < 2:
         return None

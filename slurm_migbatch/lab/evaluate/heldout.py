@@ -143,7 +143,7 @@ def folds(
     for sample in samples:
         groups.setdefault(key(sample.model), []).append(sample)
     if train is not None:
-        yield from _elsewhere(rows, train, knowledge, groups.values(), learn)
+        yield from _learned_elsewhere(rows, train, knowledge, groups.values(), learn)
         return
     names = sorted(groups)
     count = min(len(names), MOST_FOLDS)
@@ -170,7 +170,7 @@ def laboratory(source: str) -> str:
     return source.split(" ", 1)[0]
 
 
-def _elsewhere(
+def _learned_elsewhere(
     rows: Sequence[Measurement],
     train: Sequence[Measurement],
     knowledge: ModelKnowledge,

@@ -89,7 +89,7 @@ def fit(points: Sequence[Point]) -> Efficiencies:
     share = {model: 1.0 / math.sqrt(sum(p.model == model for p in points)) for model in {p.model for p in points}}
     strength = math.sqrt(len(points) / len(share))
 
-    def off(theta: Array) -> Array:
+    def residuals_of(theta: Array) -> Array:
         eff = _of(keys, theta)
         turns = dict(zip(series, np.exp(theta[len(keys) :]).tolist(), strict=True))
         residuals = [(theta - centre) / spread]
@@ -100,7 +100,7 @@ def fit(points: Sequence[Point]) -> Efficiencies:
             residuals.append(weight * np.array(ratios) / np.array([NOISE["ttft"], NOISE["tpot"]]))
         return np.concatenate(residuals)
 
-    best = least_squares(off, centre, loss="soft_l1")
+    best = least_squares(residuals_of, centre, loss="soft_l1")
     eff = _of(keys, best.x)
     ttft, tpot = _residuals(points, eff)
     return replace(eff, spread_ttft=_spread(ttft), spread_tpot=_spread(tpot))

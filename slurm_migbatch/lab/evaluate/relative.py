@@ -42,12 +42,12 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Measur
         if errors:
             rows.append({"method": method, "k": points, **_summary(errors)})
         if all(isinstance(guess, HeldOutPrediction) for guess, _ in pairs):
-            errors = _errors((guess, _middle(guess)) for guess, _ in pairs)
+            errors = _errors((guess, _predicted_speeds(guess)) for guess, _ in pairs)
             if errors:
                 rows.append({"method": f"{method}, middle figures", "k": points, **_summary(errors)})
     if groups:
         pairs = groups[0][2]
-        share = _errors((guess, _share(guess)) for guess, _ in pairs)
+        share = _errors((guess, _slice_shares(guess)) for guess, _ in pairs)
         mean = _errors((guess, _mean(guess, others)) for guess, others in pairs)
         for name, errors in (("share of compute slices", share), ("mean of other models", mean)):
             if errors:
@@ -58,7 +58,7 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Measur
 def _expected(guess: Guess) -> Array:
     """Return the predictor's expectation over its belief; computed cells and other methods have one figure."""
     if not isinstance(guess, HeldOutPrediction):
-        return _middle(guess)
+        return _predicted_speeds(guess)
     curves = MeasuredCurves.of(guess.sample)
     expected = np.full(len(curves), np.nan)
     at = curves.on_full()
@@ -68,15 +68,15 @@ def _expected(guess: Guess) -> Array:
         guess.belief, cells.take(curves.index[usable]), cells.take(curves.index[at[usable]])
     )
     computed = guess.computed[curves.index]
-    return np.where(computed & computed[at], _middle(guess), expected)
+    return np.where(computed & computed[at], _predicted_speeds(guess), expected)
 
 
-def _middle(guess: Guess) -> Array:
+def _predicted_speeds(guess: Guess) -> Array:
     curves = MeasuredCurves.of(guess.sample)
     return speeds(curves, guess.value[curves.index])[0]
 
 
-def _share(guess: Guess) -> Array:
+def _slice_shares(guess: Guess) -> Array:
     curves = MeasuredCurves.of(guess.sample)
     return np.asarray(curves.slices / curves.slices[curves.full].max(initial=1.0), dtype=np.float64)
 

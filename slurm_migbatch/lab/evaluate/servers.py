@@ -105,11 +105,11 @@ def scan_servers(folder: Path) -> ServerTables:
         rows = [row for row in scan(common).rows if row.kind == SERVE and row.ran]
         points += _usable(((_named(row), row) for row in rows), _of_row, skipped)
     if not points:
-        raise _nothing(folder, skipped)
+        raise _no_points(folder, skipped)
     return ServerTables(tuple(points), tuple(skipped.notices()))
 
 
-def _nothing(folder: Path, skipped: _Skipped) -> TraceError:
+def _no_points(folder: Path, skipped: _Skipped) -> TraceError:
     if (first := skipped.first()) is not None:
         return TraceError(folder, 0, f"no row can be scored: {first[0]}: {first[1]}")
     return TraceError(

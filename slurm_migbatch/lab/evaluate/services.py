@@ -60,7 +60,7 @@ CHOSEN_ON, GRID, LIMIT = "chosen on", "grid's", "for the limit"
 FEWER_TWICE: Final = 1.5
 SAME_AGAIN: Final = 1.25
 
-Wrong = Callable[[str, int], float]
+WrongFactor = Callable[[str, int], float]
 """Factor on a predicted time of a model's cell."""
 Known = Mapping[str, tuple[int, ...]]
 """The measured cells of each model, in the order in which they were measured."""
@@ -89,7 +89,7 @@ class ServicePlanner:
     """
 
     def __init__(
-        self, bench: InstanceBench, wrong: Wrong = right, *, hope: float = 0.0, trusting: bool = False
+        self, bench: InstanceBench, wrong: WrongFactor = right, *, hope: float = 0.0, trusting: bool = False
     ) -> None:
         self._bench, self._wrong, self._hope, self._trusting = bench, wrong, hope, trusting
 
@@ -114,7 +114,7 @@ class ServicePlanner:
     def place(self, loads: Sequence[ServiceLoad], known: Known) -> PlacedServices:
         """Plan for all services, and replay the plan."""
         cells = {load.sample.model: self._counted(load.sample.model, known[load.sample.model]) for load in loads}
-        demands = [self._asked(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
+        demands = [self._demand(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
         allocation = allocate(self._bench.geometry, demands)
         broken = short = 0
         used: dict[str, frozenset[int]] = {}
@@ -164,7 +164,7 @@ class ServicePlanner:
             for i in subject.usable
         }
 
-    def _asked(self, load: ServiceLoad, cells: Mapping[InstanceSetting, int], done: Sequence[int]) -> ServiceDemand:
+    def _demand(self, load: ServiceLoad, cells: Mapping[InstanceSetting, int], done: Sequence[int]) -> ServiceDemand:
         kept = [setting for setting in cells if setting.seconds <= load.limit_s]
         kept = kept or [min(cells, key=lambda setting: setting.seconds)]
         sure = [setting for setting in kept if cells[setting] in done]
@@ -244,7 +244,7 @@ def evaluate(data: Path, progress: Progress = silent) -> dict[str, Any]:
         "services": sum(len(loads) for loads in bench.loads.values()),
         "points": POINTS,
         "confidence": CONFIDENCE,
-        "notes": [*bench.notes, *_odd_cells(_odd(bench))],
+        "notes": [*bench.notes, *_odd_cells(_odd_settings(bench))],
         "rows": rows,
         "placed": placed,
         "wrong": wrong,
@@ -256,7 +256,7 @@ def evaluate(data: Path, progress: Progress = silent) -> dict[str, Any]:
 
 def _in_line(bench: InstanceBench) -> dict[str, Any]:
     """Plan with everything measured, except the cells that no curve predicts."""
-    odd = _odd(bench)
+    odd = _odd_settings(bench)
     counts = []
     for loads in bench.loads.values():
         demands = []
@@ -271,7 +271,7 @@ def _in_line(bench: InstanceBench) -> dict[str, Any]:
     return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} outlier cells", counts)
 
 
-def _odd(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
+def _odd_settings(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
     usable = {model: [s for s in subject.settings if s.procs <= PROCS] for model, subject in bench.subjects.items()}
     return {model: out_of_line(settings) for model, settings in usable.items()}
 
@@ -367,21 +367,21 @@ def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[Serv
     ]
 
 
-def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, Wrong]]:
+def _wrongs(seeds: Sequence[int]) -> Iterator[tuple[str, WrongFactor]]:
     """Yield the kinds of wrong predictions, by a factor of 0.5 to 2."""
     for factor in FACTORS:
         yield f"all x{factor:g}", _times(factor)
     for seed in seeds:
-        yield f"each model its own ({seed})", _own(seed, by_cell=False)
+        yield f"each model its own ({seed})", _drawn_for_each(seed, by_cell=False)
     for seed in seeds:
-        yield f"each cell its own ({seed})", _own(seed, by_cell=True)
+        yield f"each cell its own ({seed})", _drawn_for_each(seed, by_cell=True)
 
 
-def _times(factor: float) -> Wrong:
+def _times(factor: float) -> WrongFactor:
     return lambda _model, _cell: factor
 
 
-def _own(seed: int, *, by_cell: bool) -> Wrong:
+def _drawn_for_each(seed: int, *, by_cell: bool) -> WrongFactor:
     return lambda model, cell: _drawn(f"{seed} {model} {cell}" if by_cell else f"{seed} {model}")
 
 

@@ -113,12 +113,12 @@ def fit(points: Sequence[Point], shipped: Efficiencies | TrainingEfficiencies) -
     def of(theta: Array) -> Any:
         return replace(shipped, **dict(zip(names, np.exp(theta).tolist(), strict=True)))
 
-    def off(theta: Array) -> Array:
+    def residuals_of(theta: Array) -> Array:
         eff = of(theta)
         ratios = np.array([math.log(point.seconds(eff) / (point.row.seconds or 1.0)) for point in points])
         return np.concatenate([weights * ratios / 0.2, (theta - start) / PRIOR_SPREAD])
 
-    return of(least_squares(off, start, loss="soft_l1").x)
+    return of(least_squares(residuals_of, start, loss="soft_l1").x)
 
 
 def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:

@@ -305,7 +305,7 @@ def _load(seconds: Seconds, load: float, seeds: int, progress: Progress) -> dict
     chosen = {}
     for cut, layouts in cuts().items():
         progress(f"load {load:g}: {cut}", steps)
-        best = _best(drawn, layouts)
+        best = _best_layout(drawn, layouts)
         if best is None:
             raise NotMeasurable(f"{cut}: with none of them all jobs keep their limits")
         chosen[cut], ends_by_way[cut] = best
@@ -321,15 +321,17 @@ def _load(seconds: Seconds, load: float, seeds: int, progress: Progress) -> dict
                 "p95_s": round(
                     statistics.fmean(float(np.quantile(ends[WARM:], 0.95)) for ends in ends_by_way[name]), 1
                 ),
-                "over_equal": _over(values, means[EQUAL]),
-                "over_static": _over(values, means[STATIC]),
+                "over_equal": _ratio_interval(values, means[EQUAL]),
+                "over_static": _ratio_interval(values, means[STATIC]),
             }
             for name, values in means.items()
         },
     }
 
 
-def _best(drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]) -> tuple[str, list[Ends]] | None:
+def _best_layout(
+    drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]
+) -> tuple[str, list[Ends]] | None:
     """Return the layout with the lowest mean completion time over all seeds, of those that keep every limit."""
     lowest: tuple[float, str, list[Ends]] | None = None
     for name, slices in some.items():
@@ -345,7 +347,7 @@ def _mean(ends: Ends) -> float:
     return statistics.fmean(ends[WARM:])
 
 
-def _over(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]:
+def _ratio_interval(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]:
     return rounded_interval([a / b for a, b in zip(dispatched, baseline, strict=True)])
 
 

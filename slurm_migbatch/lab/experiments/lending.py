@@ -82,7 +82,7 @@ Inputs = tuple[lendslices.Moments, lendslices.Miso]
 
 
 @dataclass(frozen=True)
-class Way:
+class LendingVariant:
     """How inference's nodes are lent.
 
     Attributes:
@@ -98,16 +98,16 @@ class Way:
     rigid: bool = False
 
 
-WAYS: Final[Mapping[str, Way]] = {
-    "Slurm alone": Way(lend=False, rigid=True),
-    "half": Way(lend=False),
-    "idle": Way(forecast=False),
-    "servers": Way(forecast=False, servers=True),
-    "ours": Way(),
+WAYS: Final[Mapping[str, LendingVariant]] = {
+    "Slurm alone": LendingVariant(lend=False, rigid=True),
+    "half": LendingVariant(lend=False),
+    "idle": LendingVariant(forecast=False),
+    "servers": LendingVariant(forecast=False, servers=True),
+    "ours": LendingVariant(),
 }
 
 
-def config(way: Way = WAYS["ours"]) -> Config:
+def config(way: LendingVariant = WAYS["ours"]) -> Config:
     """Return the default configuration with lending enabled, and training's own half as training-only."""
     shipped = Config()
     lent = replace(shipped.lending, enabled=True, partitions=(TRAINING,), training_only=(TRAINING,))
@@ -189,7 +189,7 @@ def _submission(job: SimulatedJob, course: Course, limit_s: int | None) -> Submi
     return Submission(job.arrival, "mig:loan:1", lambda: course, TRAINING, limit_s, name="train", fields=fields)
 
 
-def site(way: Way) -> SimulatedSite:
+def site(way: LendingVariant) -> SimulatedSite:
     """Return the cluster of `lendslices`: the first half of the nodes is training's."""
     gpus = (geometry(lendslices.GPU),) * lendslices.PER_NODE
     shared = (INFERENCE, TRAINING) if way.lend and not way.servers else (INFERENCE,)
@@ -254,7 +254,7 @@ class WholeServers:
 
 
 def play(
-    case: PlayedLoad, found: lendslices.Miso, way: Way, predictions: Predictions | None = None
+    case: PlayedLoad, found: lendslices.Miso, way: LendingVariant, predictions: Predictions | None = None
 ) -> dict[str, float]:
     """Simulate with migbatchd's controller; return the figures of `lending.figures` and further ones.
 
@@ -359,7 +359,7 @@ def results_of(
     moments: lendslices.Moments,
     seeds: int,
     loads: Sequence[Load] = LOADS,
-    ways: Mapping[str, Way] = WAYS,
+    ways: Mapping[str, LendingVariant] = WAYS,
     progress: Progress = silent,
     window_s: float = WINDOW_S,
     processes: int = 1,
@@ -443,7 +443,7 @@ def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mappi
     }
 
 
-def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: Way) -> dict[str, float]:
+def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: LendingVariant) -> dict[str, float]:
     moments, miso = inputs
     return play(PlayedLoad.of(load, moments, miso, seed, window_s), miso, way)
 

@@ -49,7 +49,7 @@ Uses = Sequence[tuple[str, float, float | None]]
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongData:
     """Differences between migbatchd's data and the truth.
 
     Attributes:
@@ -76,9 +76,9 @@ class Wrong:
         end = HISTORY_DAYS * DAY_S + case.begin_s
         uses = _scaled(_shifted(case.uses, self.later_s, end), self.height)
         limits = {} if self.limits is None else _limits(case, found, self.limits, seed)
-        return replace(self.truth(case), uses=uses, limits=limits)
+        return replace(self.with_true_costs(case), uses=uses, limits=limits)
 
-    def truth(self, case: PlayedLoad) -> PlayedLoad:
+    def with_true_costs(self, case: PlayedLoad) -> PlayedLoad:
         """Return the load with these costs."""
         usual = lendslices.TRAIN
         costs = JobCosts(usual.cold_start_s, usual.restart_s * self.restarts, usual.checkpoint_s * self.checkpoints)
@@ -94,26 +94,26 @@ class Wrong:
         return WrongSpeeds(found, self, seed)
 
 
-ROWS: Final[Mapping[str, Wrong]] = {
-    "right": Wrong(),
-    "history 3 h later": Wrong(later_s=DAY_S / 8),
-    "history 3 h earlier": Wrong(later_s=-DAY_S / 8),
-    "history 12 h later": Wrong(later_s=DAY_S / 2),
-    "history x0.5": Wrong(height=0.5),
-    "history x2": Wrong(height=2.0),
-    "speeds x0.5 to x2, each its own": Wrong(cells=2.0),
-    "speeds of slices x0.5": Wrong(slices=0.5),
-    "speeds of slices x2": Wrong(slices=2.0),
-    "restarts and checkpoints x0.5": Wrong(restarts=0.5, checkpoints=0.5),
-    "restarts and checkpoints x2": Wrong(restarts=2.0, checkpoints=2.0),
-    "limits x1 to x8, each its own": Wrong(limits=(1.0, 8.0)),
+ROWS: Final[Mapping[str, WrongData]] = {
+    "right": WrongData(),
+    "history 3 h later": WrongData(later_s=DAY_S / 8),
+    "history 3 h earlier": WrongData(later_s=-DAY_S / 8),
+    "history 12 h later": WrongData(later_s=DAY_S / 2),
+    "history x0.5": WrongData(height=0.5),
+    "history x2": WrongData(height=2.0),
+    "speeds x0.5 to x2, each its own": WrongData(cells=2.0),
+    "speeds of slices x0.5": WrongData(slices=0.5),
+    "speeds of slices x2": WrongData(slices=2.0),
+    "restarts and checkpoints x0.5": WrongData(restarts=0.5, checkpoints=0.5),
+    "restarts and checkpoints x2": WrongData(restarts=2.0, checkpoints=2.0),
+    "limits x1 to x8, each its own": WrongData(limits=(1.0, 8.0)),
 }
 
 
 class WrongSpeeds(KnownSpeeds):
     """Measured speeds times their errors."""
 
-    def __init__(self, found: lendslices.Miso, wrong: Wrong, seed: int) -> None:
+    def __init__(self, found: lendslices.Miso, wrong: WrongData, seed: int) -> None:
         super().__init__(found)
         self._wrong, self._seed = wrong, seed
         self._full = geometry(lendslices.GPU).full.profile
@@ -206,7 +206,7 @@ def _of_load(
     window_s: float,
     of: int,
 ) -> dict[str, Any]:
-    halves = {wrong.costs: Wrong(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
+    halves = {wrong.costs: WrongData(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
     with pool(processes, (moments, found)) as submit:
         runs = {
             (seed, name): submit(_case, load, seed, window_s, wrong, way)
@@ -227,11 +227,13 @@ def _of_load(
     return {"load": load.name, "seeds": seeds, "rows": rows}
 
 
-def _case(inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong: Wrong, way: str) -> dict[str, float]:
+def _case(
+    inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong: WrongData, way: str
+) -> dict[str, float]:
     moments, miso = inputs
     case = PlayedLoad.of(load, moments, miso, seed, window_s)
     if way == "half":
-        return lending.play(wrong.truth(case), miso, lending.WAYS[way])
+        return lending.play(wrong.with_true_costs(case), miso, lending.WAYS[way])
     return lending.play(wrong.with_errors(case, miso, seed), miso, lending.WAYS[way], wrong.predictions(miso, seed))
 
 

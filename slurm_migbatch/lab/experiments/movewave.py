@@ -144,10 +144,12 @@ def predict(
 def _work(kind: PodKind) -> Work:
     if kind.served:
         return Fixed(kind.seconds)
-    return SimulatedTraining(kind.seconds, _same, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s)
+    return SimulatedTraining(
+        kind.seconds, _full_speed, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s
+    )
 
 
-def _same(_profile: Profile) -> float:
+def _full_speed(_profile: Profile) -> float:
     """Return the speed of a training job on the one profile that it may have."""
     return 1.0
 

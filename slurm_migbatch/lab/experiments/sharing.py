@@ -213,11 +213,11 @@ def play(jobs: Sequence[SimulatedJob], decides: SliceQueue, slowdown: Slowdowns,
     if isinstance(decides, LivePairs):
         late, ended = decides.late, {"parted": float(decides.parted), "renewed": float(decides.renewed)}
     else:
-        late, ended = sum(_late(run) for run in runs), {}
+        late, ended = sum(_is_late_by_sharing(run) for run in runs), {}
     return {"jct_s": statistics.fmean(ends), "joined": float(decides.joined), "late": float(late), **ended}
 
 
-def _late(run: SimulatedRun) -> bool:
+def _is_late_by_sharing(run: SimulatedRun) -> bool:
     """Return whether a job that ran without a stop reached its limit only because it shared."""
     assert run.started is not None and run.ended is not None
     return run.ended - run.started > limit(run.job) >= run.job.work

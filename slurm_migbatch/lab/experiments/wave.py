@@ -16,6 +16,13 @@ MIX: Final = (("1g.10gb", 0.5), ("2g.20gb", 0.25), ("3g.40gb", 0.2), ("7g.80gb",
 """Profiles of inference jobs, and how often each is drawn."""
 SPREAD: Final = 0.67
 """Of the logarithm of an inference job's time, as in `experiments.lendslices`."""
+MEAN_S: Final = 12.0
+"""Mean time of an inference job."""
+TRAIN_S: Final = 40.0
+"""Mean time of a training job on a whole GPU, in steps of `STEP_S`."""
+STEP_S: Final = 0.2
+BOUNDS: Final = ("2g.20gb", "4g.40gb")
+"""Profiles between which training jobs are elastic."""
 SWING: Final = 0.8
 """Highest and lowest rate of a day are 1 + SWING and 1 - SWING times the mean: 9 to 1."""
 
@@ -60,26 +67,13 @@ class Wave:
     gpu_type: str = "h100-80gb"
 
 
-def draw(
-    seed: int,
-    *,
-    requests: int = 90,
-    trainings: int = 48,
-    day_s: float = 360.0,
-    mean_s: float = 12.0,
-    train_s: float = 40.0,
-    least: str = "2g.20gb",
-    most: str = "4g.40gb",
-) -> Wave:
+def draw(seed: int, *, requests: int = 90, trainings: int = 48, day_s: float = 360.0) -> Wave:
     """Draw a wave at random.
 
     Args:
         requests: inference jobs in the day; their rate follows it, lowest at its begin.
         trainings: training jobs; they arrive within the first third of the day, so that some always wait.
         day_s: length of the day, seconds.
-        mean_s: mean time of an inference job, seconds.
-        train_s: mean time of a training job on a whole GPU, seconds.
-        least, most: profiles between which training jobs are elastic.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible draw, not a secret
     names = [name for name, _ in MIX]
@@ -89,7 +83,7 @@ def draw(
         at = rng.uniform(0.0, day_s)
         if rng.uniform(0.0, 1.0 + SWING) < 1.0 - SWING * math.cos(2 * math.pi * at / day_s):
             arrivals.append(at)
-    centre = math.log(mean_s) - SPREAD**2 / 2
+    centre = math.log(MEAN_S) - SPREAD**2 / 2
     inference = tuple(
         WaveRequest(
             round(at, 2), rng.choices(names, weights)[0], round(max(1.0, rng.lognormvariate(centre, SPREAD)), 2)
@@ -99,6 +93,6 @@ def draw(
     jobs = []
     for number in range(trainings):
         at = number * day_s / 3 / trainings
-        steps = max(20, round(rng.uniform(0.5, 1.5) * train_s / 0.2))
-        jobs.append(WaveTraining(round(at, 2), steps, 0.2, least, most))
+        steps = max(20, round(rng.uniform(0.5, 1.5) * TRAIN_S / STEP_S))
+        jobs.append(WaveTraining(round(at, 2), steps, STEP_S, *BOUNDS))
     return Wave(inference, tuple(jobs), day_s)

@@ -30,6 +30,8 @@ Kind = TypeVar("Kind", bound=Hashable)
 Slot = TypeVar("Slot", bound=Hashable)
 
 _GAIN: Final = 1e-9
+LOAN_PROTECT_S: Final = 60.0
+"""Protection of a training job that has just started or changed, times 1 + its reclaims."""
 PROTECT_S: Final = 30.0
 PROTECT_PER_HIT_S: Final = 15.0
 PROTECT_MOST_S: Final = 120.0
@@ -59,14 +61,14 @@ def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[K
     total = 0.0
     while True:
         for kind in kinds:
-            _turn(worths, kind, capacity[kind], chosen)
+            _solve_kind(worths, kind, capacity[kind], chosen)
         new_total = sum(worths[job][choice] for job, choice in enumerate(chosen) if choice is not None)
         if len(kinds) < 2 or new_total <= total + _GAIN:
             return chosen
         total = new_total
 
 
-def _turn(
+def _solve_kind(
     worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
 ) -> None:
     """Solve the knapsack of one kind in `chosen`; a job's alternative is its present choice of another kind."""
@@ -180,9 +182,9 @@ class ReclaimCandidate(Generic[Slot]):
         lost = max(0.0, self.speedups[self.count] - self.speedups[after]) * self.horizon_s
         return lost + self.costs.seconds(self.count, after) * self.speedups[after]
 
-    def protected(self, now: float, protect: float = 60.0) -> bool:
+    def protected(self, now: float) -> bool:
         """Return whether it started so recently, for its number of reclaims, that other loans must end first."""
-        return now - self.since < protect * (1 + self.hits)
+        return now - self.since < LOAN_PROTECT_S * (1 + self.hits)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,6 @@ def reclaim(
     lent_sets: Sequence[frozenset[Slot]],
     starts: int,
     now: float,
-    protect: float = 60.0,
 ) -> Reclaim[Slot]:
     """Return the loans to end, at the lowest cost, so that `starts` instances fit.
 
@@ -220,7 +221,7 @@ def reclaim(
     while served < starts and open_sets:
         ranked = min(
             enumerate(open_sets),
-            key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now, protect), numbered[0]),
+            key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now), numbered[0]),
         )
         lent_set = open_sets.pop(ranked[0])
         for slot in sorted(lent_set, key=str):
@@ -241,7 +242,6 @@ def _rank(
     given_back: Mapping[Hashable, int],
     stopped: Mapping[Hashable, None],
     now: float,
-    protect: float,
 ) -> tuple[bool, float]:
     """Return whether a further protected job would be affected, and the added loss."""
     added: dict[Hashable, int] = {}
@@ -256,7 +256,7 @@ def _rank(
             continue
         already = given_back.get(job, 0)
         loss += loan_of[job].loss(already + count) - loan_of[job].loss(already)
-        protected = protected or (not already and loan_of[job].protected(now, protect))
+        protected = protected or (not already and loan_of[job].protected(now))
     return protected, loss
 
 

@@ -47,7 +47,7 @@ class Levels:
 
     def demand(self, now: float, level: int, started: int = 0) -> None:
         """Record that from `now` on `level` slices are needed at once, `started` of them newly."""
-        self._reach(now)
+        self._advance(now)
         self._level = level
         self._peaks[-1] = max(self._peaks[-1], level)
         self._starts[-1] += started
@@ -58,7 +58,7 @@ class Levels:
         It is at least the maximum of the last `recent_s` seconds (by default ten minutes of a day of 24 hours). Without
         a day of history it is this maximum.
         """
-        self._reach(now)
+        self._advance(now)
         peaks = self._peaks
         end = len(peaks)
         recent_bins = RECENT_S / BIN_S if recent_s is None else recent_s / self._bin
@@ -84,7 +84,7 @@ class Levels:
             ratio = min(_MOST_RATIO, max(1.0, (sum(latest) / len(latest)) / (usual / moments)))
         return max(recent, math.ceil(usual_maximum * math.sqrt(ratio) - 1e-9))
 
-    def _reach(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """Add the bins up to `now`, with the current level, and drop bins that are older than the history."""
         bin_ = int(now / self._bin + _TINY)
         if not self._peaks:

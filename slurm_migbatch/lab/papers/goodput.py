@@ -145,9 +145,9 @@ class Goodput:
                 best = Best(rate, batch, local, accumulated)
         return best
 
-    def speedup(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> float:
+    def speedup(self, replicas: int, nodes: int = 1) -> float:
         """Return the speedup over one whole GPU; 0 if either cannot run."""
-        single, many = self.best(1), self.best(replicas, nodes, relative)
+        single, many = self.best(1), self.best(replicas, nodes)
         return many.goodput / single.goodput if single is not None and many is not None else 0.0
 
 

@@ -20,19 +20,18 @@ GUARD: Final = 0.5
 """Part of the objective that a batch may take: a request may just have missed the previous batch."""
 
 
-def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
+def knee(seconds: Mapping[int, float]) -> int:
     """Return the smallest number of compute slices from which no larger one gains enough (reconstruction).
 
-    A step from n to m slices is worth it if latency falls by more than `gain` for each of the m - n slices; the
+    A step from n to m slices is worth it if latency falls by more than `GAIN` for each of the m - n slices; the
     best of all larger sizes counts, so that one flat step does not end the search.
 
     Args:
         seconds: duration of one batch by number of compute slices; sizes on which it does not fit are left out.
-        gain: the threshold.
     """
     sizes = sorted(seconds)
     for n in sizes:
-        if all(1 - seconds[m] / seconds[n] <= gain * (m - n) for m in sizes if m > n):
+        if all(1 - seconds[m] / seconds[n] <= GAIN * (m - n) for m in sizes if m > n):
             return n
     raise ValueError("no size is given: a model needs at least one slice on which it fits")
 

@@ -17,7 +17,6 @@ from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.papers.sessions import (
     Frames,
     Hosted,
-    InstanceCosts,
     Schedule,
     at_size,
     demand_of,
@@ -29,7 +28,6 @@ from slurm_migbatch.mig.profile import Profile
 
 PRECISION: Final = 0.005
 """Precision of the searched load, as a share of the demand."""
-_COSTS: Final = InstanceCosts()
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,16 @@ def play(
     kinds: Sequence[Profile],
     models: Sequence[Hosted],
     plan: SessionPlan,
-    load: float = 1.0,
+    load: float,
     sessions: int = 1,
     *,
     fill: bool = False,
-    costs: InstanceCosts = _COSTS,
 ) -> Schedule:
     """Return the schedule of a plan at a multiple of the demand."""
     scaled = [at_load(model, load) for model in models]
     if plan.held:
-        return framed(geometry, kinds, scaled, plan.held, sessions, fill=fill, costs=costs)
-    return at_size(geometry, kinds, scaled, plan.sizes, sessions, fill=fill, costs=costs)
+        return framed(geometry, kinds, scaled, plan.held, sessions, fill=fill)
+    return at_size(geometry, kinds, scaled, plan.sizes, sessions, fill=fill)
 
 
 def at_load(model: Hosted, load: float) -> Hosted:

@@ -60,7 +60,7 @@ def slices(
     among = part.gpus
     altered: dict[int, Layout] = {}
     for _ in range(count):
-        best = _among(cluster, profile, among, rule)
+        best = _best_among(cluster, profile, among, rule)
         for gpu, used in altered.items():
             slot = _chosen(cluster.gpus[gpu].geometry, used, profile)
             if slot is not None:
@@ -76,7 +76,7 @@ def slices(
     return places
 
 
-def _among(
+def _best_among(
     cluster: SimulatedCluster, profile: Profile, among: int, rule: Rule
 ) -> tuple[tuple[int, int], int, Slot] | None:
     """Return rank, GPU and slot of the place that the rule prefers on the GPUs `among` (as bits).

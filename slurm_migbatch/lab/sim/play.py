@@ -78,7 +78,7 @@ class ScenarioData:
         if missing := {job.kind for job in jobs if not apps[job.kind]}:
             kinds = " or ".join(sorted(missing))
             others = ", ".join(kind for kind, known in apps.items() if known) or "none"
-            raise self._wrong(
+            raise self._error(
                 f"the trace has jobs of kind {kinds}, and the speeds know no model of this kind that fits on a whole "
                 f"{self.scenario.geometry.name}: give a table with such a model (of this one fit: {others})"
             )
@@ -98,13 +98,13 @@ class ScenarioData:
     def _known(self, jobs: tuple[SimulatedJob, ...], source: RateSource) -> tuple[SimulatedJob, ...]:
         for kind in ("train", "infer"):
             if missing := sorted({job.app for job in jobs if job.kind == kind and job.app} - set(source.apps(kind))):
-                raise self._wrong(
+                raise self._error(
                     f'there are no {kind} speeds of {", ".join(missing[:5])}; set workload.models = "draw" or give a '
                     f"table that has them (it has {', '.join(source.apps(kind)) or 'none'})"
                 )
         return jobs
 
-    def _wrong(self, text: str) -> ConfigError:
+    def _error(self, text: str) -> ConfigError:
         return ConfigError(str(self.scenario.path), [Problem(0, text)])
 
 

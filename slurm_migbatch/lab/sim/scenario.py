@@ -162,8 +162,8 @@ class Scenario:
         """Return a path as the file means it."""
         return self.path.parent / path
 
-    def under(self, policy: str) -> Scenario:
-        """Return the same under another policy, with its default parameters; unchanged if it is the scenario's own."""
+    def with_policy(self, policy: str) -> Scenario:
+        """Return the scenario under another policy with default parameters; unchanged if it is its own policy."""
         if policy == self.policy:
             return self
         return dataclasses.replace(self, policy=policy, params=registry.find(policy).params())

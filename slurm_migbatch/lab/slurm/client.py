@@ -76,7 +76,7 @@ class SimulatedSlurm(Slurmctld):
 
     def jobs(self) -> list[JobRow]:
         """See SlurmClient."""
-        self._asked("jobs", self.settings.listing_s)
+        self._call("jobs", self.settings.listing_s)
         return self.order()
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
@@ -85,7 +85,7 @@ class SimulatedSlurm(Slurmctld):
 
     def nodes(self) -> list[NodeRow]:
         """See SlurmClient."""
-        self._asked("nodes", self.settings.listing_s)
+        self._call("nodes", self.settings.listing_s)
         return [self.node_row(machine) for machine in self.machines.values()]
 
     def default_partition(self) -> str:
@@ -104,7 +104,7 @@ class SimulatedSlurm(Slurmctld):
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """See SlurmClient."""
-        self._asked("set_gres")
+        self._call("set_gres")
         self.updates.append(dict(updates))
         refused = {}
         for name, text in updates.items():
@@ -171,7 +171,7 @@ class SimulatedSlurm(Slurmctld):
 
     def requeue_ended(self, job_id: int, *, update: Callable[[JobRow], Mapping[str, str]]) -> None:
         """See `daemon.ended.HistoryClient`."""
-        self._asked("requeue_ended")
+        self._call("requeue_ended")
         row = self.queue.get(job_id)
         if row is not None:
             raise SlurmError(f"job {job_id} is already pending or running again")
@@ -214,7 +214,7 @@ class SimulatedSlurm(Slurmctld):
 
     def cancel(self, job_id: int | str) -> None:
         """See SlurmClient."""
-        self._asked("cancel")
+        self._call("cancel")
         for row in self._named(str(job_id)):
             self.cancelled(row.job_id)
 
@@ -337,7 +337,7 @@ class SimulatedSlurm(Slurmctld):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _asked(self, request: str, costs: float = 0.0) -> None:
+    def _call(self, request: str, costs: float = 0.0) -> None:
         self.calls[request] += 1
         if self.down:
             raise SlurmError("slurmctld does not answer")
@@ -351,7 +351,7 @@ class SimulatedSlurm(Slurmctld):
 
     def _change(self, request: str, names: Collection[str], change: Callable[[str], str]) -> None:
         """Apply `change` to each job; if some are refused, the others are still changed."""
-        self._asked(request)
+        self._call(request)
         self.before_call(request)
         refused = {}
         for name in names:

@@ -71,7 +71,7 @@ class _SimulatedNode:
     guests: Mapping[int, tuple[str, str, int, int, int, int]] = field(default_factory=dict)
     version: int = 0
     rows: dict[int, Slice] = field(default_factory=dict)
-    untold: list[dict[str, Any]] = field(default_factory=list)
+    unreported: list[dict[str, Any]] = field(default_factory=list)
     last_contact: float = 0.0
     published: float = 0.0
 
@@ -174,7 +174,7 @@ class SimulatedNodes:
     def zombie(self, name: str, uuid: str, slot: Slot) -> None:
         """Put a zombie, an instance that cannot be destroyed, into the slot."""
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
-        self._tell(name, "zombie", row.place)
+        self._queue_event(name, "zombie", row.place)
 
     def held_by(self, job: int) -> list[Slice]:
         """Return the held slices of a job."""
@@ -290,7 +290,7 @@ class SimulatedNodes:
             elapsed = self._start(row, name)
             if elapsed is None:
                 self.misfits.append(row.job_id)
-                self._tell(name, "misfit", {"job": row.job_id, "restart": row.restarts, "reason": "no place"})
+                self._queue_event(name, "misfit", {"job": row.job_id, "restart": row.restarts, "reason": "no place"})
                 self.epilog(row.job_id)
                 return None
             slowest = max(slowest, elapsed)
@@ -354,7 +354,7 @@ class SimulatedNodes:
             for slice_row in claim.evict:
                 if node.rows.pop(slice_row.id or 0, None) is not None and has_mig:
                     took += self.times.destroy_s.get(_compute(slice_row.slot.profile), 0.0)
-                    self._tell(name, "destroy", slice_row.place)
+                    self._queue_event(name, "destroy", slice_row.place)
             if claim.warm is not None:
                 node.rows.pop(claim.warm.id or 0, None)
             slice_row = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
@@ -363,9 +363,9 @@ class SimulatedNodes:
             )
             if claim.warm is None and has_mig:
                 took += self.times.create_s.get(_compute(slice_row.slot.profile), 0.0)
-                self._tell(name, "create", slice_row.place)
+                self._queue_event(name, "create", slice_row.place)
             rows.append(slice_row)
-        self._tell(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
+        self._queue_event(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
         return took
 
     def _join(self, row: JobRow, name: str, node: _SimulatedNode) -> float | None:
@@ -390,7 +390,7 @@ class SimulatedNodes:
             )
             slice_row = self._put(node, slice_row)
             fields = self._started(row, [slice_row], 0.0, True)
-            self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
+            self._queue_event(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
             return 0.0
         if verdict.action is guest.GuestAction.ALONE:
             barred = {
@@ -436,7 +436,7 @@ class SimulatedNodes:
                     node.rows[row.id or 0] = row.freed("idle")
             if own_rows:
                 fields = {"job": job, "restart": own_rows[0].restart, "exit_code": 0, "memory_mib": None}
-                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in own_rows]})
+                self._queue_event(name, "stop", fields | {"slices": [row.event_fields for row in own_rows]})
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -444,21 +444,21 @@ class SimulatedNodes:
         """Send a progress event of a running job."""
         row = self.slurm.queue.get(job)
         if row is not None and row.nodes:
-            self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
+            self._queue_event(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
 
     def report(self, name: str | None = None, count: int | None = None) -> None:
         """Deliver the events of one node or of all: all events or the first `count` of each node."""
         for node_name in [name] if name is not None else list(self._nodes):
             node = self._nodes[node_name]
-            events, node.untold = node.untold[:count], node.untold[len(node.untold[:count]) :]
+            events, node.unreported = node.unreported[:count], node.unreported[len(node.unreported[:count]) :]
             if events:
                 self.view.apply(node_name, events)
                 self.on_events(node_name, events)
 
-    def _tell(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
-        untold = self._nodes[name].untold
-        untold.append({"kind": kind, "ts": self.clock.now, **fields})
-        if self.auto and len(untold) == 1:
+    def _queue_event(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
+        unreported = self._nodes[name].unreported
+        unreported.append({"kind": kind, "ts": self.clock.now, **fields})
+        if self.auto and len(unreported) == 1:
             self.clock.after(self.times.report_s, lambda: self.report(name))
 
     def _put(self, node: _SimulatedNode, row: Slice) -> Slice:

@@ -71,7 +71,7 @@ class Placing:
         cached = self._listed.get(shape)
         if cached is None:
             listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
-            cached = self._listed[shape] = _enough(shape, listing)
+            cached = self._listed[shape] = _are_enough(shape, listing)
         return cached
 
     def offered(self, shape: Shape) -> bool:
@@ -79,7 +79,7 @@ class Placing:
         cached = self._offered.get(shape)
         if cached is None:
             listing = [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)]
-            cached = self._offered[shape] = _enough(shape, listing)
+            cached = self._offered[shape] = _are_enough(shape, listing)
         return cached
 
     def fit(
@@ -190,7 +190,7 @@ class Reservations:
             heappush(times, (begin + duration, index, name))
 
 
-def _enough(shape: Shape, machines: Sequence[NodeRecord]) -> bool:
+def _are_enough(shape: Shape, machines: Sequence[NodeRecord]) -> bool:
     return len(machines) >= shape.nodes
 
 

@@ -111,13 +111,13 @@ class SimulatedProcesses:
             process = self._processes.get(job or 0)
             if process is None or process.work is None:
                 continue
-            share = self.neighbourhood.share(process.row.job_id, self._around(process.row.job_id))
+            share = self.neighbourhood.share(process.row.job_id, self._slices_around(process.row.job_id))
             if share != process.share:
                 process.share = share
                 process.work.pace(self.clock.now, share)
                 self._follow(process)
 
-    def _around(self, job: int) -> list[Slice]:
+    def _slices_around(self, job: int) -> list[Slice]:
         """Return all held slices of the GPUs that a job is on."""
         return self.nodes.held_on({slice_row.gpu for slice_row in self.nodes.held_by(job)})
 

@@ -19,8 +19,7 @@ It behaves like the real one (tests/support/contract.py tests both):
   otherwise it waits forever (DependencyNeverSatisfied).
 - A request that no node lists, DOWN ones included, is refused.
 
-Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job
-steps.
+Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, job steps.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ class Slurmctld(JobQueue):
                 if rows:
                     started += rows
                     bucket = self._pending.buckets.get(shape, [])
-                    if not bucket or not self._could(shape):
+                    if not bucket or not self._may_fit(shape):
                         state.hopeful.discard(shape)
                     if place < len(bucket):
                         heappush(candidates, (bucket[place], place, shape))
@@ -151,35 +150,35 @@ class Slurmctld(JobQueue):
         """Return shapes of which a job may start; set the reason of the first job of every other shape."""
         shapes = set()
         for shape, bucket in list(self._pending.buckets.items()):
-            if self._could(shape):
+            if self._may_fit(shape):
                 shapes.add(shape)
             else:
                 self._explain(bucket[0].job, shape)
         return shapes
 
-    def _bound(self, this: _Pass, shape: Shape, later: Sequence[Key]) -> None:
+    def _bound(self, state: _Pass, shape: Shape, later: Sequence[Key]) -> None:
         """Let backfill start no further job of this shape with a time limit longer than reservations allow."""
-        if this.kept is not None and shape.het is None:
-            this.longest[shape] = this.kept.longest_s(shape)
-            if all(self._length(other.job) > this.longest[shape] for other in later):
-                this.hopeful.discard(shape)
+        if state.kept is not None and shape.het is None:
+            state.longest[shape] = state.kept.longest_s(shape)
+            if all(self._length(other.job) > state.longest[shape] for other in later):
+                state.hopeful.discard(shape)
 
-    def _keep_back(self, this: _Pass, key: Key, shape: Shape) -> None:
+    def _keep_back(self, state: _Pass, key: Key, shape: Shape) -> None:
         """Reserve nodes for a job that did not start."""
         if not self._placing.offered(shape):
             return
-        if this.kept is None:
-            this.shut.update(machine.name for machine in self._placing.pool(shape))
-            this.hopeful.discard(shape)
-        elif this.depth > 0 and shape.het is None:
-            this.depth -= 1
-            this.kept.reserve(shape, self.queue[key.job].time_limit_s)
+        if state.kept is None:
+            state.shut.update(machine.name for machine in self._placing.pool(shape))
+            state.hopeful.discard(shape)
+        elif state.depth > 0 and shape.het is None:
+            state.depth -= 1
+            state.kept.reserve(shape, self.queue[key.job].time_limit_s)
 
     def _length(self, job: int) -> float:
         limit = self.queue[job].time_limit_s
         return math.inf if limit is None else limit
 
-    def _could(self, shape: Shape) -> bool:
+    def _may_fit(self, shape: Shape) -> bool:
         """Return whether a job of this shape may start if no earlier job starts or gets a reservation."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return False
@@ -314,7 +313,7 @@ class Slurmctld(JobQueue):
         if facts.epilogs:
             return
         if facts.after == "PENDING":
-            self._again(row)
+            self._pend_again(row)
         else:
             self._remove_job(row, facts.after)
 
@@ -359,7 +358,7 @@ class Slurmctld(JobQueue):
         self._put(replace(row, state="COMPLETING", end=self.clock.time()))
         self._due()
 
-    def _again(self, row: JobRow) -> None:
+    def _pend_again(self, row: JobRow) -> None:
         now = self.clock.time()
         begin = now + self.settings.requeue_delay_s
         row = replace(
@@ -407,7 +406,7 @@ class Slurmctld(JobQueue):
             self.ended_tasks[row.array_job].remove(ended)
         need = positive(gres_list.readable_counts(row.gres, GRES))
         self._facts[job] = Facts(ended.submit, row.priority, need, {}, ended.start)
-        self._again(row)
+        self._pend_again(row)
         held = replace(self.queue[job], priority=0, reason="job requeued in held state", eligible=None)
         self._put(held)
         return held

@@ -15,7 +15,6 @@ from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
 from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
-from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.values.quantiles import quantile
 
@@ -85,14 +84,12 @@ def site(wave: Wave, lending: bool) -> SimulatedSite:
     )
 
 
-def workload(
-    wave: Wave, costs: TrainingCosts = TrainingCosts(), speed: Callable[[Geometry, Profile], float] = usual_speed
-) -> list[Submission]:
+def workload(wave: Wave, costs: TrainingCosts) -> list[Submission]:
     """Return every job of the wave, named infer or train, in the form that the submit filter returns."""
     gpu = geometry(wave.gpu_type)
     return [
         *(_inference(request) for request in wave.requests),
-        *(_training(training, costs, lambda profile: speed(gpu, profile)) for training in wave.trainings),
+        *(_training(training, costs, lambda profile: usual_speed(gpu, profile)) for training in wave.trainings),
     ]
 
 

@@ -43,7 +43,7 @@ from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
-from slurm_migbatch.lab.sim.policies.lending import SIZES, GoodputSpeeds, Way, WholeGpuLending
+from slurm_migbatch.lab.sim.policies.lending import SIZES, GoodputSpeeds, LendingOptions, WholeGpuLending
 from slurm_migbatch.lab.traces import pollux
 
 NODES: Final = 16
@@ -62,15 +62,15 @@ COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
 """Cold starts of the authors' six inference applications."""
 
 _RESTLESS: Final = Hysteresis(first_s=0.0, growth=1.0, most_s=0.0, idle_s=0.0, rest_s=0.0, gain=1.2)
-WAYS: Final[Mapping[str, Way]] = {
-    "half": Way(lend=False, hysteresis=Hysteresis(), protect=1.0),
-    "half, ATS": Way(lend=False, hysteresis=None, protect=1.0),
-    "servers": Way(servers=True, forecast=False),
-    "no forecast": Way(forecast=False),
-    "DeepBoot": Way(forecast=False, hysteresis=None, protect=1.0, surge=1.0),
-    "ours": Way(),
-    "restless": Way(forecast=False, hysteresis=_RESTLESS, surge=1.0),
-    "free": Way(forecast=False, hysteresis=replace(_RESTLESS, gain=1.0), surge=1.0),
+WAYS: Final[Mapping[str, LendingOptions]] = {
+    "half": LendingOptions(lend=False, hysteresis=Hysteresis(), protect=1.0),
+    "half, ATS": LendingOptions(lend=False, hysteresis=None, protect=1.0),
+    "servers": LendingOptions(servers=True, forecast=False),
+    "no forecast": LendingOptions(forecast=False),
+    "DeepBoot": LendingOptions(forecast=False, hysteresis=None, protect=1.0, surge=1.0),
+    "ours": LendingOptions(),
+    "restless": LendingOptions(forecast=False, hysteresis=_RESTLESS, surge=1.0),
+    "free": LendingOptions(forecast=False, hysteresis=replace(_RESTLESS, gain=1.0), surge=1.0),
 }
 
 
@@ -159,7 +159,7 @@ def simulate(
     jobs: Sequence[SimulatedJob],
     served: tuple[Sequence[SimulatedJob], Levels],
     learning: GoodputSpeeds,
-    way: Way,
+    way: LendingOptions,
     seed: int,
     costs: Mapping[str, RestartCosts] = AFE,
 ) -> dict[str, float]:
@@ -181,7 +181,7 @@ def measure(
     data: Path,
     seeds: int = 10,
     loads: Sequence[Load] = LOADS,
-    ways: Mapping[str, Way] = WAYS,
+    ways: Mapping[str, LendingOptions] = WAYS,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run the study on a directory with Pollux's data and a measured request trace.

@@ -17,7 +17,7 @@ _COMPUTE: Final = re.compile(r"(?<![0-9a-z])([1-7])g(?![0-9a-z])", re.IGNORECASE
 _SHARES: Final = frozenset({"shard", "mps"})
 
 
-class Held(NamedTuple):
+class HeldGpus(NamedTuple):
     """What a job is replayed on: `gpus` slices of `profile`, or whole GPUs (None).
 
     `remark`: what a notice should say of such jobs, empty if nothing; why they are skipped if `gpus` is 0.
@@ -40,7 +40,7 @@ class _Counts(NamedTuple):
     shares: bool
 
 
-def held_in(tres_list: str, geometry: Geometry | None = None) -> Held:
+def held_in(tres_list: str, geometry: Geometry | None = None) -> HeldGpus:
     """Return the largest profile and the number of slices, or the number of GPUs if the job had any.
 
     The profile is that of the geometry, if it has one under another name. Raises GresError and ProfileError.
@@ -49,28 +49,28 @@ def held_in(tres_list: str, geometry: Geometry | None = None) -> Held:
 
 
 @lru_cache(maxsize=1 << 12)
-def _of_gres(entries: str, geometry: Geometry | None) -> Held:
+def _of_gres(entries: str, geometry: Geometry | None) -> HeldGpus:
     counts = _counted(entries)
     sized, unknown, remark = Counter(counts.sized), counts.unknown, ""
     for compute, count in counts.bare.items():
-        profile = None if geometry is None else _usual(geometry, compute)
+        profile = None if geometry is None else _least_memory(geometry, compute)
         if profile is None:
             unknown += count
         else:
             sized[profile] += count
             remark = f"on slices {compute}g, whose memory is not named, are replayed on {profile}"
     if unknown and geometry is not None:
-        return Held(None, 0, "on slices of unknown size")
+        return HeldGpus(None, 0, "on slices of unknown size")
     total = sized.total() + unknown + counts.whole
     if unknown:
-        return Held(None, total, "on slices of unknown size are replayed on whole GPUs")
+        return HeldGpus(None, total, "on slices of unknown size are replayed on whole GPUs")
     if sized and counts.whole:
-        return Held(None, total, "on slices and whole GPUs at once are replayed on whole GPUs")
+        return HeldGpus(None, total, "on slices and whole GPUs at once are replayed on whole GPUs")
     if sized:
         largest = max(sized)
-        return Held(largest if geometry is None else profile_on(geometry, largest), total, remark)
+        return HeldGpus(largest if geometry is None else profile_on(geometry, largest), total, remark)
     nothing = "with shares of a GPU (gres/shard, gres/mps)" if counts.shares else "without a GPU"
-    return Held(None, total, "" if total else nothing)
+    return HeldGpus(None, total, "" if total else nothing)
 
 
 def _counted(entries: str) -> _Counts:
@@ -101,7 +101,7 @@ def _counted(entries: str) -> _Counts:
     )
 
 
-def _usual(geometry: Geometry, compute: int) -> Profile | None:
+def _least_memory(geometry: Geometry, compute: int) -> Profile | None:
     """Return the profile that a name of compute slices alone means: that with the least memory."""
     alike = [info.profile for info in geometry.profiles if info.profile.compute == compute and not info.profile.suffix]
     return min(alike, default=None)

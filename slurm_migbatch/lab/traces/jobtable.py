@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
-from slurm_migbatch.lab.traces.held import Held, held_in
+from slurm_migbatch.lab.traces.held import HeldGpus, held_in
 from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
@@ -127,17 +127,17 @@ def _counts(line: CsvLine) -> dict[int, int]:
     return counts
 
 
-def _largest(counts: Mapping[int, int], unnamed: set[int]) -> Held:
+def _largest(counts: Mapping[int, int], unnamed: set[int]) -> HeldGpus:
     """Return the GPUs of a job if TRES have no names: the largest count of a TRES of the site.
 
     Several TRES may count the same GPUs, with and without their type. Add their numbers to `unnamed`.
     """
     of_site = {number: count for number, count in counts.items() if number >= FIRST_OF_SITE and count}
     unnamed.update(of_site)
-    return Held(None, max(of_site.values())) if of_site else Held(None, 0, "without a GPU")
+    return HeldGpus(None, max(of_site.values())) if of_site else HeldGpus(None, 0, "without a GPU")
 
 
-def _named(line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str], geometry: Geometry | None) -> Held:
+def _named(line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str], geometry: Geometry | None) -> HeldGpus:
     held = ",".join(f"{tres[number]}={count}" for number, count in counts.items() if number in tres)
     try:
         return held_in(held, geometry)

@@ -57,7 +57,7 @@ class ApplicationProfile:
         nodes = -(-replicas // PER_NODE)
         points = self.steps.get((nodes, replicas))
         if points is None:
-            points = self._between(nodes, replicas)
+            points = self._nearest_steps(nodes, replicas)
         local = batch / replicas
         max_batch = points[-1].batch
         micro_steps = max(1, math.ceil(local / max_batch))
@@ -78,7 +78,7 @@ class ApplicationProfile:
         """Return the seconds to the target metric."""
         return self.iterations_of(batch) * self.step_s(replicas, batch)
 
-    def _between(self, nodes: int, replicas: int) -> tuple[StepTime, ...]:
+    def _nearest_steps(self, nodes: int, replicas: int) -> tuple[StepTime, ...]:
         """Return the steps of the fewest nodes and replicas that were measured and are at least as many as these."""
         larger = [key for key in self.steps if key[0] >= nodes and key[1] >= replicas]
         if not larger:

@@ -40,7 +40,7 @@ from typing import Final
 
 from slurm_migbatch.lab.traces import sacctlines
 from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
-from slurm_migbatch.lab.traces.held import Held, held_in
+from slurm_migbatch.lab.traces.held import HeldGpus, held_in
 from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
@@ -132,7 +132,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
     return replace(trace, notices=tuple(notices))
 
 
-def _held(line: CsvLine, geometry: Geometry | None) -> Held:
+def _held(line: CsvLine, geometry: Geometry | None) -> HeldGpus:
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")

@@ -44,7 +44,7 @@ class Seen(NamedTuple):
     driver: str
 
 
-class Usage(NamedTuple):
+class MemoryUse(NamedTuple):
     """Memory in use on a device, all in MiB: `used` in total, `processes` by process id (None: unknown).
 
     Both are without what the driver keeps for itself, except `used` on drivers before R510.
@@ -70,13 +70,13 @@ class VisibleDevice(LibraryUser):
             self.close()
             raise
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUse:
         """Return the memory in use now; raises DriverError."""
         memory = self._ask("its memory", query.memory, self._handle)
         listed: list[Any] = []
         with suppress(*SILENT):
             listed = self._ask("its processes", pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
-        return Usage(
+        return MemoryUse(
             int(memory.used) / _MIB,
             tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory) / _MIB) for p in listed),
         )

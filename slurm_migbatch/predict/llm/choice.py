@@ -105,7 +105,7 @@ def figures_by_profile(
     return by_type
 
 
-def nowhere(
+def no_slice_refusal(
     workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: LearnedPredictor
 ) -> Refusal:
     """Return the refusal of a workload that no allowed slice holds."""

@@ -8,7 +8,6 @@ remaining words that is a public model's name selects that model. `llama-3-70b`,
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,11 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.llm import precision
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, state_window
+from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.sizedmodels import architecture_of, item_of_generator, kind_of
+from slurm_migbatch.predict.llm.sizes import SIZE, Sized, decimals, respelt, size_of, training_counts
 from slurm_migbatch.workload.modelfile import without_ending, without_place
 
 _IDLE: Final = (
@@ -38,12 +39,6 @@ SIZES: Final = frozenset([
     "instructblip", "llava", "internvl", "minicpm",
 ])  # fmt: skip
 """Words that change the size when they follow a model's name, with or without a version: `small3.2`."""
-ROUNDED: Final = 1.1
-"""Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters, a "2b", whose last digit is
-rounded, up to 2.5.
-"""
-LARGEST: Final = 5e12
-"""Largest number in a name that is read as a size."""
 ALIKE: Final = 0.75
 """Minimum likeness (`difflib`) of a suggested name."""
 MISSPELT: Final = 0.8
@@ -56,32 +51,6 @@ SAME_SIZE: Final = 0.2
 """Tolerance of a size in a name below the model's own size."""
 LARGER: Final = 0.06
 """Tolerance above it: a model of a larger size needs more."""
-GROUPED: Final = 10 * 128
-"""Width of the keys of a layer of unknown architecture: those of ten heads. Most public models have eight, in up to a
-quarter more layers than assumed here.
-"""
-SHALLOW: Final = 32 * 8 * 128
-"""Width of the keys of all layers of a small model with eight such heads; one of unknown architecture caches no less,
-unless it has fewer heads.
-"""
-_SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
-_SPELT: Final = (
-    (re.compile(r"([0-9]{1,3})b([0-9])"), r"\1.\2b"),
-    (re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?[bm])x([0-9]{1,3})"), r"\2x\1"),
-)
-"""Other spellings of a size, and the usual one: `6b7`, and `34bx2` of merged models."""
-_IMAGE_TEXT: Final = frozenset({"clip", "vit"})
-"""Words of a model of images and texts, whose name gives its images instead of its size."""
-_COUNT: Final = re.compile(r"[0-9]{1,3}e")
-"""A number of experts, which follows the active parameters in `17b-16e`."""
-_OF_VIDEO: Final = re.compile(
-    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|video|world)|vace|cogvideox.*|ltxv?|skyreels|magi|wan[0-9.]*|"
-    r"seedvr[0-9]*|(?:predict|transfer)[0-9.]+"
-)
-_OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|flux.*|sana[0-9.]*|cogview[0-9]*")
-"""Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
-removes noise.
-"""
 SENSES: Final = frozenset(
     ["vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral", "molmo", "molmo2"]
 )
@@ -94,37 +63,13 @@ SENSED: Final = re.compile(
 TOWER: Final = 700_000_000
 """Most parameters of such an encoder: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
 BESIDE: Final = 7_000_000_000
-"""Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
-and those for images.
+"""Most parameters of the other parts of a generator of images or video: its text encoder (T5-XXL and UMT5-XXL have up
+to 5.7 billion) and those for images.
 """
 CONTROL: Final = (0.37, 4_400_000_000)
 """Most parameters of a public ControlNet, relative to the pipeline that it controls (Stable Diffusion XL's), and in all
 (Stable Diffusion 3.5 Large's).
 """
-STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
-"""A word that names a model whose layers keep a state instead of keys and values."""
-ENCODERS: Final = re.compile(
-    r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide|geneformer|"
-    r"encoder|timesfm|internvit|prithvi|vggt"
-)
-"""A word that names an encoder of texts, proteins, genomes or images, like BERT: it has no key-value cache. Nor has
-TimesFM, a decoder of time series that passes its whole input for every patch of its forecast.
-"""
-ENCODED: Final = 8192
-"""Its longest input, as of the longest of the public ones."""
-SPEECH: Final = re.compile(r"(?:wav2vec|hubert|wavlm|unispeech|data2vec|mms|parakeet|kokoro)[0-9]*")
-"""A word that names an encoder of sound, or a voice, which has no key-value cache either."""
-SPEECH_MIB: Final = 2048
-SPEECH_KEPT: Final = (317_000_000, 752)
-"""Working memory of one recording, the most of the public ones but Bark; what training keeps of it is that of wav2vec
-2.0 of this many parameters, and grows with layers and width.
-"""
-CLIP_MIB: Final = 16 * 1024
-CLIP_PX: Final = 832
-"""Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
-IMAGE_MIB: Final = 8 * 1024
-IMAGE_PX: Final = 1024
-"""The same for one image, the most of the public generators."""
 _VERSION: Final = re.compile(r"[2-9](?:\.[0-9]{1,2})?")
 """A number after a model's name that makes it another model, whose size may be any: `mistral-small-4`."""
 SHORTEST: Final = 4
@@ -139,16 +84,11 @@ UNSIZED: Final = frozenset([
 NO_PRECISION: Final = frozenset({"none", "qlora"})
 """Words of a name that are no precision of its weights: those of a model tuned by QLoRA are published in 16 bits."""
 _LETTERS: Final = re.compile(r"[a-z]+")
-_MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 _SIDE: Final = re.compile(r"[1-9][0-9]{2}", re.ASCII)
 """A number of three digits, which is the side of images if it is a multiple of a usual patch."""
 _SIDES: Final = re.compile(r"-([1-9][0-9]{2,3})-([1-9][0-9]{2,3})", re.ASCII)
 """Both sides of images at the end of a name, each a multiple of 32: `ade-512-512`."""
-_STEPS: Final = re.compile(r"[0-9]+k|[0-9]{3,}")
-"""A number of training steps, after the word `step`."""
-_COUNTED: Final = frozenset({"examples", "samples", "seqlen", "steps", "tokens"})
-"""Words after a number that is no size and no context."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +107,6 @@ class Found:
     stated: bool = False
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A number of parameters: all of them, and those that one token uses."""
-
-    total: float
-    active: float
-
-
 def squeeze(name: str) -> str:
     """Return a name without its organisation, letter case, `-` and `_`."""
     return "".join(_words(name))
@@ -182,7 +114,7 @@ def squeeze(name: str) -> str:
 
 def _words(name: str) -> list[str]:
     short = without_ending(without_place(name).lower().replace("_", "-"))
-    return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
+    return [respelt(word) for word in short.replace(":", "-").split("-") if word]
 
 
 def side_of(name: str, usual: int) -> int:
@@ -195,10 +127,6 @@ def side_of(name: str, usual: int) -> int:
         return max(map(int, both.groups()))
     sides = (int(word) for word in words if _SIDE.fullmatch(word) and not (int(word) % 14 and int(word) % 16))
     return max((usual, *sides))
-
-
-def _respelt(word: str) -> str:
-    return next((form.sub(usual, word) for form, usual in _SPELT if form.fullmatch(word)), word)
 
 
 def _index() -> Mapping[str, Model]:
@@ -292,7 +220,7 @@ def resolve(name: str) -> Found | None:
     upper = size_of(kept, upper=True)
     if upper is None:
         return None
-    kind = _kind_of(kept)
+    kind = kind_of(kept)
     beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
     return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
 
@@ -328,58 +256,9 @@ def of_stated_size(name: str, parameters: int) -> Found:
 
 def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size: Sized) -> Found:
     """Return a model of which only the size is known, and from its words the kind."""
-    kind, dtype = _kind_of(words), "auto"
-    if kind == "generator":
-        item_mib, item_px = _item_of_generator(words)
-        extra = round(size.total)
-        architecture = Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px)
-    elif kind == "speech":
-        architecture, dtype = _of_speech(round(size.total)), "fp32"
-    elif kind == "encoder":
-        architecture, dtype = _encoder(of_size(size)), "fp32"
-    else:
-        architecture = of_size(size)
-        if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
-            architecture = _stateful(architecture)
+    architecture, dtype = architecture_of(words, size)
     short = without_place(name)
     return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
-
-
-def _kind_of(words: Sequence[str]) -> str:
-    """Return the kind of model that these words name: a generator of images or video, or a model of speech or text."""
-    if any(_item_of_generator(words)):
-        return "generator"
-    if any(map(SPEECH.fullmatch, words)):
-        return "speech"
-    return "encoder" if any(map(ENCODERS.fullmatch, words)) else "decoder"
-
-
-def _item_of_generator(words: Sequence[str]) -> tuple[int, int]:
-    """Return the working memory in MiB of what a generator named by these words makes, and its longer side in pixels;
-    zeros if they name none.
-    """
-    if any(map(_OF_VIDEO.fullmatch, words)):
-        return CLIP_MIB, CLIP_PX
-    return (IMAGE_MIB, IMAGE_PX) if any(map(_OF_IMAGES.fullmatch, words)) else (0, 0)
-
-
-def _stateful(architecture: Architecture) -> Architecture:
-    """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
-    values = 2 * architecture.kv_heads * architecture.head
-    return replace(architecture, window=state_window(architecture.width, values), wide_layers=0)
-
-
-def _of_speech(parameters: int) -> Architecture:
-    """Return a model of sound with this many parameters."""
-    usual, kept = SPEECH_KEPT
-    kept_mib = max(math.ceil(kept * (parameters / usual) ** (2 / 3)), SPEECH_MIB)
-    return Architecture(0, 0, extra=parameters, kind="plain", item_mib=SPEECH_MIB, kept_mib=kept_mib)
-
-
-def _encoder(decoder: Architecture) -> Architecture:
-    """Return an encoder with the layers and the parameters of a decoder."""
-    encoder = replace(decoder, kind="encoder", headless=True, outputs=0, context=ENCODED)
-    return replace(encoder, extra=encoder.extra + decoder.parameters - encoder.parameters)
 
 
 def native(model: Model) -> Precision:
@@ -397,7 +276,7 @@ def suggestion(name: str) -> str | None:
     """
     kept, _ = _without_quantisation(_words(name))
     words = [word for word in kept if word not in FILLERS]
-    for candidate in _alike("-".join(words)):
+    for candidate in _similar_names("-".join(words)):
         common = SIZES.intersection(words, candidate.split("-"))
         own, other = ("-".join(w for w in name if w not in common) for name in (words, candidate.split("-")))
         if difflib.SequenceMatcher(None, own, other).ratio() >= ALIKE:
@@ -405,94 +284,9 @@ def suggestion(name: str) -> str | None:
     return None
 
 
-def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
-    """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`, `9b-2b` (an
-    encoder and a decoder) but `1b-7b` (active and all parameters).
-
-    `upper`: return the most that it may mean. `17b-16e` means only that more than the stated parameters exist: None.
-    The numbers in `clip-vit-bigg-14-laion2b-39b-b160k` are those of its images.
-    """
-    if _IMAGE_TEXT.issubset(words):
-        return None
-    if upper and any(map(_COUNT.fullmatch, words)):
-        return None
-    total = active = last = 0.0
-    sizes = [
-        (index, word, match) for index, word in enumerate(words) if (match := _SIZE.fullmatch(word.removeprefix("a")))
-    ]
-    tokens = {"t"} if any(match[3] == "b" for _, _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
-    previous = -1
-    counts = _counts(words)
-    for index, word, match in sizes:
-        if match[3] in tokens or index in counts:
-            continue
-        params = float(match[2]) * _MILLIONS[match[3]] * 1e6
-        counted = _rounded_up(match) if upper else params
-        if word.startswith("a"):
-            active = active or counted
-            continue
-        count = float(match[1] or 1)
-        total = total + counted if index == previous + 1 and 0 < params <= last else max(total, count * counted)
-        active = active or (2 * counted if match[1] else 0.0)
-        previous, last = index, params
-    if not 1e6 <= total <= LARGEST:
-        return None
-    return Sized(total, min(active, total) or total)
-
-
-def _counts(words: Sequence[str]) -> set[int]:
-    """Return the places of numbers that count the steps, tokens or samples of a training: `step-50k-105b`,
-    `100b-tokens`.
-    """
-    things = {place for place, word in enumerate(words[1:]) if word in _COUNTED}
-    steps = [place for place in range(1, len(words)) if words[place - 1] == "step" and _STEPS.fullmatch(words[place])]
-    return things.union(*((place, place + 1) for place in steps))
-
-
-def _rounded_up(match: re.Match[str]) -> float:
-    """Return the most parameters that a size may mean; those of `8x7b` share enough to need no tolerance."""
-    unit, digits = _MILLIONS[match[3]] * 1e6, len(match[2].partition(".")[2])
-    stated = float(match[2]) * unit
-    return stated if match[1] else max(stated * ROUNDED, stated + 0.5 * unit / 10**digits)
-
-
-@lru_cache(maxsize=1024)
-def of_size(size: Sized) -> Architecture:
-    """Return a decoder of this many parameters with otherwise unknown architecture.
-
-    Depth and width are those between public models of that size (a width of 128 to a layer). Heads share keys and
-    values as in most public models since 2024: nine tenths of those that share them cache no more. Where every head has
-    its own (Llama 2, OLMo 2) the cache is three to four times as large. (Heads have one dimension here, as only their
-    total width counts.)
-    """
-    layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
-    width = layers * 128
-    # logits of a large vocabulary, unless so few parameters cannot be its embedding: training keeps 12 bytes of each,
-    # which is most of a small model's memory (the width before rounding: a larger model has no fewer)
-    outputs = min(VOCAB, int(size.total / (128 * (size.active / 12 / 128**2) ** (1 / 3))))
-    sparse = size.active < 0.9 * size.total
-    key_width = min(width, max(GROUPED, math.ceil(SHALLOW / layers)))
-    vocab = 32_000 if size.total < 1e9 else 128_000
-    base = Architecture(
-        layers, width, width, key_width, 1, 4 * width, vocab, 32768, tied=size.total < 4e9, outputs=outputs
-    )
-    experts = None
-    if sparse:
-        # a count of experts that has the share of active parameters; the remainder is `extra`
-        count = max(round(size.total / size.active), 2)
-        experts = Experts(count, 1, 1)
-    smallest = replace(base, ffn=1, experts=experts)
-    remaining = size.total - smallest.parameters
-    if remaining < 0:
-        return replace(base, vocab=0, ffn=1, extra=max(round(size.total) - replace(base, vocab=0, ffn=1).parameters, 0))
-    ffn = int(remaining / (3.0 * layers * width * (experts.count if experts else 1)))
-    full = replace(base, ffn=max(ffn, 1), experts=Experts(experts.count, 1, max(ffn, 1)) if experts else None)
-    return replace(full, extra=max(round(size.total) - full.parameters, 0))
-
-
 def mentions_active(name: str) -> bool:
     """Return whether a word states the active parameters (`a2.7b`), which are not the model's size."""
-    return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
+    return any(word.startswith("a") and SIZE.fullmatch(word[1:]) for word in _words(name))
 
 
 def mentions_public(name: str) -> bool:
@@ -501,7 +295,7 @@ def mentions_public(name: str) -> bool:
     size may be any.
     """
     words = _words(name)
-    if any(map(generates, words)) or any(_item_of_generator(words)):
+    if any(map(generates, words)) or any(item_of_generator(words)):
         return True
     return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
 
@@ -513,7 +307,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     kept: list[str] = []
     quantisations: list[Precision] = []
     position = 0
-    parts = [part for word in words for part in _parted(word)]
+    parts = [part for word in words for part in _split_at_dots(word)]
     while position < len(parts):
         for length in (3, 2, 1):
             text = "-".join(parts[position : position + length])
@@ -535,9 +329,9 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     return kept, None if plain is None else precision.plain(plain)
 
 
-def _parted(word: str) -> list[str]:
+def _split_at_dots(word: str) -> list[str]:
     """Split `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter separates words."""
-    return [_respelt(part) for part in re.split(r"\.(?=[a-z])", word) if part]
+    return [respelt(part) for part in re.split(r"\.(?=[a-z])", word) if part]
 
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:
@@ -568,7 +362,7 @@ def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | No
     if end < len(words) and _VERSION.fullmatch(words[end]) and size_of(words) is None:
         return None
     # 1_6b is the decimal number where it is a part of the name
-    decimal = size_of(_decimals(words[start:end])) if size_of(rest) is None else None
+    decimal = size_of(decimals(words[start:end])) if size_of(rest) is None else None
     if _same_size(model, size_of(words)) or (decimal is not None and _same_size(model, decimal)):
         return model, len(name)
     return None
@@ -578,12 +372,6 @@ def _names_size(word: str) -> bool:
     stem = word.rstrip(".0123456789")
     size = word if word in SIZES or len(stem) == 1 else stem
     return (size in SIZES and size != "base") or _misspelt_size(word)
-
-
-def _decimals(words: Sequence[str]) -> list[str]:
-    """Return the words with a number joined to a size that follows it, as `1` and `6b` to `1.6b`."""
-    pairs = zip(("", *words), words, strict=False)
-    return [f"{before}.{word}" if before.isdigit() and _SIZE.fullmatch(word) else word for before, word in pairs]
 
 
 @lru_cache(maxsize=1024)
@@ -615,7 +403,7 @@ def _with_context(model: Model, words: Sequence[str]) -> Architecture:
 
     A smaller number than the model's own counts something else, as the samples of `llama-2-7b-guanaco-1k`.
     """
-    counts = _counts(words)
+    counts = training_counts(words)
     for place, word in enumerate(words):
         match = _CONTEXT.fullmatch(word)
         if match and place not in counts and (match[2] == "k" or int(match[1]) <= 10):
@@ -624,7 +412,7 @@ def _with_context(model: Model, words: Sequence[str]) -> Architecture:
     return model.architecture
 
 
-def _alike(name: str) -> list[str]:
+def _similar_names(name: str) -> list[str]:
     """Return the most similar public names, among those that share most trigrams."""
     if len(name) > LONGEST:
         return []
@@ -634,7 +422,7 @@ def _alike(name: str) -> list[str]:
 
 
 def _near_of_size(name: str, size: Sized) -> Model | None:
-    for candidate in _alike(name):
+    for candidate in _similar_names(name):
         model = known(candidate)
         if _distinct(name) != _distinct(candidate):
             continue
@@ -649,7 +437,7 @@ def _near_of_size(name: str, size: Sized) -> Model | None:
 
 def _distinct(name: str) -> set[str]:
     """Return what distinguishes a model within its family: numbers other than its sizes, and words of size."""
-    words = [word for word in name.split("-") if not _SIZE.fullmatch(word.removeprefix("a"))]
+    words = [word for word in name.split("-") if not SIZE.fullmatch(word.removeprefix("a"))]
     return {part for word in words for part in (*re.findall(r"[0-9][0-9.]*[a-z]*", word), *SIZES.intersection([word]))}
 
 

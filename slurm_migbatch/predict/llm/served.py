@@ -204,7 +204,7 @@ class ServedMeasurements:
 
     def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
         self.points = tuple(points)
-        self._by_gpu = {gpu: _Process(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
+        self._by_gpu = {gpu: _PointsOfGpu(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a workload on a share of a GPU."""
@@ -229,7 +229,7 @@ class ServedMeasurements:
             yield figure, away - shift, corrected or spread
 
 
-class _Process:
+class _PointsOfGpu:
     """The points on one kind of GPU."""
 
     def __init__(self, points: Sequence[ServedPoint]) -> None:
@@ -243,7 +243,7 @@ class _Process:
         self._of_engine = {engine: OF_ENGINE * (1.0 - 1.0 / len(names)) ** 2 for engine, names in models.items()}
 
     def correction(self, asked: ServedPoint) -> Correction:
-        alike = self._alike(asked)
+        alike = self._correlations(asked)
         if not alike.any():
             return ASIS
         network = (asked.model, asked.precision)
@@ -254,14 +254,14 @@ class _Process:
     @cached_property
     def _pools(self) -> list[Pool]:
         """The points of each figure."""
-        alike = np.array([self._alike(point) for point in self._points])
+        alike = np.array([self._correlations(point) for point in self._points])
         away, spread = (np.array([getattr(point, name) for point in self._points]) for name in ("away", "spread"))
         return [
             Pool(alike, spread[:, index], away[:, index], self._trust, LEAST[figure])
             for index, figure in enumerate(FIGURES)
         ]
 
-    def _alike(self, asked: ServedPoint) -> Array:
+    def _correlations(self, asked: ServedPoint) -> Array:
         """Return the correlation of each point with another: 1 for itself under the same load."""
         engine = [self._of_engine.get(p.engine, 0.0) * (p.engine == asked.engine) for p in self._points]
         model = np.array([p.model == asked.model for p in self._points], dtype=np.float64)

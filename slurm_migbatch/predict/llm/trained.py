@@ -210,23 +210,23 @@ class TrainedMeasurements:
     def __init__(self, points: Sequence[TrainedPoint] = ()) -> None:
         self.points = tuple(points)
         gpus = {point.gpu for point in self.points if point.away[0] is not None}
-        self._steps = {gpu: _Process([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}
+        self._steps = {gpu: _PointsOfFigure([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}
         # training memory does not depend on the GPU
-        self._beside = _Process(self.points, 1)
+        self._beside = _PointsOfFigure(self.points, 1)
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a training job on a share of a GPU."""
         if gpu not in self._steps or workload.training is None or workload.architecture.kind == "plain":
             return ASIS
         _, spread = training_step(workload, need_of(workload, int(machine.mib)), machine)
-        shift, spread, own = self._steps[gpu].at(_asked(workload, gpu, share, spread))
+        shift, spread, own = self._steps[gpu].at(_point_of(workload, gpu, share, spread))
         return Correction(step=shift, spread_step=spread, points=own)
 
     def sized(self, workload: Workload) -> Workload:
         """Return a workload with its memory corrected by measurements; one of another kind unchanged."""
         if not self.points or workload.training is None or workload.architecture.kind == "plain":
             return workload
-        shift, _, _ = self._beside.at(_asked(workload, "", 1.0, BESIDE_SPREAD))
+        shift, _, _ = self._beside.at(_point_of(workload, "", 1.0, BESIDE_SPREAD))
         return replace(workload, beside=math.exp(shift))
 
     def errors(self, point: TrainedPoint) -> Errors:
@@ -237,7 +237,7 @@ class TrainedMeasurements:
                 yield figure, away - shift, spread
 
 
-def _asked(workload: Workload, gpu: str, share: float, spread: float) -> TrainedPoint:
+def _point_of(workload: Workload, gpu: str, share: float, spread: float) -> TrainedPoint:
     """Return the coordinates of a workload; its error is ignored."""
     load = load_of(workload, share)
     return TrainedPoint(
@@ -245,7 +245,7 @@ def _asked(workload: Workload, gpu: str, share: float, spread: float) -> Trained
     )  # fmt: skip
 
 
-class _Process:
+class _PointsOfFigure:
     """The points of which one figure is known."""
 
     def __init__(self, points: Sequence[TrainedPoint], place: int) -> None:
@@ -266,7 +266,7 @@ class _Process:
         of the same network trained with the same method.
         """
         spread = self._spread_of(asked)
-        alike = self._alike(asked, 1.0)
+        alike = self._correlations(asked, 1.0)
         if not alike.any():
             return 0.0, spread, 0
         own = sum(point.is_of(asked) and point.way == asked.way for point in self._points)
@@ -278,10 +278,10 @@ class _Process:
     @cached_property
     def _pool(self) -> Pool:
         weighted = zip(self._points, self._trust.tolist(), strict=True)
-        alike = np.array([self._alike(point, trusted) for point, trusted in weighted])
+        alike = np.array([self._correlations(point, trusted) for point, trusted in weighted])
         return Pool(alike, np.array(list(map(self._spread_of, self._points))), self._away, self._trust, LEAST)
 
-    def _alike(self, asked: TrainedPoint, trusted: float) -> Array:
+    def _correlations(self, asked: TrainedPoint, trusted: float) -> Array:
         """Return the correlation of each point with another: 1 for itself."""
         distance = np.sum(((self._shape - np.array(asked.shape)) / LIKE) ** 2, axis=1)
         network = np.array([point.is_of(asked) for point in self._points], dtype=np.float64)

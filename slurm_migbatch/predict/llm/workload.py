@@ -19,6 +19,7 @@ from slurm_migbatch.predict.llm.architecture import Architecture, Stored
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
 from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.sizes import Sized
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.modelfile import without_place
@@ -254,7 +255,7 @@ def _model(hints: Hints) -> Found | None:
             raise Refusal("model_arch", show(str(error))) from None
         resolved = Found(name, architecture, named_precision, stated=stated)
     elif llm_hints.params is not None:
-        size = names.Sized(float(llm_hints.params), float(llm_hints.params))
+        size = Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
         if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
             found = names.of_stated_size(name, llm_hints.params)
@@ -306,6 +307,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
 
 
 def _serving(hints: Hints, found: Found) -> Workload:
+    """Return the workload of a server; values that the hints leave out are the usual ones, and noted as assumed."""
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
     shortened = False
     engine = llm_hints.engine or ""
@@ -403,6 +405,7 @@ def _trainable(kept: Precision) -> Precision:
 
 
 def _training(hints: Hints, found: Found) -> Workload:
+    """Return the workload of a training job; values that the hints leave out are noted as assumed."""
     llm_hints, assumed = hints.llm, list[str]()
     method = llm_hints.method
     if method is None:

@@ -78,7 +78,7 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
         return Reading([], ["resources of MISO without its step times are skipped"])
     fits = _fits(anchors, problems)
     ran = {(step.profile, step.model, step.batch) for step in steps}
-    rows = [_point(step.profile, step.model, step.batch, step, _need(memory, step, ran)) for step in steps]
+    rows = [_point(step.profile, step.model, step.batch, step, _memory_need(memory, step, ran)) for step in steps]
     notices = []
     unproven = sum((model, batch) in memory for profile, model, batch in ran if profile == WHOLE)
     if used := sum(row.memory_mib is not None for row in rows):
@@ -113,7 +113,9 @@ def _use(cells: dict[str, str]) -> _Use:
     return _Use(cells["model"].strip().lower(), whole(cells, "batch"), number(cells, "memory_mib"))
 
 
-def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tuple[str, str, int]]) -> float | None:
+def _memory_need(
+    memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tuple[str, str, int]]
+) -> float | None:
     """Return the memory read on the whole GPU, unless the same training ran in a slice that has less memory."""
     mib = memory.get((step.model, step.batch))
     if step.profile != WHOLE or not mib:

@@ -10,7 +10,7 @@ import numpy as np
 
 from slurm_migbatch.profiling.colours import COLOURS
 from slurm_migbatch.report.pictures.bins import Reals, TimeBins
-from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime, Loans, Use, Waits
+from slurm_migbatch.report.pictures.sums import WAITS, Agreement, GpuHours, LayoutOverTime, Loans, Waits
 from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, seconds
 from slurm_migbatch.values.figures import plural
 
@@ -83,13 +83,13 @@ class Chart:
         return {"id": self.id, "data": self.data, "layout": self.layout, "height": self.height, "cells": self.cells}
 
 
-def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
+def use_by_account(uses: Sequence[GpuHours], limit: int) -> Chart:
     """Draw busy, idle and unsampled GPU hours of accounts; those beyond the first `limit` in one bar."""
     shown = list(uses[:limit])
     if rest := uses[limit:]:
         sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
-        shown.append(Use(f"{plural(len(rest), 'other account')}", *sums))
-    total = Use("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
+        shown.append(GpuHours(f"{plural(len(rest), 'other account')}", *sums))
+    total = GpuHours("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
     rows = range(len(shown))
     data = [
         {
@@ -127,7 +127,7 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
     )  # fmt: skip
 
 
-def _use_text(use: Use) -> str:
+def _use_text(use: GpuHours) -> str:
     text = amount(use.total, "GPU hours")
     if use.idle_share is None:
         return f"{text}, activity not sampled"
@@ -135,7 +135,7 @@ def _use_text(use: Use) -> str:
     return f"{text}, {percent(use.idle_share)}{sampled} idle"
 
 
-def _idle(use: Use) -> str:
+def _idle(use: GpuHours) -> str:
     return "" if use.idle_share is None else percent(use.idle_share)
 
 
@@ -150,7 +150,7 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
         }
         for (name, colour, hatch), row in zip(_ACTIVITY, hours, strict=True)
     ]  # fmt: skip
-    uses = [Use(moment(at), *map(float, column)) for at, column in zip(bins.edges, hours.T, strict=False)]
+    uses = [GpuHours(moment(at), *map(float, column)) for at, column in zip(bins.edges, hours.T, strict=False)]
     largest = max(uses, key=lambda use: use.total)
     table = Table(
         ("From", "GPU hours", "busy", "idle", "not sampled"),

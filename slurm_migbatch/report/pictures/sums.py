@@ -35,7 +35,7 @@ _NO_ACCOUNT: Final = "(no account)"
 
 
 @dataclass(frozen=True)
-class Use:
+class GpuHours:
     """GPU hours: busy and idle by SM activity, and not sampled."""
 
     name: str
@@ -56,7 +56,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Held:
+class SliceColumns:
     """Slices held in a window, as columns of equal length.
 
     Attributes:
@@ -81,7 +81,9 @@ class Held:
     accounts: Sequence[str]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]], end: float, *, wholes: Wholes = NO_GPUS, named: bool = True) -> Held:
+    def of(
+        cls, rows: Sequence[Sequence[Any]], end: float, *, wholes: Wholes = NO_GPUS, named: bool = True
+    ) -> SliceColumns:
         """Return the columns of rows of `store.windows.held_slices`.
 
         Args:
@@ -147,23 +149,23 @@ def profile_order(text: str) -> tuple[tuple[int, int, str], str]:
     return (profile.compute, profile.memory_gb, profile.suffix), text
 
 
-def use_by_account(held: Held, bins: TimeBins) -> list[Use]:
+def use_by_account(held: SliceColumns, bins: TimeBins) -> list[GpuHours]:
     """Return the use of each account, most first."""
     sums = [
         bins.held(held.since, held.until, part, held.account, len(held.accounts)).sum(axis=1) / HOUR_S
         for part in held.activity
     ]
-    uses = [Use(name, *map(float, parts)) for name, *parts in zip(held.accounts, *sums, strict=True)]
+    uses = [GpuHours(name, *map(float, parts)) for name, *parts in zip(held.accounts, *sums, strict=True)]
     return sorted((use for use in uses if use.total > 0), key=lambda use: -use.total)
 
 
-def use_over_time(held: Held, bins: TimeBins) -> Reals:
+def use_over_time(held: SliceColumns, bins: TimeBins) -> Reals:
     """Return GPU hours in each bin that were busy, idle and not sampled, shape (3, bins)."""
     single_group = np.zeros(len(held.since), np.int64)
     return np.concatenate([bins.held(held.since, held.until, part, single_group, 1) for part in held.activity]) / HOUR_S
 
 
-def profiles_over_time(held: Held, bins: TimeBins) -> Reals:
+def profiles_over_time(held: SliceColumns, bins: TimeBins) -> Reals:
     """Return the mean number of GPUs used by slices of each profile in each bin, shape (profiles, bins)."""
     sums = bins.held(held.since, held.until, held.weight, held.profile, len(held.profiles))
     return np.divide(sums, bins.lengths, out=np.zeros_like(sums), where=bins.lengths > 0)
@@ -189,7 +191,7 @@ class LayoutOverTime:
 
 
 def layout_over_time(
-    held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], max_gpus: int
+    held: SliceColumns, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], max_gpus: int
 ) -> LayoutOverTime:
     """Return the layouts of the first `max_gpus` GPUs by node and index. `known`: (node, index, UUID) of further GPUs,
     which may have held nothing.

@@ -3,7 +3,7 @@
 Inference arrives as jobs, one for each request, and is served at once: by a loaded replica, an idle GPU, the GPU of a
 sleeping replica, or a GPU reclaimed from training. Training is placed again once a minute. The rules are those of
 `decide.lending.allocation`; the rules for replicas, the knapsack and the costs of restarts are the same for every
-`Way`.
+`LendingOptions`.
 
 Only whole GPUs are lent. A job pays for its restarts; if it is changed during one, it also pays for the rest of that.
 """
@@ -74,7 +74,7 @@ class GoodputSpeeds:
 
 
 @dataclass(frozen=True)
-class Way:
+class LendingOptions:
     """How GPUs of inference are lent.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Train:
 
 
 class WholeGpuLending(Policy):
-    """Training on its own GPUs and, by a `Way`, on idle GPUs of inference. Use an object for one simulation."""
+    """Training on its own GPUs and, by `LendingOptions`, on idle GPUs of inference. Use it for one simulation."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class WholeGpuLending(Policy):
         lent: range,
         learning: GoodputSpeeds,
         elastic: Mapping[str, RestartCosts],
-        way: Way,
+        way: LendingOptions,
         levels: Levels,
         clock: float = 0.0,
     ) -> None:
@@ -155,7 +155,7 @@ class WholeGpuLending(Policy):
             replica = self.replicas[gpu]
             replica.busy, replica.idle_since = False, sim.now
             self.idle_since[gpu] = sim.now
-            self._tell(sim)
+            self._report_demand(sim)
             return
         del self.training[run]
         for gpu in [gpu for gpu, holder in self.holder.items() if holder is run]:
@@ -197,7 +197,7 @@ class WholeGpuLending(Policy):
             sim.start(run, [sim.cluster.gpus[gpu].whole], pause=0.0 if warm else run.job.costs.cold_start_s)
             started += 1
         self.waiting = unserved
-        self._tell(sim, started)
+        self._report_demand(sim, started)
 
     def _place(self, sim: Simulation, app: str) -> tuple[int | None, bool]:
         """Return a GPU for a request, and whether its model is loaded there; GPUs lent to training are not taken."""
@@ -217,7 +217,7 @@ class WholeGpuLending(Policy):
                 return min(idle, key=lambda replica: (replica.hits, replica.idle_since)).slot, False
         return None, False
 
-    def _tell(self, sim: Simulation, started: int = 0) -> None:
+    def _report_demand(self, sim: Simulation, started: int = 0) -> None:
         self.levels.demand(self.clock + sim.now, len(self.serving) + len(self.waiting), started)
 
     def _reclaim(self, sim: Simulation, starts: int) -> bool:

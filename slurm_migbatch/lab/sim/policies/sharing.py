@@ -12,19 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_migbatch.config.keys import between, key
-from slurm_migbatch.decide.lending.lookahead import (
-    APART,
-    PAIR,
-    RULES,
-    QueuedTraining,
-    Rank,
-    SharingQueue,
-    Slowdown,
-    Started,
-    TrainingStart,
-    plan,
-)
+from slurm_migbatch.decide.lending.lookahead import PAIR, RULES, TrainingStart, plan
 from slurm_migbatch.decide.lending.pairs import SharingRules
+from slurm_migbatch.decide.lending.sharing_queue import APART, QueuedTraining, Rank, SharingQueue, Slowdown, Started
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.policy import Policy
