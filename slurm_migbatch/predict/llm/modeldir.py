@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.predict.llm.describe import LIMITS, Described, DescribeError, build, of_config
+from slurm_migbatch.predict.llm.configuration import LIMITS
+from slurm_migbatch.predict.llm.describe import Described, DescribeError, build, of_config
 from slurm_migbatch.predict.llm.memory import MIB, weights_mib
 from slurm_migbatch.predict.llm.precision import Precision, plain, quantised
 from slurm_migbatch.predict.llm.weightfiles import held
