@@ -207,8 +207,11 @@ class Architecture:
     @property
     def shared(self) -> int:
         """Parameters that layers would have beside the body, if none used those of another."""
+        return self.shared_of(self.layers - self.groups) if self.groups else 0
+
+    def shared_of(self, layers: int) -> int:
+        """Return the parameters that this many layers would have beside the body."""
         norms = self.norms * self.width * (2 if self.norm_bias else 1)
-        layers = self.layers - self.groups if self.groups else 0
         return layers * (self.attention + norms + self.feed_forward(self.ffn))
 
     @cached_property
@@ -240,6 +243,14 @@ class Architecture:
             parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
         return parameters + (0 if self.headless else self.vocab * self.width)
 
+    def adapters(self, rank: int) -> int:
+        """Return the parameters of adapters of a rank on all matrices that every token passes (arXiv 2106.09685)."""
+        width, inner, keys = self.width, self.heads * self.head, self.kv_heads * self.head
+        attention = (width + inner) + 2 * (width + keys) + (inner + width)
+        matrices = 3 if self.gated else 2
+        dense = matrices * (width + self.ffn) if self.experts is None else 0
+        return rank * ((self.groups or self.layers) + self.encoder_layers) * (attention + dense)
+
     def cache_values(self, tokens: int, stored: Stored = "latent") -> int:
         """Return the number of values that one sequence of this many tokens keeps in the key-value cache.
 
@@ -247,14 +258,16 @@ class Architecture:
         """
         if self.kind in ("encoder", "plain"):
             return 0
-        if self.latent is not None:
-            return self.attending * self.latent.cached(self.heads, stored) * tokens
-        per_token = 2 * self.kv_heads * self.head
+        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
         wide = self.wide_layers if self.window else self.attending
         narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
+        if self.latent is not None:
+            kept = self.latent.cached(self.heads, stored)
+            # the state of a layer without attention has the same size in all engines
+            return wide * kept * tokens + narrow * self.latent.cached(self.heads, "latent") + states
+        per_token = 2 * self.kv_heads * self.head
         read = self.source or (tokens if self.unbounded else min(self.context, tokens))
         cross = self.layers * per_token * read if self.encoder_layers else 0
-        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
         return per_token * (wide * tokens + narrow) + cross + states
 
     def operations(self, tokens: float, before: float = 0.0) -> float:

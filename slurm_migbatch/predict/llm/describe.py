@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent
-from slurm_migbatch.predict.llm.configuration import KEYS, LIMITS, inner_ones, language, number
+from slurm_migbatch.predict.llm.blocks import numbers_of_blocks
+from slurm_migbatch.predict.llm.configuration import IMAGES, KEYS, LIMITS, NESTED, inner_ones, language, number
 from slurm_migbatch.predict.llm.layers import (
     STATEFUL,
     feed_forwards,
@@ -18,18 +20,25 @@ from slurm_migbatch.predict.llm.layers import (
     stateful,
     windows,
 )
-from slurm_migbatch.predict.llm.precision import NAMES
+from slurm_migbatch.predict.llm.quantisation import quantisation_of
 
 NEEDED: Final = ("layers", "hidden", "heads")
 GATED_ENCODERS: Final = frozenset(
     ["modernbert", "nomic_bert", "eurobert", "gte", "new", "neobert", "esmc", "longformer"]
 )
+_ACTIVATION: Final = (
+    "hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act", "dense_act_fn",
+    "decoder_hidden_act",
+)  # fmt: skip
 ENCODERS: Final = GATED_ENCODERS | frozenset([
     "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "distilbert", "mpnet", "deberta", "deberta-v2",
     "electra", "albert", "esm", "big_bird", "megatron-bert", "data2vec-text", "ernie", "layoutlm",
     "roberta-prelayernorm", "rembert", "roformer", "nystromformer", "convbert", "jina_embeddings_v3", "xmod",
 ])  # fmt: skip
-TWO_STACKS: Final = frozenset(["bart", "mbart", "marian", "m2m_100", "pegasus", "whisper"])
+TWO_STACKS: Final = frozenset([
+    "bart", "mbart", "marian", "m2m_100", "pegasus", "whisper", "blenderbot", "blenderbot-small", "bigbird_pegasus",
+    "pegasus_x", "mvp", "plbart", "led", "nllb-moe", "prophetnet", "fsmt", "speech_to_text",
+])  # fmt: skip
 UNGATED: Final = (
     (ENCODERS - GATED_ENCODERS)
     | TWO_STACKS
@@ -39,28 +48,42 @@ UNGATED: Final = (
     | {"apertus", "arcee", "nemotron", "nemotron_h", "trocr", "codegen", "biogpt", "xglm", "musicgen_decoder"}
 )
 BIASED: Final = UNGATED - {"apertus", "mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
+PLAIN: Final = frozenset(
+    ["relu", "relu2", "gelu", "gelu_new", "gelu_fast", "gelu_python", "quick_gelu", "xielu", "gelu_10"]
+)
+"""Activations of feed-forwards of two matrices, in any model type but these, which have a gate beside them."""
+GATED: Final = re.compile(r".*gemma.*|modernbert.*|eurobert|gte|new|neobert|esmc|longformer|bitnet|zamba2?")
+_ENCODING: Final = re.compile(r".*(?:ForMaskedLM|ForCTC|ForRNNT|ForTDT|ForAudioClassification|Encoder(?:Model)?)")
+_GENERATING: Final = re.compile(
+    r".*(?:CausalLM|LMHeadModel|Generation|Generator|Decoder|ForRetrieval|Text2Text|Seq2Seq.*)"
+)
+"""Classes of models that generate nothing, and of those that do."""
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
     "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3", "recurrent_gemma",
-    "mamba", "t5_gemma_module", "t5gemma2_decoder",
+    "mamba", "t5_gemma_module", "t5gemma2_decoder", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "vaultgemma",
+    "starcoder2", "xglm", "biogpt", "ctrl", "gpt-sw3", "openai-gpt", "xlnet", "trocr", "minicpm3", "zamba", "zamba2",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
 """
+SEEING: Final = 430_000_000
+"""Parameters of an encoder of images of which no size is stated: those of the larger of SigLIP's common ones."""
+_HALVED: Final = frozenset({"recurrent_gemma", "moshi", "kyutai_speech_to_text", "qwen", "molmo"})
+"""Model types whose two matrices of a gated feed-forward have the stated width together."""
+_NARROWER: Final = ("moe_latent_size", "moe_hidden_size")
+"""Keys of the width that experts read and write, where it is not the model's (Nemotron 3 Super)."""
 _TOWER: Final = (
-    (("depth", "encoder_layers", "layers", "num_blocks"), "layers"), (("embed_dim", "width"), "hidden"),
-)  # fmt: skip
+    (("depth", "encoder_layers", "layers", "num_blocks", "conf_num_hidden_layers"), "layers"),
+    (("embed_dim", "width", "attention_dim"), "hidden"),
+)
 """Keys of a tower: Qwen-VL's, where hidden_size may be the language model's, Whisper's, and the usual ones."""
-_CONFORMER: Final = ("conv_kernel_size", "conv_depthwise_kernel_size", "conv_expansion_factor")
+_CONFORMER: Final = (
+    "conv_kernel_size", "conv_depthwise_kernel_size", "conv_expansion_factor", "conf_conv_kernel_size",
+)  # fmt: skip
 """Keys of an encoder of sound with two feed-forwards and a convolution in each layer (arXiv 2005.08100)."""
 _TYPED: Final = frozenset({"vision_config", "audio_config", "encoder", "text_encoder", "audio_encoder"})
 """Keys of parts that are counted by what they are."""
-NESTED: Final = 4
-"""Depth to which parts of parts are read."""
-IMAGES: Final = ("image_size", "patch_size", "num_channels")
-"""Keys of a model that takes images; a language model beside it has a configuration of its own."""
-
-
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 """Keys of the number of experts that all tokens pass."""
 
@@ -170,20 +193,24 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     numbers = {key: value for key, keys in KEYS.items() if (value := number(text, keys)) is not None}
     numbers = layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
+    numbers |= numbers_of_blocks(text, numbers)
+    if "context" in numbers:  # some state one without a limit
+        numbers["context"] = min(numbers["context"], LIMITS["context"])
+    if text.get("is_moe") is False:
+        numbers.pop("experts", None)
     kinds = kinds_of(text, min(numbers.get("layers", 0), LIMITS["layers"]))
     numbers |= _moe(text, numbers) | windows(text, numbers, kinds)
+    if True in (config.get("is_encoder_decoder"), text.get("is_encoder_decoder")):
+        numbers["encoder_layers"] = number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
     numbers |= feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
     numbers |= _of_type(text, model_type, numbers.get("ffn", 0))
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
-    if text.get("is_encoder_decoder") is True:
-        numbers["encoder_layers"] = number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
-    # T5 states whether its feed-forward is gated
-    numbers["plain_ffn"] = int(
-        model_type in UNGATED or str(text.get("feed_forward_proj") or "gated").partition("-")[0] != "gated"
-    )
+    numbers["plain_ffn"] = int(_plain_ffn(text, model_type))
     numbers["bias"] = int(model_type in BIASED)
-    numbers["encoder"] = int(model_type in ENCODERS or "EncoderModel'" in str(config.get("architectures")))
+    # BERT may be either half of an encoder and a decoder
+    halves = "encoder_layers" in numbers
+    numbers["encoder"] = int(not halves and (model_type in ENCODERS or _encodes(config, text, numbers)))
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
@@ -191,7 +218,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         name,
         {key: value for key, value in numbers.items() if value or key in NEEDED},
         _dtype(config, text),
-        _quantization(config.get("quantization_config")),
+        quantisation_of(config.get("quantization_config") or text.get("quantization_config")),
     )
     try:
         architecture = build(described.numbers)
@@ -200,15 +227,41 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
     towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
+    towers += SEEING if _sees(config) and not towers else 0
     beside = towers + _embedded_by_layer(text, architecture.layers) + in_layers(text, architecture, kinds)
+    beside += _adapters(config, architecture) + _across(text, architecture)
     counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
     beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
     beside += _apart(config, inner_ones(config))
+    if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
+        layer = architecture.attention + architecture.feed_forward(architecture.ffn)
+        beside += max(_tower(text) - architecture.layers * layer, 0)
     if not beside:
         return described
-    return replace(
-        described, numbers={**described.numbers, "params": min(architecture.parameters + beside, LIMITS["params"])}
-    )
+    parameters = min(max(architecture.parameters + beside, 1), LIMITS["params"])
+    return replace(described, numbers=of_size(described.numbers, parameters))
+
+
+def of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:
+    """Return the numbers of an architecture with exactly this many parameters. If it would have more, its
+    feed-forwards are narrower than stated: not all layers have one, or it has two matrices instead of three.
+    """
+    described = {key: value for key, value in numbers.items() if key != "params"}
+    computed = build(described)
+    excess = computed.parameters - parameters
+    key = "expert_ffn" if computed.routed else "ffn"
+    width = described.get(key) or described.get("ffn") or 4 * described["hidden"]
+    narrowest = build({**described, key: 1}).parameters
+    if excess > 0 and narrowest < computed.parameters:
+        each = (computed.parameters - narrowest) / (width - 1)
+        described[key] = max(width - math.ceil(excess / each), 1)
+    found = build(described)
+    beyond = parameters - found.parameters
+    if beyond < 0 and not found.groups:  # layers share their attention, too
+        layer = found.shared_of(1)
+        described["groups"] = max(found.layers + beyond // layer, 1)
+        beyond = parameters - build(described).parameters
+    return {**described, "params": parameters} if beyond > 0 else described
 
 
 def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int = 0) -> int:
@@ -220,10 +273,35 @@ def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int
         if not isinstance(part, dict) or depth == NESTED:
             continue
         if key not in _TYPED and not any(part is one for one in inner):
-            total += _tower(part)
+            total += _part(part) if number(part, KEYS["experts"]) else _tower(part)
         if not key.endswith("encoder"):
             total += _apart(part, inner, depth + 1)
     return total
+
+
+def _adapters(config: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of adapters that a model is published with (Phi-4 multimodal has one for each sense)."""
+    ranks = [number(part, ("r",)) or 0 for part in config.values() if isinstance(part, dict) and "lora_alpha" in part]
+    return sum(architecture.adapters(rank) for rank in ranks if rank <= architecture.width)
+
+
+def _across(text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of what is between text and other senses: layers of cross attention beside the others
+    (IDEFICS), a second vocabulary (CSM, with one of each code of its sound).
+    """
+    interval, vocab = number(text, ("cross_layer_interval",)), number(text, ("text_vocab_size",)) or 0
+    crossing = architecture.layers // interval if interval else 0
+    codes = (number(text, ("num_codebooks",)) or 0) * architecture.vocab if vocab else 0
+    embedded = min(vocab, LIMITS["vocab"]) + min(codes, LIMITS["vocab"])
+    layer = architecture.attention + architecture.feed_forward(architecture.ffn)
+    return crossing * layer + embedded * architecture.width
+
+
+def _sees(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration only says that there is an encoder of images, as those of Phi-3 and Phi-4."""
+    embedding = config.get("embd_layer")
+    within = isinstance(embedding, dict) and "image_embd_layer" in embedding
+    return within or isinstance(config.get("img_processor"), dict)
 
 
 def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
@@ -239,7 +317,9 @@ def _tower(config: Any) -> int:
     if not isinstance(config, dict):
         return 0
     layers, width = (number(config, (*first, *KEYS[key])) or 0 for first, key in _TOWER)
-    ffn = number(config, KEYS["ffn"]) or 4 * width
+    if not width and not any(key in config for key in IMAGES):
+        width = number(config, ("hidden_dim",)) or 0
+    ffn = number(config, (*KEYS["ffn"], "linear_units")) or 4 * width
     if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
         return 0
     if any(key in config for key in _CONFORMER):
@@ -250,12 +330,42 @@ def _tower(config: Any) -> int:
 
 def _of_type(text: Mapping[str, Any], model_type: str, ffn: int) -> dict[str, int]:
     """Return the numbers that mean something else in this type of model; `ffn` is the one stated."""
-    if model_type == "recurrent_gemma":  # its two matrices of a feed-forward have this width together
+    if model_type in _HALVED:
         return {"ffn": ffn // 2}
+    if model_type.startswith("longcat_flash"):  # each layer is two with attention, one of them without experts
+        layers = number(text, KEYS["layers"]) or 0
+        return {"layers": 2 * layers, "dense_layers": layers, "shared_ffn": ffn}
     if text.get("block_auto_adjust_ff_dim") is True:  # LFM2
         multiple = number(text, ("block_multiple_of",)) or 1
         return {"ffn": -(-2 * ffn // 3 // multiple) * multiple}
     return stateful(text, model_type) if STATEFUL.fullmatch(model_type) else {}
+
+
+def _encodes(config: Mapping[str, Any], text: Mapping[str, Any], numbers: Mapping[str, int]) -> bool:
+    """Return whether a model of a type that is not known generates nothing, by the name of its class."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or numbers.get("encoder_layers"):
+        return False
+    named = [name for name in classes if isinstance(name, str)]
+    generating = not named or any(map(_GENERATING.fullmatch, named))
+    if any(map(_ENCODING.fullmatch, named)) or not (generating or numbers.get("vocab")):
+        return True
+    # a decoder without its output has such a name, too
+    older = {"kv", "experts"}.isdisjoint(numbers) and "n_embd" not in text and text.get("is_decoder") is not True
+    plain = _activation(text) in PLAIN and str(text.get("model_type", "")) not in UNGATED | TIED
+    return older and plain and not generating
+
+
+def _activation(text: Mapping[str, Any]) -> str:
+    return next((text[key] for key in _ACTIVATION if isinstance(text.get(key), str)), "")
+
+
+def _plain_ffn(text: Mapping[str, Any], model_type: str) -> bool:
+    """Return whether feed-forwards have two matrices, without a gate."""
+    stated = text.get("feed_forward_proj")  # of T5
+    if model_type in UNGATED or (isinstance(stated, str) and stated):
+        return model_type in UNGATED or str(stated).partition("-")[0] != "gated"
+    return not GATED.fullmatch(model_type) and (_activation(text) in PLAIN or model_type.startswith("siglip"))
 
 
 def _part(config: Any) -> int:
@@ -310,34 +420,15 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     listed = text.get("num_shared_expert")  # of Hunyuan A13B, for each layer
     shared = max(listed) if isinstance(listed, list) and all(type(one) is int for one in listed) and listed else 0
     shared = number(text, SHARED) or shared
-    if not numbers.get("experts") or not shared or numbers.get("shared_ffn"):
+    if not numbers.get("experts"):
         return {}
-    return {"shared_ffn": shared * numbers.get("expert_ffn", numbers.get("ffn", 0))}
+    width, latent = numbers.get("hidden", 0), number(text, _NARROWER) or 0
+    expert = numbers.get("expert_ffn", numbers.get("ffn", 0))
+    # as many parameters as one of the model's width
+    narrowed = {"expert_ffn": math.ceil(expert * latent / width)} if 0 < latent < width <= LIMITS["hidden"] else {}
+    return narrowed if not shared or numbers.get("shared_ffn") else {**narrowed, "shared_ffn": shared * expert}
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     dtype_name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype_name, "")
-
-
-def _quantization(config: Any) -> str:
-    if not isinstance(config, dict):
-        return ""
-    method = str(config.get("quant_method", "")).replace("_", "-")
-    bits = config.get("bits")
-    if method == "bitsandbytes":
-        return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
-    if method == "compressed-tensors":
-        groups = json.dumps(config.get("config_groups", {}))
-        return "w8a8" if '"num_bits": 4' not in groups else "nvfp4" if "nvfp4" in str(config.get("format")) else "w4a16"
-    if method == "modelopt" and "fp4" in str(config.get("quant_algo")).lower():
-        return "modelopt-fp4"
-    if method == "torchao":  # an older release names the kind, a newer one describes it
-        kind = json.dumps(config.get("quant_type")).lower()
-        return "int4" if "int4" in kind else "int8" if "int8" in kind or "float8" in kind else ""
-    if method == "gptq" and bits == 8:
-        return "gptq-int8"
-    # the names of methods mean 4 bits
-    if isinstance(bits, (int, float)) and 1 <= bits <= 8 and (bits != 4 or method not in NAMES):
-        return f"{bits:.3g}bit"
-    return method if method in NAMES else ""

@@ -167,12 +167,7 @@ def lora_parameters(architecture: Architecture, rank: int) -> int:
     """Return the parameters of adapters of a rank on all matrices that every token passes (arXiv 2106.09685)."""
     if architecture.kind == "plain":
         return architecture.extra // 100 * rank // USUAL_RANK
-    width, inner = architecture.width, architecture.heads * architecture.head
-    keys = architecture.kv_heads * architecture.head
-    attention = (width + inner) + 2 * (width + keys) + (inner + width)
-    matrices = 3 if architecture.gated else 2
-    dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
-    return rank * ((architecture.groups or architecture.layers) + architecture.encoder_layers) * (attention + dense)
+    return architecture.adapters(rank)
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:
