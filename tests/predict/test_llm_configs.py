@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.predict.llm import precision
+from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.describe import DescribeError, of_config, read_arch
 from slurm_migbatch.predict.llm.memory import weights_mib
@@ -171,6 +171,29 @@ def test_any_value_is_described_or_refused(name: str, changed: Config) -> None:
     except DescribeError:
         return
     assert found.parameters > 0 and found.cache_values(2000) >= found.cache_values(1000) >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("google/byt5-xl", 3.74),
+        ("google/umt5-xxl", 13.0),
+        ("Salesforce/codet5-base", 0.223),
+        ("google/pegasus-xsum", 0.569),
+        ("Helsinki-NLP/opus-mt-en-de", 0.0775),
+        ("microsoft/BioGPT-Large", 1.57),
+        ("microsoft/kosmos-2-patch14-224", 1.66),
+        ("inclusionAI/Ling-lite-1.5", 16.8),
+        ("Qwen/Qwen-VL-Chat", 9.66),
+        ("stepfun-ai/GOT-OCR2_0", 0.716),
+        ("kyutai/moshiko-pytorch-bf16", 7.69),
+        ("yikuan8/Clinical-Longformer", 0.149),
+    ],
+)
+def test_public_model_is_known_by_its_name(name: str, billions: float) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.how == "public"
+    assert found.architecture.parameters == pytest.approx(1e9 * billions, rel=0.01)
 
 
 def test_experts_of_encoder_and_decoder_are_used_by_few_tokens() -> None:

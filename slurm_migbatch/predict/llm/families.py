@@ -59,9 +59,12 @@ def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more
     )
 
 
-def _t5(*, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, **more: Any) -> Architecture:
+def _t5(
+    *, layers: int, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, **more: Any
+) -> Architecture:
     """Return a T5; `first`: version 1.0, whose feed-forward is not gated and whose output shares the embedding."""
     return Architecture(
+        layers,
         heads=heads,
         kv_heads=heads,
         head=head,
@@ -69,11 +72,10 @@ def _t5(*, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, 
         context=512,
         gated=not first,
         tied=first,
-        encoder_layers=more["layers"],
         extra=2 * 32 * heads,
         kind="both",
         scores=True,
-        **more,
+        **{"encoder_layers": layers, **more},
     )
 
 
