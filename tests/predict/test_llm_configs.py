@@ -397,6 +397,21 @@ def test_size_of_complete_files_says_the_quantisation_that_a_configuration_leave
         assert weights_mib(found.architecture, kept) * 2**20 == pytest.approx(size, rel=0.1)
 
 
+def test_directory_in_the_form_of_mistral_is_described(tmp_path: Path) -> None:
+    params = {"dim": 6144, "n_layers": 56, "head_dim": 128, "hidden_dim": 16384, "n_heads": 48, "n_kv_heads": 8,
+              "vocab_size": 32768, "moe": {"num_experts_per_tok": 2, "num_experts": 8}}  # fmt: skip
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    assert describe(tmp_path).architecture.parameters == pytest.approx(140.6e9, rel=0.001)
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    assert describe(tmp_path).architecture.parameters == pytest.approx(SIZE, rel=0.001)
+
+
+def test_pipeline_of_diffusers_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    with pytest.raises(DescribeError, match="pipeline of several models: use its public name"):
+        describe(tmp_path)
+
+
 def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F8_E4M3", 10**9)})

@@ -94,7 +94,7 @@ def language(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(config.get("ssm_cfg"), dict):  # the form of Mamba's authors, which names no type
         second = config["ssm_cfg"].get("layer") == "Mamba2"
         text = {"model_type": "mamba2" if second else "mamba", "state_size": 128 if second else 16, **text}
-    for part in ("attn_config", "ffn_config"):  # of DBRX
+    for part in ("attn_config", "ffn_config", "moe"):  # of DBRX, of Mistral's own form
         if isinstance(config.get(part), dict):
             text = {**config[part], **text}
     return text

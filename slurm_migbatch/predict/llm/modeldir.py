@@ -34,7 +34,7 @@ def describe(path: Path) -> Described:
     Raises:
         DescribeError: there is none, or it does not describe a language model.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = _configuration(path) if path.is_dir() else path
     try:
         with file.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
@@ -50,6 +50,14 @@ def describe(path: Path) -> Described:
         raise DescribeError(f"{file} is not a configuration: give a model's config.json")
     described = of_config(config, _name(file.resolve().parent.name))
     return _with_files(described, file.parent)
+
+
+def _configuration(folder: Path) -> Path:
+    """Return the configuration in a directory, that of Mistral's own form if it has no other; raises DescribeError."""
+    if (folder / "model_index.json").is_file():
+        raise DescribeError(f"{folder} is a pipeline of several models: use its public name, or add mem=")
+    usual, own = folder / "config.json", folder / "params.json"
+    return own if own.is_file() and not usual.exists() else usual
 
 
 def _with_files(found: Described, folder: Path) -> Described:
