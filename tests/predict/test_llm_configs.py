@@ -342,6 +342,23 @@ def test_decoder_within_a_pair_attends_to_the_encoder() -> None:
     assert found.kind == "both" and found.cache_values(100) == 2 * found.layers * 2 * 768 * 100
 
 
+@pytest.mark.parametrize(
+    ("stated", "files", "dtype"),
+    [
+        ({}, "", "fp32"),
+        ({"torch_dtype": "float16"}, "", "fp16"),
+        ({"dtype": "bfloat16"}, "", "bf16"),
+        ({}, "F16", "fp16"),
+    ],
+)
+def test_encoder_that_states_no_data_type_has_32_bits(tmp_path: Path, stated: Config, files: str, dtype: str) -> None:
+    """As those of the table of public models."""
+    (tmp_path / "config.json").write_text(json.dumps({**BERT, "model_type": "bert", **stated}))
+    if files:
+        weight_files.write(tmp_path / "model.safetensors", {"a": (files, 10**8)})
+    assert describe(tmp_path).dtype == dtype
+
+
 def test_context_without_a_limit_is_the_largest() -> None:
     config = {**GROUPED, "max_position_embeddings": None, "model_max_length": 10**30}
     assert described(config).context == 1 << 24

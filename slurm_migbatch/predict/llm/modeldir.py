@@ -49,7 +49,10 @@ def describe(path: Path) -> Described:
     if not isinstance(config, dict):
         raise DescribeError(f"{file} is not a configuration: give a model's config.json")
     described = of_config(config, _name(file.resolve().parent.name))
-    return _with_files(described, file.parent)
+    found = _with_files(described, file.parent)
+    if found.dtype or found.quantization or found.architecture.kind == "decoder":
+        return found
+    return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
 
 
 def _configuration(folder: Path) -> Path:
