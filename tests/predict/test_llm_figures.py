@@ -13,7 +13,7 @@ from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.names import Sized, of_size
-from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
+from slurm_migbatch.predict.llm.speed import Machine, TokenFigures, machine_of, pace_of
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import parse
@@ -282,6 +282,15 @@ def test_qlora_needs_what_peft_takes(model: str, tokens: int, least: float, most
     """
     asked = workload(f"model={model} method=qlora lora_rank=32 micro_batch=1 seq={tokens}")
     assert least < need_of(asked, 81152).used * 2**20 / 1e9 < most
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "ptpc_fp8", "modelopt_fp8", "w8a8_int8", "int8_sq"])
+def test_prompts_are_read_as_fast_with_any_name_of_products_in_8_bits(name: str) -> None:
+    asked = "model=llama-3.1-8b engine=vllm input=4k output=16 max_num_seqs=1 quantization="
+    machine = Machine(990e12, 3.35e12, 81152.0, sliced=False)
+    loads = [workload(asked + quantisation) for quantisation in ("fp8", name, "int8")]
+    usual, other, by_weight = (pace_of(load, need_of(load, 81152), machine).ttft for load in loads)
+    assert other == usual < by_weight
 
 
 def test_only_bitsandbytes_casts_what_it_does_not_quantise() -> None:

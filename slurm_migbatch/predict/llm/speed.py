@@ -84,7 +84,10 @@ TRAINING: Final = TrainingEfficiencies()
 """From the same measurements as EAGER; the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and later
 reports give for large models is 0.35 to 0.55.
 """
-EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
+EIGHT_BITS: Final = frozenset([
+    "fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant", "fp8-e4m3", "fp8-e5m2",
+    "fp8-block", "ptpc-fp8", "modelopt-fp8", "w8a8-int8", "blockwise-int8", "int8-sq",
+])  # fmt: skip
 """Quantisations whose products are computed in 8 bits."""
 SLICE_DOUBT: Final = 0.15
 """Standard deviation of logarithms of a slice's performance relative to its shares. There are no published measurements
