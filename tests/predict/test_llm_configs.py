@@ -188,6 +188,10 @@ def test_any_value_is_described_or_refused(name: str, changed: Config) -> None:
         ("stepfun-ai/GOT-OCR2_0", 0.716),
         ("kyutai/moshiko-pytorch-bf16", 7.69),
         ("yikuan8/Clinical-Longformer", 0.149),
+        ("magistral", 24.0),
+        ("zephyr", 7.25),
+        ("stablelm-zephyr", 2.8),
+        ("phind-codellama:34b-v2-q4_K_M", 33.7),
     ],
 )
 def test_public_model_is_known_by_its_name(name: str, billions: float) -> None:
