@@ -268,6 +268,19 @@ def test_latent_attention_in_few_layers_is_cached_in_few() -> None:
     assert grows(described({**ring, "model_type": "bailing_moe"})) == 20 * 2 * 8 * 128
 
 
+def test_layers_with_a_state_beside_attention_keep_both() -> None:
+    """Falcon-H1 7B: 44 layers of 3072 x 256 numbers of 32 bits; Zamba2's nine hybrid ones."""
+    falcon: Config = {
+        "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 44, "vocab_size": 130048,
+        "mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_groups": 1, "tie_word_embeddings": False,
+    }  # fmt: skip
+    found = described(falcon)
+    assert found.cache_values(1) == 2 * 44 * 3072 * 256 + grows(found) and grows(found) == 44 * 2 * 2 * 128
+    zamba = described(CONFIGS["Zamba2 2.7B"][0])
+    assert zamba.state == 9 * 2 * 5120 * 64
+
+
 def test_short_convolutions_keep_less_than_a_state() -> None:
     """LFM2 1.2B: ten of sixteen layers keep three tokens each."""
     config = {**GROUPED, "model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 16, "conv_L_cache": 3,

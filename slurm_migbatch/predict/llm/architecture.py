@@ -92,7 +92,7 @@ class Architecture:
     keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
     `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
     `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
-    share (ALBERT); 0: all.
+    share (ALBERT); 0: all. `state`: values that a sequence keeps beside keys and values, in all layers (Falcon-H1).
     """
 
     layers: int
@@ -127,6 +127,7 @@ class Architecture:
     scores: bool = False
     span: int = 0
     groups: int = 0
+    state: int = 0
 
     @property
     def generates(self) -> bool:
@@ -258,7 +259,7 @@ class Architecture:
         """
         if self.kind in ("encoder", "plain"):
             return 0
-        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
+        states = self.state + (0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state)
         wide = self.wide_layers if self.window else self.attending
         narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
         if self.latent is not None:

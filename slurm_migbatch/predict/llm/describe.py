@@ -18,6 +18,7 @@ from slurm_migbatch.predict.llm.layers import (
     kinds_of,
     layers_listed,
     stateful,
+    states_beside,
     windows,
 )
 from slurm_migbatch.predict.llm.quantisation import quantisation_of
@@ -181,6 +182,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
         outputs=VOCAB if unknown else 0,
         groups=min(given("groups", 0), layers),
+        state=given("state", 0),
     )
     return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
 
@@ -198,13 +200,15 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         numbers["context"] = min(numbers["context"], LIMITS["context"])
     if text.get("is_moe") is False:
         numbers.pop("experts", None)
-    kinds = kinds_of(text, min(numbers.get("layers", 0), LIMITS["layers"]))
+    layers = min(numbers.get("layers", 0), LIMITS["layers"])
+    kinds = kinds_of(text, layers)
     numbers |= _moe(text, numbers) | windows(text, numbers, kinds)
     if True in (config.get("is_encoder_decoder"), text.get("is_encoder_decoder")):
         numbers["encoder_layers"] = number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
     numbers |= feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
     numbers |= _of_type(text, model_type, numbers.get("ffn", 0))
+    numbers["state"] = min(states_beside(text, layers, kinds), LIMITS["state"])
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
     numbers["plain_ffn"] = int(_plain_ffn(text, model_type))
     numbers["bias"] = int(model_type in BIASED)

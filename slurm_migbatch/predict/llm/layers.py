@@ -25,6 +25,8 @@ _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 STATELESS: Final = frozenset({"mlp", "moe", "no_op", "linear"})
 """Kinds of layers without attention that keep nothing for a sequence."""
+_BESIDE: Final = frozenset({"falcon_h1", "hymba"})
+"""Model types that have Mamba beside attention in each layer."""
 _STEPS: Final = (
     "expert_layer_period", "interleave_moe_layer_step", "decoder_sparse_step", "moe_every_n_layers", "moe_layer_freq",
     "moe_layer_interval",
@@ -171,7 +173,7 @@ def in_layers(text: Mapping[str, Any], architecture: Architecture, kinds: list[o
     if STATEFUL.fullmatch(model_type):
         return 0
     if kinds is None:  # in each layer of Falcon-H1 and Hymba beside attention
-        beside = 0 if model_type in ("falcon_h1", "hymba") else architecture.attention
+        beside = 0 if model_type in _BESIDE else architecture.attention
         states = any(key.startswith(("mamba_", "ssm_")) for key in text)
         return architecture.layers * max(mamba - beside, 0) if states else 0
     # the output of Qwen's attention has a gate
@@ -240,16 +242,27 @@ def stateful(text: Mapping[str, Any], model_type: str) -> dict[str, int]:
     }  # fmt: skip
 
 
+def states_beside(text: Mapping[str, Any], layers: int, kinds: list[object] | None) -> int:
+    """Return the values of 16 bits of the states that a sequence keeps in layers that have keys and values, too."""
+    both = str(text.get("model_type", "")) in _BESIDE
+    count = layers if both else sum(kind == "hybrid" for kind in kinds or ())
+    inner, _, state = _mamba_sizes(text, min(number(text, KEYS["hidden"]) or 0, LIMITS["hidden"]))
+    return 2 * count * inner * state
+
+
 def mamba_layer(text: Mapping[str, Any], width: int) -> int:
     """Return the parameters of a layer of Mamba (arXiv 2312.00752) or, with groups of heads, of Mamba-2."""
+    inner, groups, state = _mamba_sizes(text, width)
+    return 3 * width * inner + (2 * width * groups * state if groups else inner * (width // 8 + 2 * state))
+
+
+def _mamba_sizes(text: Mapping[str, Any], width: int) -> tuple[int, int, int]:
+    """Return the inner width of such a layer, its groups, and the numbers that it keeps for each inner value."""
 
     def given(*keys: str) -> int:
         return min(number(text, keys) or 0, LIMITS["ffn"])
 
     heads, head = given("mamba_n_heads", "mamba_num_heads"), given("mamba_d_head", "mamba_head_dim")
     inner = given("mamba_d_ssm") or heads * head or given("mamba_expand", "expand") * width or 2 * width
-    groups, state = (
-        given("mamba_n_groups", "mamba_ngroups", "n_groups"),
-        given("mamba_d_state", "ssm_state_size", "state_size"),
-    )
-    return 3 * width * inner + (2 * width * groups * state if groups else inner * (width // 8 + 2 * state))
+    groups = given("mamba_n_groups", "mamba_ngroups", "n_groups")
+    return inner, groups, given("mamba_d_state", "ssm_state_size", "state_size")
