@@ -217,6 +217,12 @@ def test_language_model_is_found_under_any_key(wrapped: str) -> None:
     assert found.parameters == pytest.approx(SIZE, rel=0.001)
 
 
+def test_what_no_generated_token_passes_is_described_as_aside() -> None:
+    tower = {"depth": 32, "hidden_size": 1280}
+    found = described({"text_config": GROUPED, "vision_config": tower})
+    assert found.aside == found.extra == 32 * 12 * 1280**2
+
+
 def test_sizes_around_a_language_model_are_not_its_own() -> None:
     """Music Flamingo states the size of a head of its sound beside a text_config that leaves out its own."""
     found = described({"head_dim": 1280, "intermediate_size": 99, "text_config": GROUPED})

@@ -13,7 +13,7 @@ from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.names import Sized, of_size
-from slurm_migbatch.predict.llm.speed import Machine, TokenFigures, machine_of, pace_of
+from slurm_migbatch.predict.llm.speed import Machine, TokenFigures, machine_of, pace_of, weights_read_mib
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import parse
@@ -291,6 +291,28 @@ def test_prompts_are_read_as_fast_with_any_name_of_products_in_8_bits(name: str)
     loads = [workload(asked + quantisation) for quantisation in ("fp8", name, "int8")]
     usual, other, by_weight = (pace_of(load, need_of(load, 81152), machine).ttft for load in loads)
     assert other == usual < by_weight
+
+
+def test_generating_does_not_pass_an_encoder() -> None:
+    """Distilled decoders make Whisper fast: turbo has 4 layers of 32, and the encoder of the large model."""
+    machine = Machine(990e12, 3.35e12, 81152.0, sliced=False)
+    large, turbo = (
+        pace_of(load, need_of(load, 81152), machine)
+        for load in (workload(f"model=whisper-large-v3{kind} output=200 max_num_seqs=1") for kind in ("", "-turbo"))
+    )
+    assert 7 < large.tpot / turbo.tpot < 9
+    # PyTorch's launches in 32 layers
+    assert 0.02 < large.tpot < 0.035
+    assert turbo.ttft > 32 * 0.0005
+
+
+def test_generating_does_not_read_a_vision_tower() -> None:
+    """Qwen2-VL 2B has the decoder of Qwen2 1.5B."""
+    seeing, reading = (workload(f"model={name} max_num_seqs=1") for name in ("qwen2-vl-2b", "qwen2-1.5b"))
+    assert seeing.architecture.aside == seeing.architecture.extra > 600e6
+    read = [weights_read_mib(one.architecture, one.precision, 1.0) for one in (seeing, reading)]
+    assert read[0] == pytest.approx(read[1], rel=0.01)
+    assert need_of(seeing, 81152).weights > 1.3 * need_of(reading, 81152).weights
 
 
 def test_only_bitsandbytes_casts_what_it_does_not_quantise() -> None:

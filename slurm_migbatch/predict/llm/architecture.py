@@ -93,6 +93,7 @@ class Architecture:
     `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
     `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
     share (ALBERT); 0: all. `state`: values that a sequence keeps beside keys and values, in all layers (Falcon-H1).
+    `aside`: those of `extra` that no generated token passes (a vision tower, embeddings that are only looked up).
     """
 
     layers: int
@@ -128,6 +129,7 @@ class Architecture:
     span: int = 0
     groups: int = 0
     state: int = 0
+    aside: int = 0
 
     @property
     def generates(self) -> bool:
@@ -270,6 +272,29 @@ class Architecture:
         read = self.source or (tokens if self.unbounded else min(self.context, tokens))
         cross = self.layers * per_token * read if self.encoder_layers else 0
         return per_token * (wide * tokens + narrow) + cross + states
+
+    @cached_property
+    def encoder(self) -> int:
+        """Parameters of the encoder before a decoder."""
+        norm = self.width * (2 if self.norm_bias else 1)
+        layer = self.attention + self.norms * norm + self.feed_forward(self.ffn)
+        return self.encoder_layers * layer
+
+    def operations_of_prompt(self, tokens: float) -> float:
+        """Return the operations before the first token of an answer: with an encoder those of reading the prompt, or
+        its own source, and of the keys and values that the decoder attends to.
+        """
+        if not self.encoder_layers:
+            return self.operations(tokens)
+        read = float(self.source or tokens)
+        crossed = self.layers * 2 * self.width * self.kv_heads * self.head
+        return 2.0 * (self.encoder + crossed) * read + 2.0 * self.encoder_layers * self.heads * self.head * read**2
+
+    def operations_of_token(self, before: float) -> float:
+        """Return the operations of one generated token after `before` earlier ones."""
+        crossed = float(self.source or before) if self.encoder_layers else 0.0
+        parameters = self.active - self.encoder - self.aside
+        return 2.0 * parameters + 4.0 * self.attending * self.heads * self.head * (before + crossed)
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""

@@ -184,7 +184,8 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         groups=min(given("groups", 0), layers),
         state=given("state", 0),
     )
-    return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
+    extra = max(given("params", 0) - architecture.parameters, 0)
+    return replace(architecture, extra=extra, aside=min(given("aside", 0), extra))
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
@@ -230,20 +231,29 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
-    towers += SEEING if _sees(config) and not towers else 0
-    beside = towers + _embedded_by_layer(text, architecture.layers) + in_layers(text, architecture, kinds)
+    aside = _aside(config, text, architecture)
+    beside = aside + in_layers(text, architecture, kinds)
     beside += _adapters(config, architecture) + _across(text, architecture)
-    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
-    beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
-    beside += _apart(config, inner_ones(config))
     if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
         layer = architecture.attention + architecture.feed_forward(architecture.ffn)
         beside += max(_tower(text) - architecture.layers * layer, 0)
     if not beside:
         return described
     parameters = min(max(architecture.parameters + beside, 1), LIMITS["params"])
-    return replace(described, numbers=of_size(described.numbers, parameters))
+    sized = of_size(described.numbers, parameters)
+    if aside and architecture.generates:
+        sized["aside"] = min(aside, LIMITS["aside"])
+    return replace(described, numbers=sized)
+
+
+def _aside(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters that no generated token passes: of encoders, voices, and embeddings that are looked up."""
+    towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
+    towers += SEEING if _sees(config) and not towers else 0
+    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
+    parts = max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
+    embedded = _embedded_by_layer(text, architecture.layers)
+    return towers + parts + embedded + _apart(config, inner_ones(config))
 
 
 def of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:

@@ -47,7 +47,9 @@ def _decoder(
         recurrent=Recurrent(*recurrent) if recurrent else None,
         **{"head": width // max(heads, 1), **more},
     )
-    return replace(decoder, extra=decoder.extra + max(parameters - decoder.parameters, 0)) if parameters else decoder
+    extra = decoder.extra + max(parameters - decoder.parameters, 0) if parameters else decoder.extra
+    # in layers without attention it has matrices of theirs, too
+    return replace(decoder, extra=extra, aside=0 if recurrent else extra)
 
 
 def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more: Any) -> Architecture:
