@@ -249,6 +249,15 @@ def test_layers_of_a_searched_architecture_are_counted_one_by_one() -> None:
     assert described({**config, "block_configs": []}).layers == 32
 
 
+def test_blocks_that_state_other_things_leave_the_layers_alone() -> None:
+    """Those of Nemotron 3 by Puzzle state the width of experts, later ones of a layer the heads of keys."""
+    moe: Config = {**GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 4096}
+    blocks = [{"block_type": "moe", "moe_intermediate_size": width} for width in (1024, 3072)] * 16
+    assert described({**moe, "block_configs": blocks}) == described({**moe, "moe_intermediate_size": 2048})
+    stated = [{"attention": {"num_key_value_heads": 4}, "ffn": {"intermediate_size": 14336}}] * 32
+    assert described({**GROUPED, "block_configs": stated}) == described({**GROUPED, "num_key_value_heads": 4})
+
+
 def test_layers_that_read_the_keys_of_others_keep_none() -> None:
     """Gemma 3n E4B: the last 15 of 35 layers; every fifth of the others sees all tokens."""
     config: Config = {
@@ -392,6 +401,10 @@ def test_context_without_a_limit_is_the_largest() -> None:
     [
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, 4.16),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, 8.1),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+          "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "NVFP4"}, "c": {"quant_algo": "FP8"}}},
+         4.5),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": [1]}, 8.1),
         ({"quant_method": "bitnet"}, 2.5),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 2, "group_size": 64}}}, 2.5),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, 4.5),
@@ -450,6 +463,19 @@ def test_pipeline_of_diffusers_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
     with pytest.raises(DescribeError, match="pipeline of several models: use its public name"):
         describe(tmp_path)
+
+
+def test_quantisation_that_modelopt_states_beside_the_configuration_is_read(tmp_path: Path) -> None:
+    """As in nvidia/Qwen3-32B-NVFP4."""
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}')
+    assert describe(tmp_path).quantization == "modelopt-fp4"
+    (tmp_path / "config.json").write_text(json.dumps({**GROUPED, "quantization_config": {"quant_method": "awq"}}))
+    assert describe(tmp_path).quantization == "awq"
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    beside.write_text('{"quantization": 4}')
+    assert describe(tmp_path).quantization == ""
 
 
 def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> None:

@@ -20,12 +20,25 @@ def numbers_of_blocks(text: Mapping[str, Any], numbers: Mapping[str, int]) -> di
     """Return the numbers of layers that are described one by one: the most heads of keys, the mean feed-forward."""
     blocks, width = _blocks(text), min(numbers.get("hidden", 0), LIMITS["hidden"])
     if not blocks:
-        return {}
-    groups = [number(_part(block, "attention"), ("n_heads_in_group",)) or 0 for block in blocks]
-    heads = max((numbers.get("heads", 0) // group for group in groups if group), default=0)
+        return _mean_expert(text)
+    heads = max(_heads(_part(block, "attention"), numbers.get("heads", 0)) for block in blocks)
     ffn = sum(min(_ffn(_part(block, "ffn"), width), LIMITS["ffn"]) for block in blocks)
     found = {"layers": len(blocks), "ffn": max(math.ceil(ffn / len(blocks)), 1)}
     return {**found, "kv": heads} if heads else found
+
+
+def _heads(attention: Mapping[str, Any], queries: int) -> int:
+    """Return the heads of keys of a block, stated as such or by how many queries share one; 0: as usual."""
+    group = number(attention, ("n_heads_in_group",))
+    return queries // group if group else number(attention, ("num_key_value_heads",)) or 0
+
+
+def _mean_expert(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return the mean width of experts where blocks state only that (Nemotron 3 by Puzzle)."""
+    listed = text.get("block_configs")
+    blocks = [block for block in listed if isinstance(block, dict)] if isinstance(listed, list) else []
+    widths = [width for block in blocks if (width := number(block, ("moe_intermediate_size",)))]
+    return {"expert_ffn": math.ceil(sum(min(width, LIMITS["ffn"]) for width in widths) / len(widths))} if widths else {}
 
 
 def kinds_of_blocks(text: Mapping[str, Any]) -> list[str] | None:
@@ -35,7 +48,7 @@ def kinds_of_blocks(text: Mapping[str, Any]) -> list[str] | None:
 
 def _blocks(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     listed = text.get("block_configs")
-    if not isinstance(listed, list) or not all(isinstance(block, dict) for block in listed):
+    if not isinstance(listed, list) or not all(isinstance(block, dict) and _part(block, "ffn") for block in listed):
         return []
     return listed[: LIMITS["layers"]]
 

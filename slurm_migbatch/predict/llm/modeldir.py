@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from slurm_migbatch.predict.llm.configuration import LIMITS
 from slurm_migbatch.predict.llm.describe import Described, DescribeError, of_config, of_size
@@ -19,6 +19,8 @@ from slurm_migbatch.predict.llm.weightfiles import held
 
 MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
+MODELOPT: Final = "hf_quant_config.json"
+"""The file in which ModelOpt states its quantisation, besides or instead of the configuration."""
 FILES: Final = "weight files"
 ROUNDING: Final = 0.001
 """What the files may hold beyond the weights (headers), as a share."""
@@ -35,6 +37,22 @@ def describe(path: Path) -> Described:
         DescribeError: there is none, or it does not describe a language model.
     """
     file = _configuration(path) if path.is_dir() else path
+    config = _read(file)
+    beside = file.parent / MODELOPT
+    if "quantization_config" not in config and beside.is_file():
+        quantised_by = _read(beside).get("quantization")
+        config["quantization_config"] = (
+            {"quant_method": "modelopt", **quantised_by} if isinstance(quantised_by, dict) else None
+        )
+    described = of_config(config, _name(file.resolve().parent.name))
+    found = _with_files(described, file.parent)
+    if found.dtype or found.quantization or found.architecture.kind == "decoder":
+        return found
+    return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the contents of a configuration; raises DescribeError."""
     try:
         with file.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
@@ -48,11 +66,7 @@ def describe(path: Path) -> Described:
         raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
     if not isinstance(config, dict):
         raise DescribeError(f"{file} is not a configuration: give a model's config.json")
-    described = of_config(config, _name(file.resolve().parent.name))
-    found = _with_files(described, file.parent)
-    if found.dtype or found.quantization or found.architecture.kind == "decoder":
-        return found
-    return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
+    return config
 
 
 def _configuration(folder: Path) -> Path:

@@ -31,8 +31,7 @@ def quantisation_of(config: object) -> str:
     if method == "compressed-tensors":
         return _compressed(config)
     if method == "modelopt":
-        algorithm = str(config.get("quant_algo")).lower()
-        return "modelopt-fp4" if "fp4" in algorithm else "int4" if "4" in algorithm else method
+        return _of_modelopt(config)
     if method == "bitnet":  # ternary weights, of which four are packed into a byte
         return "2bit"
     kind = {"torchao": "quant_type", "quark": "global_quant_config", "quanto": "weights", "fp-quant": "forward_dtype"}
@@ -60,6 +59,19 @@ def _compressed(config: Mapping[str, Any]) -> str:
         form = str(config.get("format"))
         return "nvfp4" if "nvfp4" in form else "mxfp4a16" if "mxfp4" in form else "w4a16"
     return "w8a8" if bits and all(number in (4, 8) for number in bits) else ""
+
+
+def _of_modelopt(config: Mapping[str, Any]) -> str:
+    """Return the kind of ModelOpt's quantisation, that of most layers if they have several."""
+    layers = config.get("quantized_layers")
+    own = (
+        [layer.get("quant_algo") for layer in layers.values() if isinstance(layer, dict)]
+        if isinstance(layers, dict)
+        else []
+    )
+    algorithms = [str(one).lower() for one in own or [config.get("quant_algo")]]
+    algorithm = max(sorted({*algorithms}), key=algorithms.count)
+    return "modelopt-fp4" if "fp4" in algorithm else "int4" if "4" in algorithm else "modelopt"
 
 
 def _by_kind(value: object) -> str:
