@@ -108,6 +108,33 @@ CONFIGS: dict[str, tuple[Config, float]] = {
     }, 8.02),
     "BLOOM": ({"model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70,
                "vocab_size": 250880}, 176.2),
+    "CogVLM2 19B": ({
+        **GROUPED, "architectures": ["CogVLMForCausalLM"], "num_key_value_heads": None, "num_multi_query_heads": 8,
+        "vision_config": {"hidden_size": 1792, "intermediate_size": 15360, "num_hidden_layers": 63},
+    }, 19.5),
+    "Phi-3 small": ({
+        "model_type": "phi3small", "hidden_size": 4096, "ff_intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 100352, "tie_word_embeddings": True,
+    }, 7.39),
+    "OLMo 7B of its authors": ({
+        "model_type": "hf_olmo", "d_model": 4096, "mlp_hidden_size": 22016, "n_heads": 32, "n_layers": 32,
+        "vocab_size": 50280, "activation_type": "swiglu", "max_sequence_length": 2048, "weight_tying": False,
+    }, 6.89),
+    "LLaVA 1.5 7B of its authors": ({
+        "model_type": "llava_llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "vocab_size": 32000, "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+    }, 7.06),
+    "Janus Pro 7B": ({
+        "language_config": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
+                            "num_hidden_layers": 30, "num_attention_heads": 32, "vocab_size": 102400},
+        "vision_config": {"cls": "CLIPVisionTower", "params": {"model_name": "siglip_large_patch16_384"}},
+    }, 7.42),
+    "SmolVLM 256M": ({
+        "text_config": {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49280,
+                        "tie_word_embeddings": False},
+        "vision_config": {"hidden_size": 768, "image_size": 512, "patch_size": 16, "model_type": "smolvlm_vision"},
+    }, 0.256),
     "xLSTM 7B": ({"model_type": "xlstm", "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8,
                   "vocab_size": 50304}, 6.87),
     "Mamba 2.8B of its authors": ({**MAMBA, "ssm_cfg": {}}, 2.77),
@@ -213,7 +240,7 @@ def test_model_without_attention_keeps_a_state_only() -> None:
 @pytest.mark.parametrize("wrapped", ["vlm_config", "backbone_of_tomorrow"])
 def test_language_model_is_found_under_any_key(wrapped: str) -> None:
     """ColPali and ColQwen2 wrap theirs once more."""
-    found = described({"model_type": "colpali", wrapped: {"text_config": GROUPED, "vision_config": {"depth": 2}}})
+    found = described({"model_type": "colpali", wrapped: {"text_config": GROUPED, "vision_config": {}}})
     assert found.parameters == pytest.approx(SIZE, rel=0.001)
 
 

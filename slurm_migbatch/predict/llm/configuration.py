@@ -28,12 +28,12 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "kv": (
         "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads",
-        "decoder_num_key_value_heads", "num_query_groups",
+        "decoder_num_key_value_heads", "num_query_groups", "num_multi_query_heads",
     ),
     "head": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head"),
     "ffn": (
         "intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim",
-        "d_inner", "dim_ff", "mlp_dim", "mlp_hidden_size",
+        "d_inner", "dim_ff", "mlp_dim", "mlp_hidden_size", "ff_intermediate_size",
     ),
     "vocab": ("vocab_size", "padded_vocab_size", "n_words", "n_vocab"),
     "context": (

@@ -70,6 +70,12 @@ parameters in its global attention.
 """
 SEEING: Final = 430_000_000
 """Parameters of an encoder of images of which no size is stated: those of the larger of SigLIP's common ones."""
+DEPTHS: Final[Mapping[int, int]] = {384: 12, 768: 12, 1024: 24, 1152: 27, 1280: 32, 1408: 40}
+"""Layers of the usual vision transformers by width, which a configuration may leave out."""
+_SEEN_BY: Final = ("mm_vision_tower", "vision_tower", "vision_backbone_id")
+"""Keys that name an encoder of images."""
+_NAMED: Final = ("cls", "architecture", "model_name")
+"""The same within its own configuration."""
 _HALVED: Final = frozenset({"recurrent_gemma", "moshi", "kyutai_speech_to_text", "qwen", "molmo"})
 """Model types whose two matrices of a gated feed-forward have the stated width together."""
 _NARROWER: Final = ("moe_latent_size", "moe_hidden_size")
@@ -248,8 +254,8 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
 
 def _aside(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> int:
     """Return the parameters that no generated token passes: of encoders, voices, and embeddings that are looked up."""
-    towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
-    towers += SEEING if _sees(config) and not towers else 0
+    seeing = _vision(text.get("vision_config")) or (SEEING if _sees(config) else 0)
+    towers = seeing + _tower(text.get("audio_config"))
     counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
     parts = max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
     embedded = _embedded_by_layer(text, architecture.layers)
@@ -308,6 +314,8 @@ def _across(text: Mapping[str, Any], architecture: Architecture) -> int:
     codes = (number(text, ("num_codebooks",)) or 0) * architecture.vocab if vocab else 0
     embedded = min(vocab, LIMITS["vocab"]) + min(codes, LIMITS["vocab"])
     layer = architecture.attention + architecture.feed_forward(architecture.ffn)
+    # CogVLM has a second set of weights in each layer, for images
+    crossing += architecture.layers if "'CogVLM" in str(text.get("architectures")) else 0
     return crossing * layer + embedded * architecture.width
 
 
@@ -315,7 +323,19 @@ def _sees(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration only says that there is an encoder of images, as those of Phi-3 and Phi-4."""
     embedding = config.get("embd_layer")
     within = isinstance(embedding, dict) and "image_embd_layer" in embedding
-    return within or isinstance(config.get("img_processor"), dict)
+    named = any(isinstance(config.get(key), str) and config[key] for key in _SEEN_BY)
+    return within or named or isinstance(config.get("img_processor"), dict)
+
+
+def _vision(config: Any) -> int:
+    """Return the parameters of an encoder of images, also of one that leaves out its depth or is only named."""
+    sized = _tower(config)
+    if sized or not isinstance(config, dict):
+        return sized
+    if any(isinstance(config.get(key), str) for key in _NAMED):
+        return SEEING
+    width = number(config, KEYS["hidden"]) or 0
+    return DEPTHS.get(width, 0) * 12 * width**2 if number(config, KEYS["layers"]) is None else 0
 
 
 def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
@@ -344,7 +364,7 @@ def _tower(config: Any) -> int:
 
 def _of_type(text: Mapping[str, Any], model_type: str, ffn: int) -> dict[str, int]:
     """Return the numbers that mean something else in this type of model; `ffn` is the one stated."""
-    if model_type in _HALVED:
+    if model_type in _HALVED or text.get("activation_type") == "swiglu":  # of OLMo in its authors' form
         return {"ffn": ffn // 2}
     if model_type.startswith("longcat_flash"):  # each layer is two with attention, one of them without experts
         layers = number(text, KEYS["layers"]) or 0
