@@ -369,8 +369,9 @@ def test_feed_forward_of_an_unknown_model_follows_from_its_activation(activation
     assert found.feed_forward(14336) == matrices * 4096 * 14336
 
 
-@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "modernbert", "bitnet", "zamba2"])
+@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "modernbert", "bitnet", "zamba2", "llama", "qwen2"])
 def test_feed_forward_of_a_known_model_has_a_gate_whatever_its_activation(model_type: str) -> None:
+    """Llamas with ReLU, whose zeros are skipped, have one, too."""
     assert described({**GROUPED, "model_type": model_type, "hidden_act": "gelu"}).gated
 
 

@@ -53,7 +53,10 @@ PLAIN: Final = frozenset(
     ["relu", "relu2", "gelu", "gelu_new", "gelu_fast", "gelu_python", "quick_gelu", "xielu", "gelu_10"]
 )
 """Activations of feed-forwards of two matrices, in any model type but these, which have a gate beside them."""
-GATED: Final = re.compile(r".*gemma.*|modernbert.*|eurobert|gte|new|neobert|esmc|longformer|bitnet|zamba2?")
+GATED: Final = re.compile(
+    r".*gemma.*|modernbert.*|eurobert|gte|new|neobert|esmc|longformer|bitnet|zamba2?|llama|mistral|mixtral|qwen[23]|phi3|"
+    r"deepseek_v[23]|olmo2?|granite|cohere2?|glm4?|internlm2|minicpm"
+)
 _ENCODING: Final = re.compile(r".*(?:ForMaskedLM|ForCTC|ForRNNT|ForTDT|ForAudioClassification|Encoder(?:Model)?)")
 _GENERATING: Final = re.compile(
     r".*(?:CausalLM|LMHeadModel|Generation|Generator|Decoder|ForRetrieval|Text2Text|Seq2Seq.*)"
