@@ -179,7 +179,7 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
         "parameters": architecture.parameters,
         "counted_from": counted,
         "weights_gib_at_16_bits": round(architecture.parameters / 2**29, 2),
-        "kv_cache_bytes_a_token": 2 * architecture.cache_values(1),
+        "kv_cache_bytes_a_token": 2 * (architecture.cache_values(2) - architecture.cache_values(1)),
         "context": architecture.context,
         "hints": hints,
     }
