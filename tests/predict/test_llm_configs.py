@@ -502,8 +502,9 @@ def test_quantisation_that_modelopt_states_beside_the_configuration_is_read(tmp_
     (tmp_path / "config.json").write_text(json.dumps({**GROUPED, "quantization_config": {"quant_method": "awq"}}))
     assert describe(tmp_path).quantization == "awq"
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
-    beside.write_text('{"quantization": 4}')
-    assert describe(tmp_path).quantization == ""
+    for unusable in ('{"quantization": 4}', "[]", " " * (2 << 20)):
+        beside.write_text(unusable)
+        assert describe(tmp_path).quantization == ""
 
 
 def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> None:

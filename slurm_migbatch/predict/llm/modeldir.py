@@ -38,17 +38,22 @@ def describe(path: Path) -> Described:
     """
     file = _configuration(path) if path.is_dir() else path
     config = _read(file)
-    beside = file.parent / MODELOPT
-    if "quantization_config" not in config and beside.is_file():
-        quantised_by = _read(beside).get("quantization")
-        config["quantization_config"] = (
-            {"quant_method": "modelopt", **quantised_by} if isinstance(quantised_by, dict) else None
-        )
+    if "quantization_config" not in config:
+        config["quantization_config"] = _of_modelopt(file.parent / MODELOPT)
     described = of_config(config, _name(file.resolve().parent.name))
     found = _with_files(described, file.parent)
     if found.dtype or found.quantization or found.architecture.kind == "decoder":
         return found
     return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
+
+
+def _of_modelopt(file: Path) -> dict[str, Any] | None:
+    """Return the quantisation that ModelOpt states; None if it states none that can be read."""
+    try:
+        found = _read(file).get("quantization")
+    except DescribeError:
+        return None
+    return {"quant_method": "modelopt", **found} if isinstance(found, dict) else None
 
 
 def _read(file: Path) -> dict[str, Any]:
