@@ -159,8 +159,8 @@ def rollback(config: Config, version: int | None) -> None:
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
     """Print the hints of a language model: a directory with a config.json, such a file, or a public name.
 
-    Only config.json is read, and of the weight files beside it the sizes and the headers, which say how many parameters
-    they hold; nothing of the model is loaded or run.
+    Only config.json is read (or params.json, and hf_quant_config.json), and of the weight files beside it the sizes and
+    the headers, which say how many parameters they hold; nothing of the model is loaded or run.
     """
     from pathlib import Path
 
@@ -180,7 +180,7 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
         "parameters": architecture.parameters,
         "counted_from": counted,
         "weights_gib_at_16_bits": round(architecture.parameters / 2**29, 2),
-        "kv_cache_bytes_a_token": 2 * architecture.cache_values(1),
+        "kv_cache_bytes_a_token": 2 * (architecture.cache_values(2) - architecture.cache_values(1)),
         "context": architecture.context,
         "hints": hints,
     }

@@ -8,7 +8,8 @@ their published configurations (layers, width, parameters), with two operations 
 attention term. Kernels (launches of one forward pass) and the activations of all layers are our estimates from the same
 configurations, of counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live
 activations of images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100; of
-EVA-02 they are, as of the measured ViTs, 13 widths of a token. All of this is a prior, not a measurement of speed.
+EVA-02 they are, as of the measured ViTs, 13 widths of a token; where the table says so they were counted. All of this
+is a prior, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _vision(
     name: str, params_m: float, gmacs: float, kernels: int, act: float, live: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
     """Return the specifications of a model of images; `live` of the `act` MiB are in memory at once."""
-    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer", "eva")) else "cnn"
+    family = "vit" if name.startswith(("vit", "swin", "deit", "beit", "segformer", "eva")) else "cnn"
     kept = MIXED if name.startswith(("yolo", "rtdetr")) else 1.0
     return ModelFacts(
         name, family, params_m, 2 * gmacs, "px", size, kernels, act,
@@ -111,7 +112,7 @@ TYPICAL: Final = (
     _vision("resnet50", 25.6, 4.09, 160, 90, 9.9, also="resnet-50 resnet50-v1.5 resnet50-v1-5"),
     _vision("resnet101", 44.5, 7.80, 314, 130, 9.9, also="resnet-101"),
     _vision("resnet152", 60.2, 11.51, 467, 180, 9.9, also="resnet-152"),
-    _vision("mobilenet-v2", 3.5, 0.30, 152, 75, 10.0, also="mobilenetv2 mobilenet"),
+    _vision("mobilenet-v2", 3.5, 0.30, 152, 75, 10.0, also="mobilenetv2 mobilenet mobilenet-v2-1.0-224"),
     _vision("densenet121", 8.0, 2.83, 430, 140, 9.6, also="densenet-121"),
     _vision("densenet169", 14.1, 3.36, 600, 160, 9.6, also="densenet-169"),
     _vision("densenet201", 20.0, 4.29, 710, 200, 9.5, also="densenet-201"),
@@ -205,7 +206,8 @@ FURTHER: Final = (
         220,
         44,
         3.4,
-        also="deit-small deit-small-patch16-224 vit-small vit-s-16 deit-small-distilled-patch16-224",
+        also="deit-small deit-small-patch16-224 vit-small vit-s-16 vit-small-patch16-224 "
+        "deit-small-distilled-patch16-224",
     ),
     _vision("vit-b-32", 88.2, 4.41, 220, 19, 1.9, also="vit-base-patch32-224"),
     _vision("vit-h-14", 632.0, 167.30, 575, 345, 16.3, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
@@ -339,6 +341,64 @@ FURTHER: Final = (
     _vision("yolo26x-seg", 70.7, 168.44, 650, 1979, 196, size=640, also="yolov26x-seg"),
     _vision("rtdetr-l", 33.0, 54.77, 650, 1306, 78, size=640, also="rt-detr-l"),
     _vision("rtdetr-x", 67.5, 116.92, 790, 1889, 100, size=640, also="rt-detr-x"),
+    # counted without a GPU (torchvision 0.29, timm 1.0): the live tensors, which agree with the measured ones but for
+    # those of VGG, RegNet and Inception, where convolutions take more; operators and outputs as those of the measured
+    # models of the same kind
+    _vision("densenet161", 28.7, 7.73, 570, 260, 14.4, also="densenet-161"),
+    _vision("vgg11", 132.9, 7.61, 30, 73, 43, also="vgg-11"),
+    _vision("vgg13", 133.0, 11.31, 34, 102, 49, also="vgg-13"),
+    _vision("vgg11-bn", 132.9, 7.61, 38, 82, 49),
+    _vision("vgg13-bn", 133.1, 11.31, 44, 122, 49),
+    _vision("vgg16-bn", 138.4, 15.47, 54, 133, 49),
+    _vision("vgg19-bn", 143.7, 19.63, 64, 144, 49),
+    _vision("mnasnet0-5", 2.2, 0.10, 143, 27, 2.7, also="mnasnet-050"),
+    _vision("mnasnet0-75", 3.2, 0.22, 143, 41, 5.4, also="mnasnet-075"),
+    _vision("mnasnet1-0", 4.4, 0.31, 143, 47, 5.4, also="mnasnet mnasnet-100"),
+    _vision("mnasnet1-3", 6.3, 0.53, 143, 63, 8.0, also="mnasnet-140"),
+    _vision("regnet-x-400mf", 5.5, 0.41, 220, 29, 6.3, also="regnetx-004"),
+    _vision("regnet-x-800mf", 7.3, 0.80, 165, 48, 10.5, also="regnetx-008"),
+    _vision("regnet-x-1.6gf", 9.2, 1.60, 183, 74, 11.6, also="regnet-x-1-6gf regnetx-016"),
+    _vision("regnet-x-3.2gf", 15.3, 3.18, 250, 107, 14.9, also="regnet-x-3-2gf regnetx-032"),
+    _vision("regnet-x-16gf", 54.3, 15.94, 221, 241, 36, also="regnetx-160"),
+    _vision("regnet-x-32gf", 107.8, 31.74, 231, 344, 47, also="regnetx-320"),
+    _vision("regnet-y-400mf", 4.3, 0.40, 255, 39, 8.4, also="regnety-004"),
+    _vision("resnext101-64x4d", 83.5, 15.46, 314, 264, 18.4),
+    _vision("shufflenet-v2-x0-5", 1.4, 0.04, 130, 12, 2.3),
+    _vision("shufflenet-v2-x1-5", 3.5, 0.30, 130, 30, 2.7),
+    _vision("shufflenet-v2-x2-0", 7.4, 0.58, 130, 41, 3.6),
+    _vision("squeezenet1-0", 1.2, 0.82, 70, 36, 7.6, also="squeezenet"),
+    _vision("swin-v2-s", 49.7, 11.55, 930, 234, 18.0, size=256, also="swinv2-small-patch4-window8-256"),
+    _vision("vit-l-32", 306.5, 15.38, 430, 24, 2.5, also="vit-large-patch32-224"),
+    _vision("vit-tiny", 5.7, 1.25, 220, 22, 1.9, also="vit-ti-16 vit-tiny-patch16-224 deit-tiny deit-tiny-patch16-224"),
+    _vision("deit3-base", 86.6, 17.56, 220, 60, 7.6, also="deit3-b deit3-base-patch16-224"),
+    _vision("beit-base", 86.5, 17.56, 240, 61, 7.5, also="beit beit-b beit-base-patch16-224"),
+    _vision("maxvit-t", 30.9, 5.56, 450, 418, 31, also="maxvit maxvit-tiny maxvit-tiny-tf-224"),
+    _vision("deeplabv3-mobilenet-v3-large", 11.0, 10.44, 145, 316, 37, size=520),
+    _vision("lraspp-mobilenet-v3-large", 3.2, 2.09, 135, 293, 37, size=520, also="lraspp"),
+    _vision("mixer-b-16", 59.9, 12.60, 130, 163, 6.9, also="mlp-mixer mixer-b16-224"),
+    _vision("mobilenet-v1", 4.2, 0.57, 79, 42, 9.2, also="mobilenetv1-100 mobilenet-v1-1.0-224"),
+    _vision("mobilenetv4-conv-medium", 9.7, 0.83, 200, 50, 7.3, also="mobilenet-v4-medium"),
+    _vision("mobilevit-s", 5.6, 2.00, 190, 184, 19.0, size=256, also="mobilevit mobilevit-small"),
+    _vision("ghostnet", 5.2, 0.14, 200, 43, 6.1, also="ghostnet-100"),
+    _vision("xception", 22.9, 8.36, 159, 271, 37, size=299, also="legacy-xception"),
+    _vision("inception-v4", 42.7, 12.25, 467, 184, 15.8, size=299),
+    _vision("inception-resnet-v2", 55.8, 13.16, 780, 337, 15.8, size=299),
+    _vision("nasnet-a-large", 88.8, 23.78, 1200, 1307, 97, size=331, also="nasnet nasnet-large"),
+    _vision("senet154", 115.1, 20.69, 780, 440, 13.8, also="senet legacy-senet154"),
+    _vision("seresnet50", 28.1, 4.09, 257, 119, 10.0, also="se-resnet-50"),
+    _vision("seresnext50-32x4d", 27.6, 4.23, 257, 147, 10.7, also="seresnext50 se-resnext-50"),
+    _vision("resnest50", 27.5, 5.37, 313, 157, 12.3, also="resnest resnest50d"),
+    _vision("res2net50-26w-4s", 25.7, 4.26, 298, 122, 12.4, also="res2net50"),
+    _vision("resnetv2-50", 25.5, 4.09, 160, 110, 13.0),
+    _vision("dpn92", 37.7, 6.50, 333, 246, 14.2, also="dpn-92"),
+    _vision("dla34", 15.7, 3.06, 126, 51, 9.2),
+    _vision("hrnet-w18", 21.3, 4.28, 1087, 156, 10.0, also="hrnet"),
+    _vision("darknet53", 41.6, 9.29, 172, 127, 22, size=256, also="darknet"),
+    _vision("cspdarknet53", 27.6, 6.53, 220, 168, 36, size=256),
+    _vision("coatnet-0", 27.4, 4.41, 200, 199, 13.4, also="coatnet coatnet-0-rw-224"),
+    _vision("convnext-xlarge", 350.2, 60.92, 400, 417, 34, also="convnext-xl convnext-xlarge-224-22k"),
+    _vision("poolformer-s24", 21.4, 3.39, 190, 148, 9.2),
+    _vision("pvt-v2-b2", 25.4, 4.03, 230, 278, 16.5),
     # its backbone at this size has most of its activations
     _vision("detr-resnet50", 41.3, 64.5, 470, 1400, 238, size=800, also="detr detr-resnet-50 detr-r50"),
 )

@@ -15,6 +15,11 @@ _IN_USE: Final = ("{}", "peak_{}", "{}_used", "{}_usage", "peak_{}_used", "peak_
 """What may stand around the word for memory. What a framework has allocated is not all that a slice needs, and a
 maximum may be the GPU's memory.
 """
+_OF_BATCH: Final = (
+    "step_time", "batch_time", "iteration_time", "iter_time", "time_per_batch", "time_per_step", "time_per_iteration",
+    "batch_latency", "latency_per_batch", "avg_step_time", "mean_step_time", "avg_batch_time", "mean_batch_time",
+)  # fmt: skip
+"""Names of the time of a batch or of a training step."""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -53,8 +58,18 @@ _NAMES: Final = (
     ("flops_per_item", 1e9, "gflops"),
     ("flops_per_item", 2e9, "infer_gmacs gmacs"),
 )
+_WEAKER: Final = (
+    ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
+    ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
+    *(
+        ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
+        for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+    ),
+)
+"""Names that mean a column unless another one of the table does."""
+WEAKER: Final = frozenset(name for _, _, names in _WEAKER for name in names.split())
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
-    name: (column, factor) for column, factor, names in _NAMES for name in names.split()
+    name: (column, factor) for column, factor, names in (*_NAMES, *_WEAKER) for name in names.split()
 }
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
@@ -171,10 +186,13 @@ def renamed(header: Sequence[str]) -> tuple[str, ...]:
     A name of the common table itself is never replaced, and no alias adds a column that the header already has.
     """
     own = set(header) & set(COLUMNS)
-    names = []
+    usual = {ALIASES[called][0] for called in map(plain, header) if called in ALIASES and called not in WEAKER}
+    names: list[str] = []
     for name in header:
-        alias = ALIASES.get(plain(name), (plain(name), 1.0))[0]
-        names.append(alias if name not in own and alias in COLUMNS and alias not in own else name)
+        called = plain(name)
+        alias = ALIASES.get(called, (called, 1.0))[0]
+        taken = called in WEAKER and (alias in usual or alias in names)
+        names.append(alias if name not in own and alias in COLUMNS and alias not in own and not taken else name)
     return tuple(names)
 
 
@@ -307,7 +325,14 @@ def _is_same_profile(stated: str, profile: str) -> bool | None:
 def _cell(name: str, column: str, text: str, decimal: str) -> str:
     if column == "profile":
         match = _PROFILE.fullmatch(text.lower())
-        return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
+        # a column that is called `mig` may say whether it is on
+        return (
+            ""
+            if text.lower() in (_WHOLE if name == column else _NO_SLICE)
+            else f"{match[1]}g.{match[2]}gb{match[3]}"
+            if match
+            else text
+        )
     if column in _TEXTS:
         return _word(column, text)
     if _NOT_RUN.fullmatch(text) or reports_oom(text):

@@ -39,6 +39,8 @@ def test_public_model_name_gives_the_hints() -> None:
     assert found["parameters"] == 7_615_616_512 and found["kv_cache_bytes_a_token"] == 57344
     assert found["hints"] == "model=qwen2.5-7b quantization=awq"
     assert "params=7700m" in described("acme-7b").output
+    # without what the decoder keeps of the sound, which does not grow
+    assert json.loads(described("whisper-large-v3", "--json").output)["kv_cache_bytes_a_token"] == 32 * 2 * 1280 * 2
 
 
 @pytest.mark.parametrize(

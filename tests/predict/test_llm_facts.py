@@ -56,6 +56,7 @@ PUBLISHED = {
     "mt5-base": 582401280, "mt5-large": 1229581312, "mt5-xl": 3742619648, "mt5-xxl": 12921057280,
     "distilroberta-base": 82118400, "camembert-base": 110621952,
     "internlm3-8b": 8804241408, "distilbert-base-multilingual": 134734080, "multilingual-minilm-l12": 117653760,
+    "byt5-small": 299637760, "byt5-base": 581653248, "biogpt": 346763264, "biogpt-large": 1571188800,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
 NAMED = {

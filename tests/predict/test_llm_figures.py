@@ -14,7 +14,7 @@ from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import lora_parameters, need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.sizedmodels import of_size
 from slurm_migbatch.predict.llm.sizes import Sized
-from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
+from slurm_migbatch.predict.llm.speed import Machine, TokenFigures, machine_of, pace_of, weights_read_mib
 from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import parse
@@ -266,6 +266,63 @@ def test_lora_and_qlora_need_little_optimizer_state() -> None:
     lora, qlora = (need_of(workload(f"model=llama-3.1-8b method={way}"), 40448) for way in ("lora", "qlora"))
     assert lora.weights / 1024 == pytest.approx(14.96, abs=0.01) and lora.states < 0.06 * lora.weights
     assert qlora.weights < 0.4 * lora.weights and qlora.activations < lora.activations
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "least", "most"),
+    [
+        ("llama-3.1-8b", 28_000, 60, 80),
+        ("llama-3.1-8b", 256, 8, 12),
+        ("llama-3.3-70b", 6_916, 60, 80),
+        ("llama-3.3-70b", 256, 48, 55),
+    ],
+)
+def test_qlora_needs_what_peft_takes(model: str, tokens: int, least: float, most: float) -> None:
+    """In GB, with rank 32: the longest sequences of Hugging Face's trainer on 80 GB, and that 8 GB and, of the 70B, 48
+    GB are too few even for short ones (unsloth.ai/blog/llama3-3).
+    """
+    asked = workload(f"model={model} method=qlora lora_rank=32 micro_batch=1 seq={tokens}")
+    assert least < need_of(asked, 81152).used * 2**20 / 1e9 < most
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "ptpc_fp8", "modelopt_fp8", "w8a8_int8", "int8_sq"])
+def test_prompts_are_read_as_fast_with_any_name_of_products_in_8_bits(name: str) -> None:
+    asked = "model=llama-3.1-8b engine=vllm input=4k output=16 max_num_seqs=1 quantization="
+    machine = Machine(990e12, 3.35e12, 81152.0, sliced=False)
+    loads = [workload(asked + quantisation) for quantisation in ("fp8", name, "int8")]
+    usual, other, by_weight = (pace_of(load, need_of(load, 81152), machine).ttft for load in loads)
+    assert other == usual < by_weight
+
+
+def test_generating_does_not_pass_an_encoder() -> None:
+    """Distilled decoders make Whisper fast: turbo has 4 layers of 32, and the encoder of the large model."""
+    machine = Machine(990e12, 3.35e12, 81152.0, sliced=False)
+    large, turbo = (
+        pace_of(load, need_of(load, 81152), machine)
+        for load in (workload(f"model=whisper-large-v3{kind} output=200 max_num_seqs=1") for kind in ("", "-turbo"))
+    )
+    assert 7 < large.tpot / turbo.tpot < 9
+    # PyTorch's launches in 32 layers
+    assert 0.02 < large.tpot < 0.035
+    assert turbo.ttft > 32 * 0.0005
+
+
+def test_generating_does_not_read_a_vision_tower() -> None:
+    """Qwen2-VL 2B has the decoder of Qwen2 1.5B."""
+    seeing, reading = (workload(f"model={name} max_num_seqs=1") for name in ("qwen2-vl-2b", "qwen2-1.5b"))
+    assert seeing.architecture.aside == seeing.architecture.extra > 600e6
+    read = [weights_read_mib(one.architecture, one.precision, 1.0) for one in (seeing, reading)]
+    assert read[0] == pytest.approx(read[1], rel=0.01)
+    assert need_of(seeing, 81152).weights > 1.3 * need_of(reading, 81152).weights
+
+
+def test_only_bitsandbytes_casts_what_it_does_not_quantise() -> None:
+    runtime = {
+        name: need_of(workload(f"model=llama-3.1-8b method=lora {name}"), 81152).runtime
+        for name in ("", "quantization=bnb-4bit", "quantization=gptq")
+    }
+    assert runtime["quantization=bnb-4bit"] - runtime[""] == pytest.approx(2 * 128256 * 4096 * 2 / 2**20)
+    assert runtime["quantization=gptq"] == runtime[""]
 
 
 serving = st.builds(

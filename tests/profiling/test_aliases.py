@@ -311,6 +311,41 @@ def test_slice_in_the_name_of_the_gpu_that_leaves_a_doubt_is_refused(tmp_path: P
         scan([table(tmp_path, f"gpu,model,batch,latency_s,profile\n{gpu},net,1,0.1,{profile}\n")])
 
 
+@pytest.mark.parametrize("column", ["MIG", "MIG Type", "mig_partition", "GPU Instance Profile", "mig-instance-type"])
+@pytest.mark.parametrize(
+    ("cell", "profile"), [("1g.10gb", "1g.10gb"), ("MIG 3g.40gb", "3g.40gb"), ("disabled", ""), ("", ""), ("no", "")]
+)
+def test_slice_is_read_from_columns_that_are_called_after_it(
+    tmp_path: Path, column: str, cell: str, profile: str
+) -> None:
+    path = table(tmp_path, f"gpu,model,batch,latency_s,{column}\na100-80gb,net,1,0.1,{cell}\n")
+    assert [row.profile for row in scan([path]).rows] == [profile]
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "profile", "seconds"),
+    [
+        ("mig,mig_profile,latency_ms,step_time_ms", "yes,1g.10gb,10,99", "1g.10gb", 0.01),
+        ("step_time_s,latency_ms,mig", "99,10,1g.10gb", "1g.10gb", 0.01),
+        ("batch_time_s,step_time_s,profile,MIG", "1,2,2g.20gb,enabled", "2g.20gb", 1.0),
+    ],
+)
+def test_usual_name_of_a_column_comes_before_others(
+    tmp_path: Path, columns: str, cells: str, profile: str, seconds: float
+) -> None:
+    path = table(tmp_path, f"gpu,model,batch,{columns}\na100-80gb,net,1,{cells}\n")
+    assert [(row.profile, row.latency_s) for row in scan([path]).rows] == [(profile, pytest.approx(seconds))]
+
+
+@pytest.mark.parametrize(
+    ("column", "seconds"),
+    [("Step Time (s)", 20.0), ("batch_time_ms", 0.02), ("avg step time [ms]", 0.02), ("time per batch (us)", 2e-5)],
+)
+def test_time_of_a_batch_is_read_under_the_names_of_trainers(tmp_path: Path, column: str, seconds: float) -> None:
+    path = table(tmp_path, f"gpu,model,batch,kind,{column}\na100-80gb,net,8,train,20\n")
+    assert [row.latency_s for row in scan([path]).rows] == [pytest.approx(seconds)]
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "message"),
     [

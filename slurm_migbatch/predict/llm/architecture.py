@@ -92,7 +92,8 @@ class Architecture:
     keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
     `span`: relative positions on either side of a token for which that computes further scores (DeBERTa).
     `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
-    share (ALBERT); 0: all.
+    share (ALBERT); 0: all. `state`: values that a sequence keeps beside keys and values, in all layers (Falcon-H1).
+    `aside`: those of `extra` that no generated token passes (a vision tower, embeddings that are only looked up).
     """
 
     layers: int
@@ -127,6 +128,8 @@ class Architecture:
     scores: bool = False
     span: int = 0
     groups: int = 0
+    state: int = 0
+    aside: int = 0
 
     @property
     def generates(self) -> bool:
@@ -207,8 +210,11 @@ class Architecture:
     @property
     def shared(self) -> int:
         """Parameters that layers would have beside the body, if none used those of another."""
+        return self.shared_of(self.layers - self.groups) if self.groups else 0
+
+    def shared_of(self, layers: int) -> int:
+        """Return the parameters that this many layers would have beside the body."""
         norms = self.norms * self.width * (2 if self.norm_bias else 1)
-        layers = self.layers - self.groups if self.groups else 0
         return layers * (self.attention + norms + self.feed_forward(self.ffn))
 
     @cached_property
@@ -240,6 +246,14 @@ class Architecture:
             parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
         return parameters + (0 if self.headless else self.vocab * self.width)
 
+    def adapters(self, rank: int) -> int:
+        """Return the parameters of adapters of a rank on all matrices that every token passes (arXiv 2106.09685)."""
+        width, inner, keys = self.width, self.heads * self.head, self.kv_heads * self.head
+        attention = (width + inner) + 2 * (width + keys) + (inner + width)
+        matrices = 3 if self.gated else 2
+        dense = matrices * (width + self.ffn) if self.experts is None else 0
+        return rank * ((self.groups or self.layers) + self.encoder_layers) * (attention + dense)
+
     def cache_values(self, tokens: int, stored: Stored = "latent") -> int:
         """Return the number of values that one sequence of this many tokens keeps in the key-value cache.
 
@@ -247,15 +261,40 @@ class Architecture:
         """
         if self.kind in ("encoder", "plain"):
             return 0
-        if self.latent is not None:
-            return self.attending * self.latent.cached(self.heads, stored) * tokens
-        per_token = 2 * self.kv_heads * self.head
+        states = self.state + (0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state)
         wide = self.wide_layers if self.window else self.attending
         narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
+        if self.latent is not None:
+            kept = self.latent.cached(self.heads, stored)
+            # the state of a layer without attention has the same size in all engines
+            return wide * kept * tokens + narrow * self.latent.cached(self.heads, "latent") + states
+        per_token = 2 * self.kv_heads * self.head
         read = self.source or (tokens if self.unbounded else min(self.context, tokens))
         cross = self.layers * per_token * read if self.encoder_layers else 0
-        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
         return per_token * (wide * tokens + narrow) + cross + states
+
+    @cached_property
+    def encoder(self) -> int:
+        """Parameters of the encoder before a decoder."""
+        norm = self.width * (2 if self.norm_bias else 1)
+        layer = self.attention + self.norms * norm + self.feed_forward(self.ffn)
+        return self.encoder_layers * layer
+
+    def operations_of_prompt(self, tokens: float) -> float:
+        """Return the operations before the first token of an answer: with an encoder those of reading the prompt, or
+        its own source, and of the keys and values that the decoder attends to.
+        """
+        if not self.encoder_layers:
+            return self.operations(tokens)
+        read = float(self.source or tokens)
+        crossed = self.layers * 2 * self.width * self.kv_heads * self.head
+        return 2.0 * (self.encoder + crossed) * read + 2.0 * self.encoder_layers * self.heads * self.head * read**2
+
+    def operations_of_token(self, before: float) -> float:
+        """Return the operations of one generated token after `before` earlier ones."""
+        crossed = float(self.source or before) if self.encoder_layers else 0.0
+        parameters = self.active - self.encoder - self.aside
+        return 2.0 * parameters + 4.0 * self.attending * self.heads * self.head * (before + crossed)
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""

@@ -2,73 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent, state_window
-from slurm_migbatch.predict.llm.precision import NAMES
+from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.blocks import numbers_of_blocks
+from slurm_migbatch.predict.llm.configuration import IMAGES, KEYS, LIMITS, NESTED, inner_ones, language, number
+from slurm_migbatch.predict.llm.layers import (
+    STATEFUL,
+    feed_forwards,
+    in_layers,
+    kinds_of,
+    layers_listed,
+    stateful,
+    states_beside,
+    windows,
+)
+from slurm_migbatch.predict.llm.quantisation import quantisation_of
 
-LIMITS: Final[Mapping[str, int]] = {
-    "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
-    "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
-    "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
-    "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
-    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14, "groups": 1024,
-}  # fmt: skip
-"""Keys of `arch=` and the largest number that each accepts."""
 NEEDED: Final = ("layers", "hidden", "heads")
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "layers": ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads"),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads"),
-    "head": ("head_dim", "d_kv", "attention_head_dim"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim"),
-    "vocab": ("vocab_size", "padded_vocab_size"),
-    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx", "max_target_positions"),
-    "source": ("max_source_positions",),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k"),
-    "expert_ffn": ("moe_intermediate_size",),
-    "shared_ffn": tuple(f"{name}_intermediate_size" for name in ("shared_expert", "shared", "moe_shared_expert")),
-    "dense_layers": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-    "kv_rank": ("kv_lora_rank",),
-    "q_rank": ("q_lora_rank",),
-    "nope": ("qk_nope_head_dim",),
-    "rope": ("qk_rope_head_dim",),
-    "value": ("v_head_dim",),
-    "groups": ("num_hidden_groups",),
-}
-"""Keys of each number in configurations in Hugging Face's form."""
-_SIZES: Final = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-    "max_position_embeddings",
-)  # fmt: skip
-DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
-    "llama": dict(zip(_SIZES, (4096, 11008, 32, 32, 32000, 2048), strict=True)),
-    "mistral": dict(zip((*_SIZES, "num_key_value_heads"), (4096, 14336, 32, 32, 32000, 131072, 8), strict=True)),
-    "qwen2": dict(zip(_SIZES, (4096, 22016, 32, 32, 151936, 32768), strict=True)),
-    "gemma3_text": {
-        **dict(zip(_SIZES, (2304, 9216, 26, 8, 262208, 131072), strict=True)),
-        "num_key_value_heads": 4, "head_dim": 256, "sliding_window_pattern": 6,
-    },
-}  # fmt: skip
-"""What the configuration of a language model within a larger one leaves out (LLaVA, Gemma 3 4B, Qwen2-Audio): the
-defaults of transformers' classes, by model type.
-"""
 GATED_ENCODERS: Final = frozenset(
     ["modernbert", "nomic_bert", "eurobert", "gte", "new", "neobert", "esmc", "longformer"]
 )
+_ACTIVATION: Final = (
+    "hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act", "dense_act_fn",
+    "decoder_hidden_act",
+)  # fmt: skip
 ENCODERS: Final = GATED_ENCODERS | frozenset([
     "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "distilbert", "mpnet", "deberta", "deberta-v2",
     "electra", "albert", "esm", "big_bird", "megatron-bert", "data2vec-text", "ernie", "layoutlm",
     "roberta-prelayernorm", "rembert", "roformer", "nystromformer", "convbert", "jina_embeddings_v3", "xmod",
 ])  # fmt: skip
-TWO_STACKS: Final = frozenset(["bart", "mbart", "marian", "m2m_100", "pegasus", "whisper"])
+TWO_STACKS: Final = frozenset([
+    "bart", "mbart", "marian", "m2m_100", "pegasus", "whisper", "blenderbot", "blenderbot-small", "bigbird_pegasus",
+    "pegasus_x", "mvp", "plbart", "led", "nllb-moe", "prophetnet", "fsmt", "speech_to_text",
+])  # fmt: skip
 UNGATED: Final = (
     (ENCODERS - GATED_ENCODERS)
     | TWO_STACKS
@@ -78,40 +49,51 @@ UNGATED: Final = (
     | {"apertus", "arcee", "nemotron", "nemotron_h", "trocr", "codegen", "biogpt", "xglm", "musicgen_decoder"}
 )
 BIASED: Final = UNGATED - {"apertus", "mpt", "falcon", "arcee", "nemotron", "nemotron_h"}
+PLAIN: Final = frozenset(
+    ["relu", "relu2", "gelu", "gelu_new", "gelu_fast", "gelu_python", "quick_gelu", "xielu", "gelu_10"]
+)
+"""Activations of feed-forwards of two matrices, in any model type but these, which have a gate beside them."""
+GATED: Final = re.compile(
+    r".*gemma.*|modernbert.*|eurobert|gte|new|neobert|esmc|longformer|bitnet|zamba2?|llama|mistral|mixtral|qwen[23]|phi3|"
+    r"deepseek_v[23]|olmo2?|granite|cohere2?|glm4?|internlm2|minicpm"
+)
+_ENCODING: Final = re.compile(r".*(?:ForMaskedLM|ForCTC|ForRNNT|ForTDT|ForAudioClassification|Encoder(?:Model)?)")
+_GENERATING: Final = re.compile(
+    r".*(?:CausalLM|LMHeadModel|Generation|Generator|Decoder|ForRetrieval|Text2Text|Seq2Seq.*)"
+)
+"""Classes of models that generate nothing, and of those that do."""
 TIED: Final = frozenset([
     "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
     "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "smollm3", "recurrent_gemma",
-    "mamba", "t5_gemma_module", "t5gemma2_decoder",
+    "mamba", "t5_gemma_module", "t5gemma2_decoder", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "vaultgemma",
+    "starcoder2", "xglm", "biogpt", "ctrl", "gpt-sw3", "openai-gpt", "xlnet", "trocr", "minicpm3", "zamba", "zamba2",
 ])  # fmt: skip
 """Model types by the properties that their configuration does not state. Longformer is not gated, but has as many
 parameters in its global attention.
 """
-STATEFUL: Final = re.compile(r"(?:falcon_)?mamba2?|rwkv[0-9]*")
-"""Model types without any attention."""
-STATEFUL_HEADS: Final = 8
-"""Heads that stand for the state of such a layer: so few that a usual sequence fills the window."""
-ATTENTION: Final = re.compile(r"(?!linear_)(?:[a-z_]+_)?attention|hybrid")
-"""Kinds of layers that keep keys and values; some keep fewer (`compressed_sparse_attention` of DeepSeek V4). `hybrid`
-ones of Zamba2 have attention, a feed-forward and a state.
-"""
-_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""Kinds of layers in Nemotron-H's pattern; each layer has one of these parts only."""
+SEEING: Final = 430_000_000
+"""Parameters of an encoder of images of which no size is stated: those of the larger of SigLIP's common ones."""
+DEPTHS: Final[Mapping[int, int]] = {384: 12, 768: 12, 1024: 24, 1152: 27, 1280: 32, 1408: 40}
+"""Layers of the usual vision transformers by width, which a configuration may leave out."""
+_SEEN_BY: Final = ("mm_vision_tower", "vision_tower", "vision_backbone_id")
+"""Keys that name an encoder of images."""
+_NAMED: Final = ("cls", "architecture", "model_name")
+"""The same within its own configuration."""
+_HALVED: Final = frozenset({"recurrent_gemma", "moshi", "kyutai_speech_to_text", "qwen", "molmo"})
+"""Model types whose two matrices of a gated feed-forward have the stated width together."""
+_NARROWER: Final = ("moe_latent_size", "moe_hidden_size")
+"""Keys of the width that experts read and write, where it is not the model's (Nemotron 3 Super)."""
 _TOWER: Final = (
-    (("depth", "encoder_layers", "layers", "num_blocks"), "layers"), (("embed_dim", "width"), "hidden"),
-)  # fmt: skip
+    (("depth", "encoder_layers", "layers", "num_blocks", "conf_num_hidden_layers"), "layers"),
+    (("embed_dim", "width", "attention_dim"), "hidden"),
+)
 """Keys of a tower: Qwen-VL's, where hidden_size may be the language model's, Whisper's, and the usual ones."""
-_CONFORMER: Final = ("conv_kernel_size", "conv_depthwise_kernel_size", "conv_expansion_factor")
+_CONFORMER: Final = (
+    "conv_kernel_size", "conv_depthwise_kernel_size", "conv_expansion_factor", "conf_conv_kernel_size",
+)  # fmt: skip
 """Keys of an encoder of sound with two feed-forwards and a convolution in each layer (arXiv 2005.08100)."""
 _TYPED: Final = frozenset({"vision_config", "audio_config", "encoder", "text_encoder", "audio_encoder"})
 """Keys of parts that are counted by what they are."""
-NESTED: Final = 4
-"""Depth to which parts of parts are read."""
-IMAGES: Final = ("image_size", "patch_size", "num_channels")
-"""Keys of a model that takes images; a language model beside it has a configuration of its own."""
-
-
-LANGUAGE: Final = ("thinker_config", "text_config", "language_config", "llm_config", "decoder_config", "decoder")
-"""Keys of the language model within a model of several parts, an outer one before an inner one."""
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 """Keys of the number of experts that all tokens pass."""
 
@@ -209,32 +191,40 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
         outputs=VOCAB if unknown else 0,
         groups=min(given("groups", 0), layers),
+        state=given("state", 0),
     )
-    return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
+    extra = max(given("params", 0) - architecture.parameters, 0)
+    return replace(architecture, extra=extra, aside=min(given("aside", 0), extra))
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
     """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
-    text = _language(config)
+    text = language(config)
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
-    numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
-    numbers = _layers_listed(text) | numbers
+    numbers = {key: value for key, keys in KEYS.items() if (value := number(text, keys)) is not None}
+    numbers = layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
-    kinds = _kinds(text, min(numbers.get("layers", 0), LIMITS["layers"]))
-    numbers |= _moe(text, numbers) | _windows(text, numbers, kinds)
-    numbers |= _feed_forwards(text, numbers, kinds or [])
+    numbers |= numbers_of_blocks(text, numbers)
+    if "context" in numbers:  # some state one without a limit
+        numbers["context"] = min(numbers["context"], LIMITS["context"])
+    if text.get("is_moe") is False:
+        numbers.pop("experts", None)
+    layers = min(numbers.get("layers", 0), LIMITS["layers"])
+    kinds = kinds_of(text, layers)
+    numbers |= _moe(text, numbers) | windows(text, numbers, kinds)
+    if True in (config.get("is_encoder_decoder"), text.get("is_encoder_decoder")):
+        numbers["encoder_layers"] = number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
+    numbers |= feed_forwards(text, numbers, kinds or [])
     model_type = str(text.get("model_type", ""))
     numbers |= _of_type(text, model_type, numbers.get("ffn", 0))
+    numbers["state"] = min(states_beside(text, layers, kinds), LIMITS["state"])
     numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
-    if text.get("is_encoder_decoder") is True:
-        numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
-    # T5 states whether its feed-forward is gated
-    numbers["plain_ffn"] = int(
-        model_type in UNGATED or str(text.get("feed_forward_proj") or "gated").partition("-")[0] != "gated"
-    )
+    numbers["plain_ffn"] = int(_plain_ffn(text, model_type))
     numbers["bias"] = int(model_type in BIASED)
-    numbers["encoder"] = int(model_type in ENCODERS or "EncoderModel'" in str(config.get("architectures")))
+    # BERT may be either half of an encoder and a decoder
+    halves = "encoder_layers" in numbers
+    numbers["encoder"] = int(not halves and (model_type in ENCODERS or _encodes(config, text, numbers)))
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
@@ -242,7 +232,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         name,
         {key: value for key, value in numbers.items() if value or key in NEEDED},
         _dtype(config, text),
-        _quantization(config.get("quantization_config")),
+        quantisation_of(config.get("quantization_config") or text.get("quantization_config")),
     )
     try:
         architecture = build(described.numbers)
@@ -250,41 +240,51 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    towers = sum(_tower(text.get(f"{sense}_config")) for sense in ("vision", "audio"))
-    beside = towers + _embedded_by_layer(text, architecture.layers) + _in_layers(text, architecture, kinds)
-    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
-    beside += max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
-    beside += _apart(config, _inner(config))
+    aside = _aside(config, text, architecture)
+    beside = aside + in_layers(text, architecture, kinds)
+    beside += _adapters(config, architecture) + _across(text, architecture)
+    if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
+        layer = architecture.attention + architecture.feed_forward(architecture.ffn)
+        beside += max(_tower(text) - architecture.layers * layer, 0)
     if not beside:
         return described
-    return replace(
-        described, numbers={**described.numbers, "params": min(architecture.parameters + beside, LIMITS["params"])}
-    )
+    parameters = min(max(architecture.parameters + beside, 1), LIMITS["params"])
+    sized = of_size(described.numbers, parameters)
+    if aside and architecture.generates:
+        sized["aside"] = min(aside, LIMITS["aside"])
+    return replace(described, numbers=sized)
 
 
-def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration of the language model, with what it leaves out if it is a part of another one."""
-    text = config
-    for inner in _inner(config):
-        text = {**text, **inner}
-    if text is not config:
-        text = {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
-    for part in ("attn_config", "ffn_config"):  # of DBRX
-        if isinstance(config.get(part), dict):
-            text = {**config[part], **text}
-    return text
+def _aside(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters that no generated token passes: of encoders, voices, and embeddings that are looked up."""
+    seeing = _vision(text.get("vision_config")) or (SEEING if _sees(config) else 0)
+    towers = seeing + _tower(text.get("audio_config"))
+    counted = architecture.encoder_layers * (architecture.attention + architecture.feed_forward(architecture.ffn))
+    parts = max(sum(_part(config.get(f"{sense}encoder")) for sense in ("", "text_", "audio_")) - counted, 0)
+    embedded = _embedded_by_layer(text, architecture.layers)
+    return towers + parts + embedded + _apart(config, inner_ones(config))
 
 
-def _inner(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the configurations of the language model within this one, an outer one before an inner one."""
-    found: list[Mapping[str, Any]] = []
-    text = config
-    for part in LANGUAGE:
-        inner = text.get(part)
-        if isinstance(inner, dict):
-            found.append(inner)
-            text = {**text, **inner}
-    return found
+def of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:
+    """Return the numbers of an architecture with exactly this many parameters. If it would have more, its
+    feed-forwards are narrower than stated: not all layers have one, or it has two matrices instead of three.
+    """
+    described = {key: value for key, value in numbers.items() if key != "params"}
+    computed = build(described)
+    excess = computed.parameters - parameters
+    key = "expert_ffn" if computed.routed else "ffn"
+    width = described.get(key) or described.get("ffn") or 4 * described["hidden"]
+    narrowest = build({**described, key: 1}).parameters
+    if excess > 0 and narrowest < computed.parameters:
+        each = (computed.parameters - narrowest) / (width - 1)
+        described[key] = max(width - math.ceil(excess / each), 1)
+    found = build(described)
+    beyond = parameters - found.parameters
+    if beyond < 0 and not found.groups:  # layers share their attention, too
+        layer = found.shared_of(1)
+        described["groups"] = max(found.layers + beyond // layer, 1)
+        beyond = parameters - build(described).parameters
+    return {**described, "params": parameters} if beyond > 0 else described
 
 
 def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int = 0) -> int:
@@ -296,15 +296,54 @@ def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int
         if not isinstance(part, dict) or depth == NESTED:
             continue
         if key not in _TYPED and not any(part is one for one in inner):
-            total += _tower(part)
+            total += _part(part) if number(part, KEYS["experts"]) else _tower(part)
         if not key.endswith("encoder"):
             total += _apart(part, inner, depth + 1)
     return total
 
 
+def _adapters(config: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of adapters that a model is published with (Phi-4 multimodal has one for each sense)."""
+    ranks = [number(part, ("r",)) or 0 for part in config.values() if isinstance(part, dict) and "lora_alpha" in part]
+    return sum(architecture.adapters(rank) for rank in ranks if rank <= architecture.width)
+
+
+def _across(text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of what is between text and other senses: layers of cross attention beside the others
+    (IDEFICS), a second vocabulary (CSM, with one of each code of its sound).
+    """
+    interval, vocab = number(text, ("cross_layer_interval",)), number(text, ("text_vocab_size",)) or 0
+    crossing = architecture.layers // interval if interval else 0
+    codes = (number(text, ("num_codebooks",)) or 0) * architecture.vocab if vocab else 0
+    embedded = min(vocab, LIMITS["vocab"]) + min(codes, LIMITS["vocab"])
+    layer = architecture.attention + architecture.feed_forward(architecture.ffn)
+    # CogVLM has a second set of weights in each layer, for images
+    crossing += architecture.layers if "'CogVLM" in str(text.get("architectures")) else 0
+    return crossing * layer + embedded * architecture.width
+
+
+def _sees(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration only says that there is an encoder of images, as those of Phi-3 and Phi-4."""
+    embedding = config.get("embd_layer")
+    within = isinstance(embedding, dict) and "image_embd_layer" in embedding
+    named = any(isinstance(config.get(key), str) and config[key] for key in _SEEN_BY)
+    return within or named or isinstance(config.get("img_processor"), dict)
+
+
+def _vision(config: Any) -> int:
+    """Return the parameters of an encoder of images, also of one that leaves out its depth or is only named."""
+    sized = _tower(config)
+    if sized or not isinstance(config, dict):
+        return sized
+    if any(isinstance(config.get(key), str) for key in _NAMED):
+        return SEEING
+    width = number(config, KEYS["hidden"]) or 0
+    return DEPTHS.get(width, 0) * 12 * width**2 if number(config, KEYS["layers"]) is None else 0
+
+
 def _embedded_by_layer(text: Mapping[str, Any], layers: int) -> int:
     """Return the parameters of embeddings that each layer adds of its own (Gemma 3n and 4); 0 if there are none."""
-    vocab, width = (_number(text, (f"{key}_per_layer_input",)) or 0 for key in ("vocab_size", "hidden_size"))
+    vocab, width = (number(text, (f"{key}_per_layer_input",)) or 0 for key in ("vocab_size", "hidden_size"))
     return vocab * width * layers if vocab <= LIMITS["vocab"] and width <= LIMITS["hidden"] else 0
 
 
@@ -314,8 +353,10 @@ def _tower(config: Any) -> int:
     """
     if not isinstance(config, dict):
         return 0
-    layers, width = (_number(config, (*first, *KEYS[key])) or 0 for first, key in _TOWER)
-    ffn = _number(config, KEYS["ffn"]) or 4 * width
+    layers, width = (number(config, (*first, *KEYS[key])) or 0 for first, key in _TOWER)
+    if not width and not any(key in config for key in IMAGES):
+        width = number(config, ("hidden_dim",)) or 0
+    ffn = number(config, (*KEYS["ffn"], "linear_units")) or 4 * width
     if layers > LIMITS["layers"] or width > LIMITS["hidden"] or ffn > LIMITS["ffn"]:
         return 0
     if any(key in config for key in _CONFORMER):
@@ -326,74 +367,42 @@ def _tower(config: Any) -> int:
 
 def _of_type(text: Mapping[str, Any], model_type: str, ffn: int) -> dict[str, int]:
     """Return the numbers that mean something else in this type of model; `ffn` is the one stated."""
-    if model_type == "recurrent_gemma":  # its two matrices of a feed-forward have this width together
+    if model_type in _HALVED or text.get("activation_type") == "swiglu":  # of OLMo in its authors' form
         return {"ffn": ffn // 2}
+    if model_type.startswith("longcat_flash"):  # each layer is two with attention, one of them without experts
+        layers = number(text, KEYS["layers"]) or 0
+        return {"layers": 2 * layers, "dense_layers": layers, "shared_ffn": ffn}
     if text.get("block_auto_adjust_ff_dim") is True:  # LFM2
-        multiple = _number(text, ("block_multiple_of",)) or 1
+        multiple = number(text, ("block_multiple_of",)) or 1
         return {"ffn": -(-2 * ffn // 3 // multiple) * multiple}
-    return _stateful(text, model_type) if STATEFUL.fullmatch(model_type) else {}
+    return stateful(text, model_type) if STATEFUL.fullmatch(model_type) else {}
 
 
-def _stateful(text: Mapping[str, Any], model_type: str) -> dict[str, int]:
-    """Return the numbers of a model without attention: a few heads with a window that takes as much as its state, and a
-    gated feed-forward with the other parameters of a layer, which has thirteen squares of the width in RWKV.
-    """
-    width = min(_number(text, KEYS["hidden"]) or 0, LIMITS["hidden"])
-    matrices = 13 * width**2 if model_type.startswith("rwkv") else _mamba(text, width)
-    inner = STATEFUL_HEADS * 64
-    ffn = math.ceil((matrices - 4 * inner * width) / (3 * max(width, 1)))
-    return {
-        "heads": STATEFUL_HEADS, "kv": STATEFUL_HEADS, "head": 64, "ffn": min(max(ffn, 1), LIMITS["ffn"]),
-        "window": state_window(width, 2 * inner),
-    }  # fmt: skip
+def _encodes(config: Mapping[str, Any], text: Mapping[str, Any], numbers: Mapping[str, int]) -> bool:
+    """Return whether a model of a type that is not known generates nothing, by the name of its class."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or numbers.get("encoder_layers"):
+        return False
+    named = [name for name in classes if isinstance(name, str)]
+    generating = not named or any(map(_GENERATING.fullmatch, named))
+    if any(map(_ENCODING.fullmatch, named)) or not (generating or numbers.get("vocab")):
+        return True
+    # a decoder without its output has such a name, too
+    older = {"kv", "experts"}.isdisjoint(numbers) and "n_embd" not in text and text.get("is_decoder") is not True
+    plain = _activation(text) in PLAIN and str(text.get("model_type", "")) not in UNGATED | TIED
+    return older and plain and not generating
 
 
-def _mamba(text: Mapping[str, Any], width: int) -> int:
-    """Return the parameters of a layer of Mamba (arXiv 2312.00752) or, with groups of heads, of Mamba-2."""
-
-    def given(*keys: str) -> int:
-        return min(_number(text, keys) or 0, LIMITS["ffn"])
-
-    heads, head = given("mamba_n_heads", "mamba_num_heads"), given("mamba_d_head", "mamba_head_dim")
-    inner = given("mamba_d_ssm") or heads * head or given("mamba_expand", "expand") * width or 2 * width
-    groups, state = given("mamba_n_groups", "n_groups"), given("mamba_d_state", "ssm_state_size", "state_size")
-    return 3 * width * inner + (2 * width * groups * state if groups else inner * (width // 8 + 2 * state))
+def _activation(text: Mapping[str, Any]) -> str:
+    return next((text[key] for key in _ACTIVATION if isinstance(text.get(key), str)), "")
 
 
-def _in_layers(text: Mapping[str, Any], architecture: Architecture, kinds: list[object] | None) -> int:
-    """Return the parameters of layers without attention beyond those of attention, as which they are counted, and of
-    what is beside attention.
-    """
-
-    def given(key: str) -> int:
-        return min(_number(text, (key,)) or 0, LIMITS["hidden"])
-
-    width, model_type = architecture.width, str(text.get("model_type", ""))
-    keys = given("linear_num_key_heads") * given("linear_key_head_dim")
-    values = given("linear_num_value_heads") * given("linear_value_head_dim")
-    mamba = _mamba(text, width)
-    sizes = {
-        "linear_attention": width * (2 * keys + 3 * values) or mamba,
-        "recurrent": architecture.attention + width * given("lru_width"),
-        "conv": 4 * width**2,  # LFM2
-        "mlp": 0,
-        "moe": 0,
-    }
-    if kinds is None:  # in each layer of Falcon-H1 and Hymba beside attention
-        beside = 0 if model_type in ("falcon_h1", "hymba") else architecture.attention
-        states = any(key.startswith(("mamba_", "ssm_")) for key in text)
-        return architecture.layers * max(mamba - beside, 0) if states else 0
-    # the output of Qwen's attention has a gate
-    gate = architecture.heads * architecture.head * width if model_type.startswith(("qwen3_next", "qwen3_5")) else 0
-    attending = [kind for kind in kinds if _attends(kind)]
-    others = [sizes.get(kind, mamba) if isinstance(kind, str) else mamba for kind in kinds if not _attends(kind)]
-    own = sum(others) + len(attending) * (architecture.attention + gate)
-    return max(own - architecture.layers * architecture.attention, 0)
-
-
-def _attends(kind: object) -> bool:
-    """Return whether a layer of this kind has keys and values."""
-    return isinstance(kind, str) and ATTENTION.fullmatch(kind) is not None
+def _plain_ffn(text: Mapping[str, Any], model_type: str) -> bool:
+    """Return whether feed-forwards have two matrices, without a gate."""
+    stated = text.get("feed_forward_proj")  # of T5
+    if model_type in UNGATED or (isinstance(stated, str) and stated):
+        return model_type in UNGATED or str(stated).partition("-")[0] != "gated"
+    return not GATED.fullmatch(model_type) and (_activation(text) in PLAIN or model_type.startswith("siglip"))
 
 
 def _part(config: Any) -> int:
@@ -407,14 +416,6 @@ def _part(config: Any) -> int:
         return of_config(alone, "").architecture.parameters
     except DescribeError:
         return _tower(config)
-
-
-def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    for key in keys:
-        value = text.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
 
 
 def _listed(text: Mapping[str, Any]) -> dict[str, int]:
@@ -433,21 +434,10 @@ def _listed(text: Mapping[str, Any]) -> dict[str, int]:
             found[key] = sum(values) if key == "expert_ffn" and len(values) == 2 else max(values)
     layers = text.get("per_layer_config")
     own = [layer for layer in layers.values() if isinstance(layer, dict)] if isinstance(layers, dict) else []
-    heads = [_number(text, ("global_head_dim",)), *(_number(layer, ("head_dim",)) for layer in own)]
+    heads = [number(text, ("global_head_dim",)), *(number(layer, ("head_dim",)) for layer in own)]
     if any(heads):
-        found["head"] = max(filter(None, (*heads, _number(text, KEYS["head"]))))
+        found["head"] = max(filter(None, (*heads, number(text, KEYS["head"]))))
     return found
-
-
-def _layers_listed(text: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of layers of a configuration that only lists their kinds (Nemotron-H as transformers 5 writes
-    it).
-    """
-    for key in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
-        kinds = text.get(key)
-        if isinstance(kinds, (list, str)) and kinds:
-            return {"layers": len(kinds)}
-    return {}
 
 
 def _stretched(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
@@ -459,108 +449,23 @@ def _stretched(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str,
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
     if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)) or not 1 <= factor <= 1024:
         return {}
-    first = _number(scaling, ("original_max_position_embeddings",)) if kind == "yarn" else None
+    first = number(scaling, ("original_max_position_embeddings",)) if kind == "yarn" else None
     return {"context": min(max(context, round((first or context) * factor)), LIMITS["context"])}
 
 
 def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     listed = text.get("num_shared_expert")  # of Hunyuan A13B, for each layer
     shared = max(listed) if isinstance(listed, list) and all(type(one) is int for one in listed) and listed else 0
-    shared = _number(text, SHARED) or shared
-    if not numbers.get("experts") or not shared or numbers.get("shared_ffn"):
+    shared = number(text, SHARED) or shared
+    if not numbers.get("experts"):
         return {}
-    return {"shared_ffn": shared * numbers.get("expert_ffn", numbers.get("ffn", 0))}
-
-
-def _kinds(text: Mapping[str, Any], layers: int) -> list[object] | None:
-    """Return the kind of each layer; None if the configuration does not state kinds."""
-    for key in ("layer_types", "layers_block_type"):
-        if isinstance(text.get(key), list):
-            return list(text[key][:layers])
-    flags = text.get("attn_type_list")  # of MiniMax
-    if isinstance(flags, list):
-        return ["linear_attention" if flag == 0 else "attention" for flag in flags[:layers]]
-    letters, interval = text.get("sliding_window_pattern"), _number(text, ("full_attention_interval",)) or 1
-    if isinstance(letters, str) and letters:  # LLLG of EXAONE 4, repeated
-        usual = {"L": "sliding_attention", "G": "full_attention"}
-        return [usual.get(letters[layer % len(letters)]) for layer in range(layers)]
-    if interval > 1:  # of Qwen3-Next
-        return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
-    blocks = text.get("block_types") or text.get("_block_types")  # of RecurrentGemma, repeated
-    if isinstance(blocks, list) and blocks:
-        return [blocks[layer % len(blocks)] for layer in range(layers)]
-    pattern, attending = text.get("hybrid_override_pattern"), text.get("attn_layer_indices")  # Nemotron-H, Bamba
-    if isinstance(pattern, str):
-        return [_LETTERS.get(letter) for letter in pattern[:layers]]
-    period, offset = _number(text, ("attn_layer_period",)) or 1, _number(text, ("attn_layer_offset",))  # of Jamba
-    if period > 1:
-        attending = range(offset or 0, layers, period)
-    if not isinstance(attending, (list, range)):
-        return None
-    return ["attention" if layer in attending[:layers] else "mamba" for layer in range(layers)]
-
-
-def _feed_forwards(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[object]) -> dict[str, int]:
-    """Return the layers without experts and their mean feed-forward, where not all layers have the same."""
-    layers, ffn, dense = numbers.get("layers", 0), numbers.get("ffn", 0), numbers.get("layers", 0)
-    found: dict[str, int] = {}
-    if numbers.get("experts"):
-        step = _number(text, ("expert_layer_period", "interleave_moe_layer_step")) or 1
-        dense -= kinds.count("moe") or layers // step
-        found |= {"dense_layers": dense} if dense else {}
-        wider = _number(text, ("intermediate_size_mlp",))  # of Llama 4, whose experts have the other size
-        found |= {"ffn": wider, "expert_ffn": ffn, "shared_ffn": ffn} if wider else {}
-    if dense and any(kind in kinds for kind in ("mlp", "moe", "hybrid")):
-        found["ffn"] = max(ffn * (kinds.count("mlp") + kinds.count("hybrid")) // dense, 1)
-    return found
-
-
-def _windows(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[object] | None) -> dict[str, int]:
-    """Return the window if some layers see all tokens (otherwise engines may not use it), or what the state of layers
-    without attention takes, as a window.
-    """
-    layers = numbers.get("layers", 0)
-    window, pattern = _number(text, ("sliding_window",)), _number(text, ("sliding_window_pattern",))
-    narrow = _number(text, ("attention_window_size",))  # of all layers with attention in RecurrentGemma
-    if narrow:
-        return {"window": narrow}
-    if kinds is None:
-        return {"window": window, "wide_layers": layers // pattern} if window and pattern and pattern > 1 else {}
-    if window and "sliding_attention" in kinds:
-        return {"window": window, "wide_layers": sum(kind != "sliding_attention" for kind in kinds)}
-    attending = sum(map(_attends, kinds))
-    heads = numbers.get("kv") or numbers.get("heads")
-    if attending == len(kinds) or not heads or not numbers.get("hidden"):
-        return {}
-    head = numbers.get("head") or numbers["hidden"] // max(numbers.get("heads", 1), 1)
-    window = state_window(numbers["hidden"], max(2 * heads * head, 1))
-    stateless = kinds.count("mlp") + kinds.count("moe")
-    return {"window": math.ceil(window * (1 - stateless / (len(kinds) - attending))), "wide_layers": attending}
+    width, latent = numbers.get("hidden", 0), number(text, _NARROWER) or 0
+    expert = numbers.get("expert_ffn", numbers.get("ffn", 0))
+    # as many parameters as one of the model's width
+    narrowed = {"expert_ffn": math.ceil(expert * latent / width)} if 0 < latent < width <= LIMITS["hidden"] else {}
+    return narrowed if not shared or numbers.get("shared_ffn") else {**narrowed, "shared_ffn": shared * expert}
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     dtype_name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype_name, "")
-
-
-def _quantization(config: Any) -> str:
-    if not isinstance(config, dict):
-        return ""
-    method = str(config.get("quant_method", "")).replace("_", "-")
-    bits = config.get("bits")
-    if method == "bitsandbytes":
-        return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
-    if method == "compressed-tensors":
-        groups = json.dumps(config.get("config_groups", {}))
-        return "w8a8" if '"num_bits": 4' not in groups else "nvfp4" if "nvfp4" in str(config.get("format")) else "w4a16"
-    if method == "modelopt" and "fp4" in str(config.get("quant_algo")).lower():
-        return "modelopt-fp4"
-    if method == "torchao":  # an older release names the kind, a newer one describes it
-        kind = json.dumps(config.get("quant_type")).lower()
-        return "int4" if "int4" in kind else "int8" if "int8" in kind or "float8" in kind else ""
-    if method == "gptq" and bits == 8:
-        return "gptq-int8"
-    # the names of methods mean 4 bits
-    if isinstance(bits, (int, float)) and 1 <= bits <= 8 and (bits != 4 or method not in NAMES):
-        return f"{bits:.3g}bit"
-    return method if method in NAMES else ""

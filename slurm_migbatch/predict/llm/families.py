@@ -47,7 +47,9 @@ def _decoder(
         recurrent=Recurrent(*recurrent) if recurrent else None,
         **{"head": width // max(heads, 1), **more},
     )
-    return replace(decoder, extra=decoder.extra + max(parameters - decoder.parameters, 0)) if parameters else decoder
+    extra = decoder.extra + max(parameters - decoder.parameters, 0) if parameters else decoder.extra
+    # in layers without attention it has matrices of theirs, too
+    return replace(decoder, extra=extra, aside=0 if recurrent else extra)
 
 
 def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more: Any) -> Architecture:
@@ -59,9 +61,12 @@ def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more
     )
 
 
-def _t5(*, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, **more: Any) -> Architecture:
+def _t5(
+    *, layers: int, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, **more: Any
+) -> Architecture:
     """Return a T5; `first`: version 1.0, whose feed-forward is not gated and whose output shares the embedding."""
     return Architecture(
+        layers,
         heads=heads,
         kv_heads=heads,
         head=head,
@@ -69,11 +74,10 @@ def _t5(*, heads: int, head: int = 64, first: bool = False, vocab: int = 32128, 
         context=512,
         gated=not first,
         tied=first,
-        encoder_layers=more["layers"],
         extra=2 * 32 * heads,
         kind="both",
         scores=True,
-        **more,
+        **{"encoder_layers": layers, **more},
     )
 
 

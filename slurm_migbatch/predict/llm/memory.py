@@ -160,19 +160,25 @@ def _training(workload: Workload, training: Training) -> Need:
         activations = training.micro_batch * (workload.item_mib if training.checkpointing else workload.kept_mib)
     else:
         activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
-    return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)
+    runtime = TRAINER_MIB + cast_mib(architecture, kept, training.method)
+    return Need(base, 0.0, states, activations * workload.beside, runtime * workload.beside, training.share)
+
+
+def cast_mib(architecture: Architecture, kept: Precision, method: str) -> float:
+    """Return the MiB that adapters on weights of bitsandbytes add because peft keeps what is not quantised, mostly the
+    embedding and the output, in 32 bits (`prepare_model_for_kbit_training`). Not all trainers do: it is no weight that
+    measurements cannot correct.
+    """
+    if method == "full" or architecture.kind == "plain" or not precision.is_cast(kept):
+        return 0.0
+    return architecture.embedding * (32.0 - kept.embedding_bits) / 8 / MIB
 
 
 def lora_parameters(architecture: Architecture, rank: int) -> int:
     """Return the parameters of adapters of a rank on all matrices that every token passes (arXiv 2106.09685)."""
     if architecture.kind == "plain":
         return architecture.extra // 100 * rank // USUAL_RANK
-    width, inner = architecture.width, architecture.heads * architecture.head
-    keys = architecture.kv_heads * architecture.head
-    attention = (width + inner) + 2 * (width + keys) + (inner + width)
-    matrices = 3 if architecture.gated else 2
-    dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
-    return rank * ((architecture.groups or architecture.layers) + architecture.encoder_layers) * (attention + dense)
+    return architecture.adapters(rank)
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from slurm_migbatch.predict.llm.describe import LIMITS, Described, DescribeError, build, of_config
+from slurm_migbatch.predict.llm.configuration import LIMITS
+from slurm_migbatch.predict.llm.describe import Described, DescribeError, of_config, of_size
 from slurm_migbatch.predict.llm.memory import MIB, weights_mib
-from slurm_migbatch.predict.llm.precision import Precision, plain, quantised
+from slurm_migbatch.predict.llm.precision import Precision, known, plain, quantised
 from slurm_migbatch.predict.llm.weightfiles import held
 
 MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
+MODELOPT: Final = "hf_quant_config.json"
+"""The file in which ModelOpt states its quantisation, besides or instead of the configuration."""
 FILES: Final = "weight files"
 ROUNDING: Final = 0.001
 """What the files may hold beyond the weights (headers), as a share."""
+NARROWER: Final = 0.1
+"""What weights may have beyond the size of their complete files, as a share, before another quantisation is assumed."""
+BY_BITS: Final = ("int8", "6bit", "4bit", "3bit", "2bit")
+"""Quantisations that are assumed by size, the widest first."""
 
 
 def describe(path: Path) -> Described:
@@ -30,7 +36,28 @@ def describe(path: Path) -> Described:
     Raises:
         DescribeError: there is none, or it does not describe a language model.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = _configuration(path) if path.is_dir() else path
+    config = _read(file)
+    if "quantization_config" not in config:
+        config["quantization_config"] = _of_modelopt(file.parent / MODELOPT)
+    described = of_config(config, _name(file.resolve().parent.name))
+    found = _with_files(described, file.parent)
+    if found.dtype or found.quantization or found.architecture.kind == "decoder":
+        return found
+    return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
+
+
+def _of_modelopt(file: Path) -> dict[str, Any] | None:
+    """Return the quantisation that ModelOpt states; None if it states none that can be read."""
+    try:
+        found = _read(file).get("quantization")
+    except DescribeError:
+        return None
+    return {"quant_method": "modelopt", **found} if isinstance(found, dict) else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the contents of a configuration; raises DescribeError."""
     try:
         with file.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
@@ -44,8 +71,15 @@ def describe(path: Path) -> Described:
         raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
     if not isinstance(config, dict):
         raise DescribeError(f"{file} is not a configuration: give a model's config.json")
-    described = of_config(config, _name(file.resolve().parent.name))
-    return _with_files(described, file.parent)
+    return config
+
+
+def _configuration(folder: Path) -> Path:
+    """Return the configuration in a directory, that of Mistral's own form if it has no other; raises DescribeError."""
+    if (folder / "model_index.json").is_file():
+        raise DescribeError(f"{folder} is a pipeline of several models: use its public name, or add mem=")
+    usual, own = folder / "config.json", folder / "params.json"
+    return own if own.is_file() and not usual.exists() else usual
 
 
 def _with_files(found: Described, folder: Path) -> Described:
@@ -57,8 +91,10 @@ def _with_files(found: Described, folder: Path) -> Described:
         return found
     computed = found.architecture
     if files.parameters and not found.quantization:
-        numbers = _of_size(found.numbers, min(files.parameters, LIMITS["params"]))
+        numbers = of_size(found.numbers, min(files.parameters, LIMITS["params"]))
         return replace(found, numbers=numbers, dtype=found.dtype or files.dtype, counted=FILES)
+    if files.complete:
+        found = _narrowed(found, files.size)
     kept = _kept(found)
     if kept is None:
         return found
@@ -70,26 +106,22 @@ def _with_files(found: Described, folder: Path) -> Described:
     return replace(found, numbers={**found.numbers, "params": min(more, LIMITS["params"])}, counted=counted)
 
 
+def _narrowed(found: Described, size: int) -> Described:
+    """Return the description with a narrower quantisation if complete files are too small for the stated one: some
+    checkpoints do not state theirs, others mix several. What is wider counts as further parameters.
+    """
+    kept = _kept(found) or plain("auto")
+    if weights_mib(found.architecture, kept) * MIB <= size * (1 + NARROWER):
+        return found
+    held = [name for name in BY_BITS if weights_mib(found.architecture, known(name)) * MIB <= size * (1 + NARROWER)]
+    return replace(found, quantization=(held or BY_BITS[-1:])[0])
+
+
 def _kept(found: Described) -> Precision | None:
     """Return the precision of the weights in the files; None if it is not known."""
     if found.quantization:
         return quantised(found.quantization)
     return plain(found.dtype) if found.dtype else None
-
-
-def _of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:
-    """Return the numbers of an architecture with exactly this many parameters. If it would have more, its
-    feed-forwards are narrower than stated: not all layers have one, or it has two matrices instead of three.
-    """
-    described = {key: value for key, value in numbers.items() if key != "params"}
-    excess = build(described).parameters - parameters
-    key = "expert_ffn" if described.get("experts") else "ffn"
-    width = described.get(key) or described.get("ffn") or 4 * described["hidden"]
-    if excess > 0 and width > 1:
-        each = (excess + parameters - build({**described, key: 1}).parameters) / (width - 1)
-        described[key] = max(width - math.ceil(excess / each), 1)
-    beyond = parameters - build(described).parameters
-    return {**described, "params": parameters} if beyond > 0 else described
 
 
 def _name(text: str) -> str:

@@ -66,6 +66,8 @@ _LOADED_WIDE: Final = re.compile(r"(?:mx|nv)?fp[48].*|modelopt.*|(?:fbgemm|ptpc|
 """Quantisations that trainers undo when they load weights, as they do with GGUF: adapters of LoRA are trained on those
 of bitsandbytes, GPTQ, AWQ and the like (peft's guide on quantisation; OpenAI's on gpt-oss).
 """
+_CAST: Final = frozenset({"qlora", "nf4", "fp4", "bitsandbytes", "bnb", "bnb-4bit", "bnb-8bit", "llm-int8"})
+"""Quantisations of bitsandbytes."""
 OF_EXPERTS: Final = "mxfp4"
 """Where a model has routed experts, only these have this precision and the rest is at 16 bits (gpt-oss)."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
@@ -102,6 +104,11 @@ def plain(dtype: str) -> Precision:
 def tuned(kept: Precision) -> Precision:
     """Return the precision in which a trainer of adapters loads weights of this one."""
     return plain("bf16") if kept.name in GGUF or _LOADED_WIDE.fullmatch(kept.name) else kept
+
+
+def is_cast(kept: Precision) -> bool:
+    """Return whether trainers of adapters keep what weights of this precision leave out in 32 bits."""
+    return kept.name in _CAST
 
 
 def known(name: str) -> Precision:

@@ -84,7 +84,10 @@ TRAINING: Final = TrainingEfficiencies()
 """From the same measurements as EAGER; the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and later
 reports give for large models is 0.35 to 0.55.
 """
-EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
+EIGHT_BITS: Final = frozenset([
+    "fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant", "fp8-e4m3", "fp8-e5m2",
+    "fp8-block", "ptpc-fp8", "modelopt-fp8", "w8a8-int8", "blockwise-int8", "int8-sq",
+])  # fmt: skip
 """Quantisations whose products are computed in 8 bits."""
 SLICE_DOUBT: Final = 0.15
 """Standard deviation of logarithms of a slice's performance relative to its shares. There are no published measurements
@@ -228,8 +231,8 @@ def prefill_s(
 ) -> float:
     """Return the seconds of one pass over `prompts` prompts of this many tokens each, without other sequences."""
     floor = weights_mib(architecture, kept) * MIB / (machine.bytes_s * eff.bandwidth)
-    device = max(prompts * architecture.operations(tokens) / _rate(kept, machine, eff), floor)
-    return _with_launches(device, architecture, eff)
+    device = max(prompts * architecture.operations_of_prompt(tokens) / _rate(kept, machine, eff), floor)
+    return _with_launches(device, architecture.encoder_layers or architecture.layers, eff)
 
 
 def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
@@ -237,8 +240,8 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
     architecture, kept, serving = workload.architecture, workload.precision, workload.served
     read = weights_read_mib(architecture, kept, sequences) * MIB
     read += sequences * workload.cache_values(round(tokens)) * serving.cache_bits / 8
-    compute = sequences * architecture.operations(1, tokens) / _rate(kept, machine, eff)
-    return _with_launches(max(read / (machine.bytes_s * eff.bandwidth), compute), architecture, eff)
+    compute = sequences * architecture.operations_of_token(tokens) / _rate(kept, machine, eff)
+    return _with_launches(max(read / (machine.bytes_s * eff.bandwidth), compute), architecture.layers, eff)
 
 
 def _rate(kept: Precision, machine: Machine, eff: Efficiencies) -> float:
@@ -254,8 +257,11 @@ def _wide(kept: Precision, eff: Efficiencies | TrainingEfficiencies) -> float:
 
 
 def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
-    """Return the MiB of weights that one step reads: of routed experts, the mean over those that any sequence uses."""
+    """Return the MiB of weights that one step reads: of routed experts, the mean over those that any sequence uses; no
+    encoder, nor what is beside the decoder.
+    """
     read = weights_mib(architecture, kept)
+    read -= (architecture.encoder * kept.bits + architecture.aside * kept.embedding_bits) / 8 / MIB
     lookup = architecture.vocab * architecture.width * kept.embedding_bits / 8 / MIB
     if not architecture.tied and not architecture.headless:
         read -= lookup  # the embedding is only indexed, the output is read
@@ -266,8 +272,8 @@ def weights_read_mib(architecture: Architecture, kept: Precision, sequences: flo
     return read - architecture.routed * kept.bits / 8 / MIB * unused
 
 
-def _with_launches(device_s: float, architecture: Architecture, eff: Efficiencies) -> float:
-    launches_s = (architecture.layers + architecture.encoder_layers) * eff.layer_us * 1e-6
+def _with_launches(device_s: float, layers: int, eff: Efficiencies) -> float:
+    launches_s = layers * eff.layer_us * 1e-6
     # a smooth maximum: launches run ahead of the GPU, but not from the first to the last
     return math.hypot(device_s, launches_s) if eff.eager else device_s + launches_s
 

@@ -23,6 +23,7 @@ PLAIN: Final[Mapping[str, str]] = {"F64": "fp32", "F32": "fp32", "F16": "fp16", 
 """Data types of unquantised weights."""
 BESIDE: Final = frozenset({"I64", "BOOL"})
 """Data types of what is no weight: positions, masks."""
+_OTHER: Final = "other"
 MOST_SIDES: Final = 8
 LONGEST_SIDE: Final = 1 << 40
 """Limits of a tensor's shape."""
@@ -32,11 +33,12 @@ _SHARD: Final = re.compile(r".*-[0-9]+-of-([0-9]+)\.safetensors")
 @dataclass(frozen=True)
 class Held:
     """What weight files hold: their size in bytes, and the numbers of their parameters by data type; none if they are
-    quantised, incomplete or in another form.
+    quantised, incomplete or in another form. `complete`: all are there, by their headers.
     """
 
     size: int
     counts: Mapping[str, int]
+    complete: bool = False
 
     @property
     def parameters(self) -> int:
@@ -57,13 +59,15 @@ def held(folder: Path) -> Held | None:
     size = sum(file.stat().st_size for file in files)
     shards = {int(match[1]) for file in files if (match := _SHARD.fullmatch(file.name))}
     complete = shards == {len(files)} or (not shards and len(files) == 1)
+    if not complete or len(files) > MOST_FILES:
+        return Held(size, {})
     counts: Counter[str] = Counter()
-    for file in files if complete and len(files) <= MOST_FILES else ():
+    for file in files:
         found = _counted(file)
         if found is None:
             return Held(size, {})
         counts.update(found)
-    return Held(size, dict(counts))
+    return Held(size, {} if counts[_OTHER] else dict(counts), complete=True)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -76,7 +80,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _counted(file: Path) -> dict[str, int] | None:
-    """Return the numbers of parameters in a complete file by data type; None if some are quantised, or the file is not
+    """Return the numbers of values in a complete file by data type, _OTHER for quantised ones; None if the file is not
     complete or has no header.
     """
     counts: Counter[str] = Counter()
@@ -87,7 +91,7 @@ def _counted(file: Path) -> dict[str, int] | None:
             header = json.loads(stream.read(length)) if 2 <= length <= MOST_HEADER else None
         for dtype, shape, last in _tensors(header):
             if dtype not in BESIDE:
-                counts[PLAIN[dtype]] += math.prod(shape)
+                counts[PLAIN.get(str(dtype), _OTHER)] += math.prod(shape)
             end = max(end, last)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
