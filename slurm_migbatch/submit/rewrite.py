@@ -8,7 +8,7 @@ service; a property test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from slurm_migbatch.submit.gres_request import (
     read,
     takes_one_node,
     whole_gpu,
+    wider,
 )
 from slurm_migbatch.submit.nodes import NodeChoice
 from slurm_migbatch.submit.notes import (
@@ -263,16 +264,42 @@ class _Job:
         limits = limits_of(hints, partition)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
+        notes = self._ignored(unread, asking)
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+            if spread := self._spread(request, asking, slices, choice, managed):
+                request = spread
+                answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+                number = str(request.min_nodes)
+                answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
+                notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
             nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
-        notes = self._ignored(unread, asking)
         if others := [name for name in names if name not in managed]:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
             notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
         return self._among(answer, choice, notes)
+
+    def _spread(
+        self,
+        request: JobRequest,
+        asking: GresRequest,
+        slices: Mapping[str, int],
+        choice: NodeChoice,
+        managed: Collection[str],
+    ) -> JobRequest | None:
+        """Return the request for the fewest nodes that can hold the `slices` in equal shares; None if one node can, or
+        the request does not leave the number open.
+        """
+        numbers = tuple(wider(asking, request, sum(slices.values())))
+        if not numbers or nodes.able_to_hold(slices, choice, self.catalog, managed) != 0:
+            return None
+        for number in numbers:
+            share = {kind: count // number for kind, count in slices.items()}
+            if (nodes.able_to_hold(share, choice, self.catalog, managed) or 0) >= number:
+                return replace(request, min_nodes=number, max_nodes=number)
+        return None
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
         """Return notes on text that is not read as hints, if the profile is left to migbatch."""

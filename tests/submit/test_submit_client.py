@@ -28,11 +28,13 @@ if arg[2] == "removed" then os.remove(arg[1]) end
 local compiler = loadstring and "loadstring" or "load" -- the first in Lua 5.1
 local real, compiled = _G[compiler], "compiled nothing"
 _G[compiler] = function(...) compiled = "compiled more" return real(...) end
-local options = {}
+local options, given = {}, {}
 for place = 3, #arg do
-  local name, value = arg[place]:match("^(.-)=(.*)$")
+  local default, name, value = arg[place]:match("^(~?)(.-)=(.*)$")
   options[name] = value
+  if default == "" then given[#given + 1] = ('"%s":"%s"'):format(name, value) end
 end
+function slurm.json_cli_options() return "{" .. table.concat(given, ",") .. "}" end
 print(slurm_cli_pre_submit(options, 0))
 print(options.gres)
 print(compiled)
@@ -57,9 +59,12 @@ def ask(
     export: bool = False,
     granted: bool = False,
 ) -> list[str]:
-    """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if
-    it is `granted` what salloc states of it."""
+    """Return the result of a request by `options`, with ~ before those that Slurm shows though they are not given.
+
+    That is the code, its GRES, whether more than the head was compiled, the messages, its TRES per task; `within` a job
+    also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if it is `granted` what salloc
+    states of it.
+    """
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -150,6 +155,21 @@ def test_slices_of_all_tasks_are_requested_of_one_node(tmp_path: Path, asked: st
     """srun requests them per node from slurmctld, which would take any number of nodes."""
     answer = ask(tmp_path, "type=srun", asked, "nodes=1-0", "ntasks=4", nodes=True)
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "gres"),
+    [
+        (("~ntasks=1", "ntasks-per-node=2", "nodes=2-2", "gpus-per-task=1"), "mig:7g.80gb:2"),
+        (("ntasks=1", "ntasks-per-node=2", "nodes=1-1", "gpus-per-task=1"), "mig:7g.80gb:1"),
+        (("~ntasks=1", "nodes=2-2", "gpus-per-task=1"), "mig:7g.80gb:1"),
+        (("~ntasks=1", "gpus-per-task=1"), "mig:7g.80gb:1"),
+    ],
+)
+def test_tasks_that_the_nodes_decide_get_their_slices(tmp_path: Path, options: tuple[str, ...], gres: str) -> None:
+    """Slurm shows one task where --ntasks is not given (marked by ~ here)."""
+    code, granted, _, messages, _ = ask(tmp_path, "type=salloc", *options)
+    assert (code, granted) == ("0", gres), messages
 
 
 @pytest.mark.parametrize("option", ["gpus", "gpus-per-node", "gpus-per-task"])
