@@ -407,6 +407,21 @@ def test_offer_is_soon_made_on_another_node_if_other_jobs_have_the_cpus(elsewher
         assert row.pending and not world.loop.memory.supply.avoided, "it starts where CPUs become free first"
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_offer_to_an_exclusive_job_is_soon_made_on_a_node_without_jobs(idle: bool) -> None:
+    """Slurm does not start it beside others, however many CPUs they leave."""
+    world = World(nodes=8, gpus=1, settings=SupplySettings(stuck_s=600))
+    for machine in world.slurm.machines.values():
+        machine.cpus_used, machine.version = 1, machine.version + 1
+    if idle:
+        world.slurm.machines["n7"].cpus_used = 0
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1", exclusive=True)
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(30)
+    assert f"its slices are offered on {'n7' if idle else 'n1'};" in world.loop.why(job)
+
+
 @pytest.mark.parametrize(
     "asks",
     [

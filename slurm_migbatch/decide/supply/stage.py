@@ -265,7 +265,7 @@ def _kind(row: JobRow) -> tuple[object, ...]:
     """Return what equal jobs have in common, the user first."""
     return (
         *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
-        *(row.memory_per_node, row.memory_per_cpu),
+        *(row.memory_per_node, row.memory_per_cpu, row.exclusive),
         *(row.features, row.requested_nodes, row.reservation, row.time_limit_s, row.time_min_s),
     )
 
