@@ -202,6 +202,9 @@ def test_exclusive_jobs_are_those_that_share_nothing() -> None:
     shared = [["none"], [], ["oversubscribe"], ["user"], ["mcs"], ["topo"]]
     rows = restrows.jobs({"jobs": [{**JOB, "shared": flags} for flags in shared]}, 9.0, reserved=False)
     assert [row.exclusive for row in rows] == [True, False, False, False, False, False]
+    without = {name: value for name, value in JOB.items() if name != "shared"}
+    (row,) = restrows.jobs({"jobs": [without]}, 9.0, reserved=False)
+    assert not (row.exclusive or row.unread), "a release may not state it"
 
 
 def test_the_least_time_of_pending_jobs_is_read_while_a_reservation_is_coming() -> None:
