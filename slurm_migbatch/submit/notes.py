@@ -47,6 +47,9 @@ MESSAGES: Final = {
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
     "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
     "ReservationName=... Nodes=...",
+    "catalog": "if Slurm refuses it (Requested node configuration is not available), fewer than %s nodes offer these "
+    "slices at this moment: submit it again later or with fewer nodes; the administrator can prevent that by more "
+    "catalog nodes ([cluster] catalog_nodes)",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",

@@ -319,6 +319,9 @@ class _Job:
         if new and self.request.uncatalogued:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
         changes = {**answer.changes, **choice.changes} if new else answer.changes
+        wanted = int(changes.get("min_nodes", self.request.min_nodes or 1))
+        if new and 0 < self.catalog.catalog_nodes < wanted:
+            notes.append(MESSAGES["catalog"] % wanted)
         message = "; ".join([answer.message, *notes]) if answer.message else message_of(notes)
         return replace(answer, changes=changes, message=message)
 

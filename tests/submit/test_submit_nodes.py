@@ -52,6 +52,7 @@ CATALOG = SiteCatalog(
     },
     {node.name: node for node in NODES},
     "migcatalog",
+    4,
 )
 
 
@@ -304,6 +305,22 @@ def test_slices_in_total_that_no_node_can_hold_are_spread_over_several(
     assert stated == ([None, None] if nodes == 1 else [str(nodes)] * 2)
     said = f"they are on {nodes} nodes, {share.rpartition(':')[2]} on each, because no node has all of them"
     assert (said in answer.message) == (nodes > 1) and "all of them on one node" not in answer.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "min_nodes": 5, "max_nodes": 5}, True),
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "min_nodes": 4, "max_nodes": 5}, False),
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "req_nodes": "r[1-2]n[08-09],r2n9"}, True),
+        ({"tres_per_job": "gres/gpu:5"}, True),
+        ({"tres_per_node": "gres/mig:1g.10gb:1"}, False),
+    ],
+)
+def test_user_of_more_nodes_than_catalog_nodes_is_told_why_slurm_may_refuse_the_job(ask, fields, told: bool) -> None:
+    answer = ask(partition="racks", **fields)
+    said = "fewer than 5 nodes offer these slices at this moment: submit it again later"
+    assert isinstance(answer, Accept) and (said in answer.message) == told
 
 
 def test_node_list_of_a_pending_job_cannot_be_changed(ask) -> None:
