@@ -142,6 +142,15 @@ def test_options_that_apply_to_whole_gpus_are_refused(tmp_path: Path, option: st
     assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in messages
 
 
+@pytest.mark.parametrize(("quiet", "told"), [("0", True), ("1", False), ("2", False)])
+def test_messages_are_left_out_with_quiet(tmp_path: Path, quiet: str, told: bool) -> None:
+    """As slurmctld's, which Slurm's clients leave out; the second is shown with --verbose only."""
+    code, gres, _, messages, _ = ask(tmp_path, "type=salloc", "gpus=1", f"quiet={quiet}")
+    assert (code, gres, messages.count("7g.80gb for gpu:1")) == ("0", "mig:7g.80gb:1", 1 + told)
+    code, _, _, messages, _ = ask(tmp_path, "type=salloc", "gpus=1000", f"quiet={quiet}")
+    assert code == "-1" and "invalid number of slices" in messages
+
+
 def test_gpus_per_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
