@@ -52,6 +52,8 @@ def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str
         if tasks_each * slices * (nodes or 0) != (request.num_tasks or 1):
             raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
         changes["ntasks_per_tres"] = str(UNSET)
+        if nodes and nodes > 1 and not request.ntasks_per_node:  # Slurm would put most of them on the first node
+            changes["ntasks_per_node"] = str(tasks_each * slices)
     if cpus := number_per_gpu(request.cpus_per_tres):
         nodes, tasks = nodes_and_tasks(asking, request)
         per_task = -(-cpus * slices // tasks) if nodes and tasks else 0

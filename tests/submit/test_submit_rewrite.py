@@ -473,6 +473,8 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
     if accepted:
         assert isinstance(answer, Accept), answer
         assert answer.changes["ntasks_per_tres"] == "65534", "not given; Slurm would look for the GPU"
+        several = fields.get("min_nodes") == 2
+        assert answer.changes.get("ntasks_per_node") == ("2" if several else None), "not 3 of 4 on the first node"
     else:
         assert answer.code == "per_gpu"
 
