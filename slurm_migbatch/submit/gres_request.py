@@ -28,6 +28,7 @@ _NAME = re.compile(r"[^:=]*")
 _MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
 _TYPE_FORM = re.compile(r"[A-Za-z0-9_.+-]+")
 _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
+_NODE = re.compile(r"[A-Za-z0-9_.-]+")
 _PER_GPU = re.compile(r"gres[:/]gpu[:=]([1-9][0-9]{0,6})")
 
 
@@ -252,6 +253,11 @@ def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | Non
     return nodes_of_tasks(asking, request) or nodes_of(request), _tasks_per_node(request)
 
 
+def names_several(request: JobRequest) -> bool:
+    """Return whether the request may name several nodes, all of which the job would get."""
+    return bool(request.req_nodes) and _NODE.fullmatch(request.req_nodes or "") is None
+
+
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
@@ -264,7 +270,7 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
         or len(asking.parts) != 1
         or nodes_of(request) is not None
         or (request.min_nodes or 1) != 1
-        or request.req_nodes
+        or names_several(request)
         or request.now is not None
     ):
         return False

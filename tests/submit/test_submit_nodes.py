@@ -373,6 +373,25 @@ def test_service_and_shim_agree_on_submissions(shim: Shim, chooser: Chooser, ask
     both(asked, shim, chooser)
 
 
+@pytest.mark.parametrize(
+    ("fields", "granted"),
+    [
+        ({"tres_per_job": "gres/gpu:2", "num_tasks": 2}, "7g.80gb:2"),
+        ({"tres_per_job": "gres/gpu:1", "num_tasks": 4}, "7g.80gb:1"),
+        ({"tres_per_task": "gres/mig:1g.10gb:1", "num_tasks": 3}, "1g.10gb:3"),
+        ({"tres_per_node": "gres/gpu:2", "num_tasks": 2, "ntasks_per_tres": 1, "batch": 1}, "7g.80gb:2"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4}, None),
+    ],
+)
+def test_job_of_several_tasks_that_names_one_node_gets_its_slices_there(ask, fields: dict, granted: str | None) -> None:
+    answer = ask(req_nodes="n3", **fields)
+    if granted is None:
+        assert isinstance(answer, Refuse) and "can ever hold mig:7g.80gb:4" in answer.sentence
+        return
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == f"gres/mig:{granted}"
+    assert (answer.changes["features"], answer.changes["max_nodes"]) == ("mig_node_n3", "1") or "batch" in fields
+
+
 totals = st.builds(
     JobRequest,
     uid=st.just(USER),
@@ -383,6 +402,7 @@ totals = st.builds(
     cpus_per_tres=st.sampled_from([None, None, "gres/gpu:2"]),
     ntasks_per_tres=st.sampled_from([None, None, None, 1, 2]),
     exc_nodes=st.sampled_from([None, None, "n3", "n1"]),
+    req_nodes=st.sampled_from([None, None, "n3", "n2", "n[1-2]", "n1,n3", "r1n08"]),
     num_tasks=st.sampled_from([None, 0, 1, 2, 3, 4, 6, 8, 12]),
     ntasks_per_node=st.sampled_from([None, None, 1, 2, 4]),
     min_nodes=st.sampled_from([None, None, 0, 1, 2]),
