@@ -420,7 +420,8 @@ def test_job_of_several_nodes_that_slurm_has_given_up_is_examined_again_once_its
     assert rows[job].pending, "one of the nodes has another job"
     assert "it waits without a priority until they are offered" in world.loop.why(job)
     assert world.slurm.calls["shorten_requeue_delay"] == 0
-    world.steps(30)
+    notes = [note for report in world.steps(30) for note in report.notes if "given up" in note]
+    assert len(notes) == 1 and f"job {job} (BadConstraints)" in notes[0] and "catalog_nodes" in notes[0]
     rows = {row.job_id: row for row in world.slurm.jobs()}
     assert rows[job].nodes == ("n1", "n2", "n3")
     assert rows[alone].pending and "another reason (BadConstraints)" in world.loop.why(alone)

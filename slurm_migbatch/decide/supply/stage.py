@@ -46,6 +46,7 @@ _RESOURCES_MOST: Final = 64
 """How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
 EXAMINE_S: Final = 30.0
 """Slurm is told at most so often to examine a job again that it has given up."""
+_ENOUGH: Final = "as many catalog nodes ([cluster] catalog_nodes) as it has nodes prevent that"
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
 this.
@@ -118,7 +119,7 @@ class SupplyDecision:
         offers: one for each node of the plan.
         start_now: requeued jobs that need not wait for Slurm's delay, and jobs that Slurm has to examine again.
         moves: orders for training jobs that are moved for larger slices.
-        notes: sentences about nodes that need attention.
+        notes: sentences about nodes and jobs that need attention.
         avoided: nodes on which a job, or an equal one, did not start though its slices were offered there.
     """
 
@@ -178,7 +179,9 @@ def plan_supply(
         memory.moves.begin(plan.moves, queue)
         moves = memory.moves.due(snapshot.now, settings.moves, queue)
     _watch_offers(snapshot, plan, wanted, memory, settings)
-    start_now = (*start_now, *_examine_again(plan, memory, snapshot.now))
+    again = _examine_again(plan, memory, snapshot.now)
+    notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
+    start_now = (*start_now, *again)
     due = plan.given(wanted) if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
