@@ -50,6 +50,7 @@ MESSAGES: Final = {
     "catalog": "if Slurm refuses it (Requested node configuration is not available), fewer than %s nodes offer these "
     "slices at this moment: submit it again later or with fewer nodes; the administrator can prevent that by more "
     "catalog nodes ([cluster] catalog_nodes)",
+    "variable": "%s in the environment is not applied beside %s on the command line",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",

@@ -151,6 +151,23 @@ def test_messages_are_left_out_with_quiet(tmp_path: Path, quiet: str, told: bool
     assert code == "-1" and "invalid number of slices" in messages
 
 
+@pytest.mark.parametrize(("program", "variable"), [("salloc", "SALLOC"), ("srun", "SLURM")])
+def test_variable_counts_less_than_slices_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, variable: str
+) -> None:
+    """Slurm shows both alike; `00` requests nothing."""
+    asked = f"type={program}", "gres=mig:2g.20gb", "gpus=1"
+    assert ask(tmp_path, *asked)[0] == "-1"
+    monkeypatch.setenv(f"{variable}_GPUS", "1")
+    code, gres, _, messages, _, gpus, _ = ask(tmp_path, *asked, nodes=True)
+    assert (code, gres.removesuffix(":1"), gpus) == ("0", "mig:2g.20gb", "00")
+    assert f"{variable}_GPUS in the environment is not applied beside --gres" in messages
+    monkeypatch.delenv(f"{variable}_GPUS")
+    monkeypatch.setenv(f"{variable}_GRES", "mig:2g.20gb")
+    code, gres, *_, gpus, _ = ask(tmp_path, *asked, nodes=True)
+    assert (code, gres, gpus) == ("0", "mig:7g.80gb:1", "00")
+
+
 def test_gpus_per_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")

@@ -142,7 +142,8 @@ while true do
   end
   messages, errors = {}, {}
   local set, environment, rc = {}, { SLURM_TRES_PER_TASK = fields.given_environment }, nil
-  for _, name in ipairs({ "MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED", "SLURM_GPUS" }) do
+  local given = "MIGBATCH_BATCH MIGBATCH_COPIES MIGBATCH_ADVISED SLURM_GPUS SBATCH_GPUS SBATCH_GRES"
+  for name in given:gmatch("%S+") do
     environment[name] = fields["given_" .. name:lower()]
   end
   local uid = tonumber(fields.uid) + 0.0
