@@ -66,6 +66,7 @@ def build(
         },
         {name: node for name in gpus if (node := _node(rows[name], gpus[name], members, listed)).partitions},
         catalog[0].rstrip("0123456789") if catalog else "",
+        len(catalog),
     )
 
 

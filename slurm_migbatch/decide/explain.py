@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import could_run, waits_for_loan
+from slurm_migbatch.decide.capacity.demand import could_run, given_up, waits_for_loan
 from slurm_migbatch.decide.capacity.model import Mode
 from slurm_migbatch.decide.supply.limits import MOST_COMBINATIONS
 from slurm_migbatch.decide.supply.stage import SupplyDecision
@@ -14,6 +14,10 @@ from slurm_migbatch.slurm.times import format_clock
 
 TASK_LIMIT: Final = "JobArrayTaskLimit"
 """Slurm's reason for tasks held by the array's throttle."""
+_GIVEN_UP: Final = (
+    "; too few nodes listed its slices when Slurm examined it (BadConstraints), so it waits without a priority until "
+    "they are offered, unless the site has as many catalog nodes as it needs nodes"
+)
 
 
 def why_not_started(
@@ -55,7 +59,7 @@ def why_not_started(
             f"jobs of the same user before it request {MOST_COMBINATIONS} other combinations of slices; it is planned "
             "when some of them have started"
         )
-    return _by_plan(job, row, decided, now)
+    return _by_plan(job, row, decided, now) + (_GIVEN_UP if given_up(row) else "")
 
 
 def _requeued_too_often(reason: str) -> bool:

@@ -8,7 +8,8 @@ running, whatever the record has.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import JobId, RunFilter, select_runs
 
 COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
+_JOB: Final = re.compile(r"\bjob (\d{1,18})\b")
 #: stands for an array task without a job; Slurm numbers jobs from 1
 _NO_JOB: Final = 0
 
@@ -57,23 +59,26 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the selected loans, and the jobs that wait for one."""
     named = _named(question.jobs)
     config = site.config
-    job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
+    queue = rights.jobs(site.slurm().jobs())
+    job_views = job_views_of(queue, config.lending.partitions)
     with site.record() as store:
         wanted = _ids(store, named, job_views) if named else ()
         rows = store.loans(wanted, active=not question.over)
         dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
-        names = _recorded_names(store, {row["job_id"] for row in rows}.difference(job_views))
+        names = _recorded_names(store, {row["job_id"] for row in rows}.union(*map(_mentioned, rows)))
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
         }
     visible = [loan for row in rows if (loan := Loan.from_row(row)) is not None and may_see(rights, loan, job_views)]
     reasons, remarks = waiting(site) if any(job_view.row.pending for job_view in job_views.values()) else ({}, ())
     dry_run_reasons = {job: why for job, why in dry_run_reasons.items() if _in_full(rights, job_views.get(job))}
-    views = redacted(
-        rights, view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted), job_views, visible
-    )
-    names |= queue_names(job_views)
-    views = [replace(row, jobid=names.get(row.job, str(row.job))) for row in views]
+    names |= {row.job_id: row_name(row) for row in queue}
+
+    def jobid(job: int) -> str:
+        return names.get(job, str(job))
+
+    views = view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted)
+    views = [replace(row, jobid=jobid(row.job)) for row in redacted(rights, views, job_views, visible, jobid)]
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
     cells = [_cells(row, question.time_style) for row in views]
@@ -90,6 +95,11 @@ def _ids(store: Store, named: Sequence[JobId], job_views: Mapping[int, JobView])
     queued = {job for job, job_view in job_views.items() if any(is_named(job_view.row, id) for id in named)}
     plain = {id.job for id in named if id.task is None and id.offset is None}
     return {*recorded, *queued, *plain} or {_NO_JOB}
+
+
+def _mentioned(row: Mapping[str, Any]) -> set[int]:
+    """Return the jobs that the reasons of a recorded loan name."""
+    return {int(found[1]) for name in ("why", "why_ended") for found in _JOB.finditer(row[name] or "")}
 
 
 def _recorded_names(store: Store, jobs: Collection[int]) -> dict[int, str]:
@@ -118,16 +128,25 @@ def _in_full(rights: Rights, job_view: JobView | None) -> bool:
 
 
 def redacted(
-    rights: Rights, views: Sequence[LoanView], job_views: Mapping[int, JobView], loans: Sequence[Loan]
+    rights: Rights,
+    views: Sequence[LoanView],
+    job_views: Mapping[int, JobView],
+    loans: Sequence[Loan],
+    name_of: Callable[[int], str] = str,
 ) -> list[LoanView]:
-    """Return the lines without accounts and jobs of others that the user may not see, and what their hints imply."""
+    """Return the lines without accounts and jobs of others that the user may not see, and what their hints imply.
+
+    `name_of` returns a job as Slurm prints it, given its number.
+    """
     owners = {loan.job_id: (loan.uid, loan.account) for loan in loans}
     owners |= {job: (job_view.row.uid, job_view.row.account) for job, job_view in job_views.items()}
     return [
         replace(
             row,
             account=row.account if rights.account(*owners[row.job]) else "",
-            why=rights.sentence(row.why if rights.in_full(*owners[row.job]) else without_estimates(row.why), owners),
+            why=rights.sentence(
+                row.why if rights.in_full(*owners[row.job]) else without_estimates(row.why), owners, name_of
+            ),
         )
         for row in views
     ]

@@ -101,8 +101,12 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})
         names = job_names(store.read(holders))
+
+        def jobid(job: int) -> str:
+            return names.get(job, str(job))
+
         views = [
-            replace(v, reasons=tuple(rights.sentence(reason, shown) for reason in v.reasons))
+            replace(v, reasons=tuple(rights.sentence(reason, shown, jobid) for reason in v.reasons))
             for v in view(store, rows, leases, shown, names)
             if wanted is None or v.name in wanted
         ]

@@ -15,6 +15,7 @@ from slurm_migbatch.query.nodes import GpuView, NodeView, fault_sentence, free_c
 from slurm_migbatch.query.overview import Overview, expectation, overview, reason
 from slurm_migbatch.query.questions import TopQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.show import row_name
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.page import (
     FAULTY,
@@ -128,7 +129,12 @@ class _Selection:
 
     def sentence(self, text: str | None) -> str:
         """Return a sentence without hidden jobs; nothing if nodes are private, because it may name nodes."""
-        return self.rights.sentence(text or "", self.queue.keys())[:_WORDS] if self.rights.nodes else ""
+        return self.rights.sentence(text or "", self.queue.keys(), self.jobid)[:_WORDS] if self.rights.nodes else ""
+
+    def jobid(self, job: int) -> str:
+        """Return a job as Slurm prints it."""
+        row = self.queue.get(job)
+        return self.seen.names.get(job, str(job)) if row is None else row_name(row)
 
 
 def _names(asked: _Selection, gpus: Iterable[GpuRow], events: Iterable[EventRow]) -> Iterator[NameRow]:

@@ -55,7 +55,9 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
         elastic = replace(elastic, min=None, max=None)
     supply = "nodes are private"
     if rights.nodes:
-        supply = rights.sentence(ask(site, row.job_id).shown(in_full=in_full), {other.job_id for other in queue})
+        rows = {other.job_id: other for other in queue}
+        why = ask(site, row.job_id).shown(in_full=in_full)
+        supply = rights.sentence(why, rows, lambda number: row_name(rows[number]) if number in rows else str(number))
     expected: list[tuple[str, str]] = []
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())

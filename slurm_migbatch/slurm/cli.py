@@ -42,6 +42,7 @@ from slurm_migbatch.slurm.listing import (
     parse_field,
     parse_jobs,
     parse_nodes,
+    sharing_of,
     squeue_command,
 )
 from slurm_migbatch.slurm.order import PARTITIONS_COMMAND, has_capitals, in_order, parse_tiers
@@ -132,8 +133,9 @@ class CliClient:
         only = f"--nodelist={','.join(sorted(nodes))}"
         if len(only) >= _LONGEST_ARGUMENT:
             return on_nodes(self.jobs(), nodes)
-        mark = new_mark()
-        rows, now = parse_jobs(self._run(*squeue_command(mark, ordered=False), only), mark), time.time()
+        mark, sharing = new_mark(), sharing_of(self.version())
+        output = self._run(*squeue_command(mark, ordered=False, sharing=sharing), only)
+        rows, now = parse_jobs(output, mark, sharing), time.time()
         return [row.with_ending_run_count(now) for row in rows]
 
     def _dependencies(self, jobs: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -152,10 +154,11 @@ class CliClient:
         return rows
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
-        mark, ordered = new_mark(), not self._misplaced()
+        mark, ordered, sharing = new_mark(), not self._misplaced(), sharing_of(self.version())
         only = [only_jobs(jobs)] if jobs else []
         read = parse_jobs if jobs else self._reader.read
-        rows, now = read(self._run(*squeue_command(mark, ordered=ordered), *only), mark), time.time()
+        output = self._run(*squeue_command(mark, ordered=ordered, sharing=sharing), *only)
+        rows, now = read(output, mark, sharing), time.time()
         rows = [row.with_ending_run_count(now) for row in rows]
         return self._known(merge_partitions(rows) if ordered else in_order(rows, self._current_tiers(now)))
 

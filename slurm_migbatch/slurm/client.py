@@ -138,6 +138,7 @@ class JobRow:
     memory_per_node: int = 0  # MiB, or `WHOLE`; 0: it requests memory per CPU, or it is unknown
     memory_per_cpu: int = 0  # MiB
     time_min_s: int | None = None  # --time-min; read only while a node will be reserved
+    exclusive: bool = False  # --exclusive, or its partition's: only nodes without other jobs
 
     @property
     def least_time_s(self) -> int | None:
@@ -165,6 +166,8 @@ class JobRow:
 
     def has_resources_on(self, node: NodeRow) -> bool:
         """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
+        if self.exclusive and node.cpus_used:
+            return False
         return (not node.cpus or self.cpus_per_node <= node.cpus_free) and self.memory_on(node) <= node.memory_free
 
     @property

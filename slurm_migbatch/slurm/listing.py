@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from sys import intern
+from typing import Final, NamedTuple
 
 from slurm_migbatch.slurm import dependencies
 from slurm_migbatch.slurm import gres as gres_list
@@ -64,7 +65,22 @@ SQUEUE_FIELDS = (
     "Dependency",
     "MinMemory",
     "tres-alloc",
+    "OverSubscribe",
 )
+
+
+class Sharing(NamedTuple):
+    """The last field of a row, which shows whether a job shares its nodes, and its value for --exclusive.
+
+    Since 26.05 OverSubscribe is NO for most jobs.
+    """
+
+    field: str
+    alone: str
+
+
+_OVERSUBSCRIBE: Final = Sharing(SQUEUE_FIELDS[-1], "NO")
+_EXCLUSIVE: Final = Sharing("Exclusive", "NODE")
 
 _STATE = SQUEUE_FIELDS.index("State")
 #: of the largest number that Slurm has, of 64 bits; root of a node may write others into the name of its system
@@ -86,7 +102,12 @@ def new_mark() -> str:
     return f"\x1f{secrets.token_urlsafe(8)}"
 
 
-def squeue_command(mark: str, *, ordered: bool = True) -> tuple[str, ...]:
+def sharing_of(version: tuple[int, int]) -> Sharing:
+    """Return which field a release of Slurm has."""
+    return _EXCLUSIVE if version >= (26, 5) else _OVERSUBSCRIBE
+
+
+def squeue_command(mark: str, *, ordered: bool = True, sharing: Sharing = _OVERSUBSCRIBE) -> tuple[str, ...]:
     """Return the squeue command whose output `parse_jobs` reads; `mark` must not be guessable.
 
     Jobs come in the order in which Slurm considers them: priority, then submit time, then id
@@ -97,7 +118,7 @@ def squeue_command(mark: str, *, ordered: bool = True) -> tuple[str, ...]:
     those with a flag that is not named, such as EXPEDITING since 25.11, and refuses names that its release lacks.
     """
     order = ("--priority", "--sort=-p,V,i") if ordered else ()
-    return ("squeue", "--noheader", "--all", *order, _columns(SQUEUE_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", *order, _columns((*SQUEUE_FIELDS[:-1], sharing.field), mark))
 
 
 def field_command(mark: str, field: str, *options: str, width: int = 0) -> tuple[str, ...]:
@@ -126,9 +147,9 @@ def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDT
     return "--Format=" + ",".join(f"{name}:{widths.get(name, 0)}{mark}" for name in fields)
 
 
-def parse_jobs(output: str, mark: str) -> list[JobRow]:
+def parse_jobs(output: str, mark: str, sharing: Sharing = _OVERSUBSCRIBE) -> list[JobRow]:
     """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
-    return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
+    return [_job_or_unread(values, sharing.alone) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
 
 def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
@@ -137,7 +158,7 @@ def parse_ended(output: str, mark: str) -> list[tuple[JobRow, str]]:
     Raises SlurmError.
     """
     records = _records(output, mark, len(SQUEUE_FIELDS) + 1)
-    return [(_job_or_unread(values[:-1]), values[-1]) for values in records if values[_STATE] in ENDED]
+    return [(_job_or_unread(values[:-1], ""), values[-1]) for values in records if values[_STATE] in ENDED]
 
 
 class JobReader:
@@ -152,7 +173,7 @@ class JobReader:
         self._joint = new_mark()
         self._rows: dict[bytes, JobRow] = {}
 
-    def read(self, output: str, mark: str) -> list[JobRow]:
+    def read(self, output: str, mark: str, sharing: Sharing = _OVERSUBSCRIBE) -> list[JobRow]:
         """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
         before, current, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
@@ -160,7 +181,7 @@ class JobReader:
             digest = sha256(text).digest()
             row = before.get(digest)
             if row is None:
-                row = _job_or_unread(values)
+                row = _job_or_unread(values, sharing.alone)
             current[digest] = row
             rows.append(row)
         self._rows = current
@@ -193,20 +214,23 @@ def _id(text: str) -> int:
     return int(digits)
 
 
-def _job_or_unread(values: Sequence[str]) -> JobRow:
+def _job_or_unread(values: Sequence[str], alone: str) -> JobRow:
     job_id = _id(values[0])
     try:
-        return _job(job_id, values)
+        return _job(job_id, values, alone)
     except (ValueError, NodeListError, TimeFormError) as error:
         return JobRow(job_id, state=UNREAD, reason=str(error))
 
 
-def _job(job_id: int, values: Sequence[str]) -> JobRow:
-    """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned."""
+def _job(job_id: int, values: Sequence[str], alone: str) -> JobRow:
+    """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned.
+
+    `alone`: see `Sharing`.
+    """
     (
         _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,
         eligible, start, end, limit, nodes, num_nodes, requested, gres, features, cpus, name, comment, gid, qos,
-        wckey, dependency, memory, tres,
+        wckey, dependency, memory, tres, shares,
     ) = values  # fmt: skip
     state, account = intern(checked_state(state)), _shared(account)
     array_task = _text(task)
@@ -249,6 +273,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         memory_per_node,
         memory_per_cpu,
         None,  # time_min_s; see `reservations.with_least_times`
+        shares == alone,
     )
 
 

@@ -52,6 +52,7 @@ JOB = (
     "memory_per_node",
     "memory_per_cpu",
     "memory_per_gpu",
+    "resource_sharing",
 )
 
 #: attributes with lists by kind that a user may make long, and how many elements of each list are sent

@@ -124,6 +124,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
         after=jobs_waited_for(job["dependency"]),
         memory_per_node=_memory_per_node(job.get("memory_per_node", 0)),
         memory_per_cpu=_number(job.get("memory_per_cpu", 0)),
+        exclusive="shared" in job and "none" in _texts(job, "shared"),
     )
 
 

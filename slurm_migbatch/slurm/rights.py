@@ -10,7 +10,7 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from slurm_migbatch.slurm.client import JobRow
 
@@ -69,14 +69,19 @@ class Rights(Value):
         """Return the jobs that the user may see."""
         return [row for row in rows if self.job(row.uid, row.account)]
 
-    def sentence(self, text: str, shown: Collection[int]) -> str:
-        """Return a sentence without jobs that are not among those `shown` to the user, and without their users."""
-        if self.everything or "jobs" not in self.private:
-            return text
+    def sentence(self, text: str, shown: Collection[int], name_of: Callable[[int], str] = str) -> str:
+        """Return a sentence without jobs that are not among those `shown` to the user, and without their users.
 
-        def shown_limit(found: re.Match[str]) -> str:
+        `name_of` returns a job as Slurm prints it (12_3), given its number, which sentences have.
+        """
+        hides = not self.everything and "jobs" in self.private
+
+        def seen(found: re.Match[str]) -> str:
             if found[4]:
-                return found[0] if int(found[4]) == self.uid else "of another user"
-            return found[0] if int(found[2]) in shown else f"another user's {found[1]}{found[3] or ''}"
+                return found[0] if not hides or int(found[4]) == self.uid else "of another user"
+            if hides and int(found[2]) not in shown:
+                return f"another user's {found[1]}{found[3] or ''}"
+            end = found.end(2) - found.start()
+            return f"{found[1]} {name_of(int(found[2]))}{found[0][end:]}"
 
-        return _NAMED.made.sub(shown_limit, text)
+        return _NAMED.made.sub(seen, text)

@@ -21,11 +21,14 @@ partitions with capital  as named                      in lower case, jobs sorte
 letters in `--priority`                                as of tier 1 (`order.py`)
 `--gres=mig:1g.10gb`     refused at submission         kept without a count         as 24.11
 refusal for one task     `6_0: why`                    `6_[0]: why`                 as 24.11
+--exclusive in squeue    OverSubscribe=NO, others OK   as 22.05                     OverSubscribe=NO as others,
+                                                                                    Exclusive=NODE
 =======================  ============================  ===========================  ============================
 
-Only the array tasks and the partitions need code of their own: the GRES parser reads every prefix, a missing type and
-one with count 0 mean the same to migbatch, unknown keys are skipped, and the supply planner takes all of these reasons
-for "waits for supply". If a release changes names of squeue's fields, adapt `SQUEUE_FIELDS` in `listing.py`.
+Only the array tasks, the partitions and --exclusive need code of their own: the GRES parser reads every prefix, a
+missing type and one with count 0 mean the same to migbatch, unknown keys are skipped, and the supply planner takes all
+of these reasons for "waits for supply". If a release changes names of squeue's fields, adapt `SQUEUE_FIELDS` in
+`listing.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -28,6 +28,7 @@ _NAME = re.compile(r"[^:=]*")
 _MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
 _TYPE_FORM = re.compile(r"[A-Za-z0-9_.+-]+")
 _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
+_NODE = re.compile(r"[A-Za-z0-9_.-]+")
 _PER_GPU = re.compile(r"gres[:/]gpu[:=]([1-9][0-9]{0,6})")
 
 
@@ -252,6 +253,11 @@ def nodes_and_tasks(asking: GresRequest, request: JobRequest) -> tuple[int | Non
     return nodes_of_tasks(asking, request) or nodes_of(request), _tasks_per_node(request)
 
 
+def names_several(request: JobRequest) -> bool:
+    """Return whether the request may name several nodes, all of which the job would get."""
+    return bool(request.req_nodes) and _NODE.fullmatch(request.req_nodes or "") is None
+
+
 def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     """Return whether a new job of several tasks gets one node because of the slices that it requests in total.
 
@@ -264,7 +270,7 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
         or len(asking.parts) != 1
         or nodes_of(request) is not None
         or (request.min_nodes or 1) != 1
-        or request.req_nodes
+        or names_several(request)
         or request.now is not None
     ):
         return False
@@ -276,6 +282,26 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
     if total <= 1:
         return total == 1
     return tasks <= (request.ntasks_per_node or tasks)
+
+
+def wider(asking: GresRequest, request: JobRequest, count: int) -> Iterator[int]:
+    """Yield the numbers of nodes, fewest first, on which a new job can have equal shares of the `count` slices that it
+    requests in total, with equal shares of its tasks, if it does not state the number and one node lacks them.
+
+    Slurm allocates as many nodes as the GPUs need (`-n 8 --gpus-per-task=1` on nodes of two gets four).
+    """
+    of_slices = (
+        asking.field == "tres_per_job"
+        and len(asking.parts) == 1
+        and not (request.num_tasks or request.max_nodes or request.req_nodes)
+        and (request.min_nodes or 1) == 1
+        and request.now is None
+    )
+    if not (of_slices or takes_one_node(asking, request)):
+        return
+    for nodes in range(2, min(count, request.max_nodes or count) + 1):
+        if count % nodes == 0 and (request.num_tasks or nodes) % nodes == 0:
+            yield nodes
 
 
 def nodes_of_tasks(asking: GresRequest, request: JobRequest) -> int | None:

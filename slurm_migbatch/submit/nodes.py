@@ -96,18 +96,25 @@ def _short(text: str | None) -> str:
     return text if text is not None and len(text) <= READ else ""
 
 
-def check_capacity(
-    slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str], wanted: int
-) -> None:
-    """Raise Refusal if fewer than `wanted` of the nodes can ever hold these slices at once.
+def able_to_hold(
+    slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str]
+) -> int | None:
+    """Return how many of the nodes can ever hold these slices at once, None if no nodes are known.
 
     If the job chooses no nodes, all nodes of the partitions `names` count.
     """
     if not catalog.nodes:
-        return
+        return None
     need = tuple(slices.items())
-    able = catalog.able(names, need) if choice.nodes is None else catalog.able_of(choice.nodes, names, need)
-    if able >= wanted:
+    return catalog.able(names, need) if choice.nodes is None else catalog.able_of(choice.nodes, names, need)
+
+
+def check_capacity(
+    slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str], wanted: int
+) -> None:
+    """Raise Refusal if fewer than `wanted` of the nodes can ever hold these slices at once."""
+    able = able_to_hold(slices, choice, catalog, names)
+    if able is None or able >= wanted:
         return
     gres = ",".join(f"mig:{kind}:{count}" for kind, count in slices.items())
     if not able:

@@ -27,6 +27,8 @@ MESSAGES: Final = {
     "SALLOC_GPUS_PER_NODE and SLURM_GPUS_PER_NODE, if only --gres=mig: is meant",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
     "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
+    "wider": "they are on %s nodes, %s on each, because no node has all of them: for other shares use -N <nodes> and "
+    "--gres=mig:<profile>:<count> (the count is per node)",
     "cpus_of_task": "--cpus-per-gpu is granted as --cpus-per-task=%s",
     "memory_of_node": "--mem-per-gpu is granted as --mem=%sM",
     "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
@@ -45,6 +47,10 @@ MESSAGES: Final = {
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
     "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
     "ReservationName=... Nodes=...",
+    "catalog": "if Slurm refuses it (Requested node configuration is not available), fewer than %s nodes offer these "
+    "slices at this moment: submit it again later or with fewer nodes; the administrator can prevent that by more "
+    "catalog nodes ([cluster] catalog_nodes)",
+    "variable": "%s in the environment is not applied beside %s on the command line",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",

@@ -12,7 +12,7 @@ from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS
-from slurm_migbatch.submit.gres_request import GresRequest, nodes_and_tasks, number_per_gpu
+from slurm_migbatch.submit.gres_request import GresRequest, names_several, nodes_and_tasks, number_per_gpu
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.catalog import Partition
 from slurm_migbatch.workload.refusal import Refusal
@@ -28,7 +28,7 @@ def with_tasks(asking: GresRequest, request: JobRequest, slices: int) -> tuple[J
     node, and the fields to set for them; the request itself if they are stated otherwise or its nodes are not known.
     """
     each, (nodes, _) = (request.ntasks_per_tres or 0) * slices, nodes_and_tasks(asking, request)
-    if nodes is None and request.num_tasks == each and (request.min_nodes or 1) == 1 and not request.req_nodes:
+    if nodes is None and request.num_tasks == each and (request.min_nodes or 1) == 1 and not names_several(request):
         nodes = 1  # sbatch has counted the tasks of `--gres=gpu:2 --ntasks-per-gpu=1`
     elif request.num_tasks:
         return request, {}
@@ -52,6 +52,8 @@ def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str
         if tasks_each * slices * (nodes or 0) != (request.num_tasks or 1):
             raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
         changes["ntasks_per_tres"] = str(UNSET)
+        if nodes and nodes > 1 and not request.ntasks_per_node:  # Slurm would put most of them on the first node
+            changes["ntasks_per_node"] = str(tasks_each * slices)
     if cpus := number_per_gpu(request.cpus_per_tres):
         nodes, tasks = nodes_and_tasks(asking, request)
         per_task = -(-cpus * slices // tasks) if nodes and tasks else 0

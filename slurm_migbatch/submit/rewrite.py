@@ -8,7 +8,7 @@ service; a property test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from slurm_migbatch.submit.gres_request import (
     read,
     takes_one_node,
     whole_gpu,
+    wider,
 )
 from slurm_migbatch.submit.nodes import NodeChoice
 from slurm_migbatch.submit.notes import (
@@ -226,7 +227,8 @@ class _Job:
                 raise Refusal("loan_kept")
         elif not tres_given:
             comment = with_marker(merged.comment or "", marker, merged.exc_nodes, longest=LONGEST_MARK)
-            answer = replace(answer, changes={"comment": comment})
+            others = {name: text for name, text in answer.changes.items() if name == "partition"}
+            answer = replace(answer, changes={**others, "comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
 
     def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
@@ -263,49 +265,75 @@ class _Job:
         limits = limits_of(hints, partition)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
+        notes = self._ignored(unread, request.extra, asking)
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+            if spread := self._spread(request, asking, slices, choice, managed):
+                request = spread
+                answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+                number = str(request.min_nodes)
+                answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
+                notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
             nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
-        notes = self._ignored(unread, asking)
         if others := [name for name in names if name not in managed]:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
             notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
         return self._among(answer, choice, notes)
 
-    def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
+    def _spread(
+        self,
+        request: JobRequest,
+        asking: GresRequest,
+        slices: Mapping[str, int],
+        choice: NodeChoice,
+        managed: Collection[str],
+    ) -> JobRequest | None:
+        """Return the request for the fewest nodes that can hold the `slices` in equal shares; None if one node can, or
+        the request does not leave the number open.
+        """
+        numbers = tuple(wider(asking, request, sum(slices.values())))
+        if not numbers or nodes.able_to_hold(slices, choice, self.catalog, managed) != 0:
+            return None
+        for number in numbers:
+            share = {kind: count // number for kind, count in slices.items()}
+            if (nodes.able_to_hold(share, choice, self.catalog, managed) or 0) >= number:
+                return replace(request, min_nodes=number, max_nodes=number)
+        return None
+
+    def _ignored(self, unread: str, extra: str | None, asking: GresRequest) -> list[str]:
         """Return notes on text that is not read as hints, if the profile is left to migbatch."""
         if not any(is_auto(part) for part in asking.parts):
             return []
-        extra = self.request.extra
         notes = [MESSAGES["unread"] % show(unread)] if unread else []
         if extra and not self.policy.hints_in_extra and hinting.is_hint(extra):
             notes.append(MESSAGES["extra"])
         return notes
 
     def _among(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
-        """Return the answer with the changes that let the job pend for its nodes; an update does not change nodes."""
-        if self.request.now is not None:
-            return answer
-        if choice.note:
+        """Return the answer with notes and the changes that let it pend for its nodes; updates do not change nodes."""
+        new = self.request.now is None
+        if new and choice.note:
             notes.append(choice.note)
-        if self.request.uncatalogued:
+        if new and self.request.uncatalogued:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
-        if not notes and not choice.changes:
-            return answer
+        changes = {**answer.changes, **choice.changes} if new else answer.changes
+        wanted = int(changes.get("min_nodes", self.request.min_nodes or 1))
+        if new and 0 < self.catalog.catalog_nodes < wanted:
+            notes.append(MESSAGES["catalog"] % wanted)
         message = "; ".join([answer.message, *notes]) if answer.message else message_of(notes)
-        return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
+        return replace(answer, changes=changes, message=message)
 
     def _check_partitions(self, names: Sequence[str], managed: Sequence[str], asking: GresRequest) -> None:
-        """Refuse partitions without MIG GPUs, unless a new job for slices names others too: it can start only there,
+        """Refuse partitions without MIG GPUs, unless a job for slices names others too: it can start only there,
         whereas one for GPUs may start in each.
         """
         if not self.catalog.partitions:
             raise Refusal("no_site")
         if not managed:
             raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
-        if len(managed) < len(names) and (self.request.now or any(part.name == "gpu" for part in asking.parts)):
+        if len(managed) < len(names) and any(part.name == "gpu" for part in asking.parts):
             raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 
     def _compose(

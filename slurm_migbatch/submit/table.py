@@ -75,6 +75,7 @@ def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = Non
         "partitions": {part.name: _partition(part) for part in catalog.partitions.values()},
         "kinds": {name: _kind(kind) for name, kind in catalog.kinds.items()},
         "stem": catalog.stem,
+        "catalog_nodes": catalog.catalog_nodes,
         **_nodes(catalog),
         **(records or {"models": {}, "aliases": {}}),
     }

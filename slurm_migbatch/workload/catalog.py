@@ -215,12 +215,13 @@ class MigNode:
 class SiteCatalog:
     """All MIG partitions of the site, by name, and the nodes in them; no nodes: they are unknown.
 
-    `stem` is the common prefix of the names of catalog nodes.
+    `stem` is the common prefix of the names of catalog nodes, `catalog_nodes` their number; 0: it is unknown.
     """
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     nodes: Mapping[str, MigNode] = field(default_factory=dict)
     stem: str = ""
+    catalog_nodes: int = 0
     _able: dict[tuple[tuple[str, ...], Need], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -294,6 +295,7 @@ class SiteCatalog:
                 for node in self.nodes.values()
             ],
             "stem": self.stem,
+            "catalog_nodes": self.catalog_nodes,
         }
 
     @classmethod
@@ -323,10 +325,10 @@ class SiteCatalog:
                 )
                 for row in data.get("nodes", ())
             }
-            stem = str(data.get("stem", ""))
+            stem, catalog_nodes = str(data.get("stem", "")), int(data.get("catalog_nodes", 0))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogError(f"the catalog cannot be parsed: {error!r}") from None
-        return cls(partitions, nodes, stem)
+        return cls(partitions, nodes, stem, catalog_nodes)
 
 
 def load(path: Path) -> SiteCatalog:

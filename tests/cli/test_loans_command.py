@@ -108,6 +108,9 @@ def test_loans_of_an_array_are_those_of_its_tasks(call: Call, tmp_path: Path) ->
         (22, "20_2", "ended", "", "the job is no longer in Slurm"),
         (21, "20_1", "signalled", "GPU-a", "job 9 needs it"),
     ]
+    beside = [loan(1, "ended", ended=140.0, why_ended="it shares the slice of job 21, not of job 22")]
+    found = json.loads(call([*QUEUE[1:], task], beside, "--json", "--all", "-j", "1").output)["loans"]
+    assert found[0]["why"] == "it shares the slice of job 20_1, not of job 20_2", "in the queue, and in the record"
     lines = call([*QUEUE, task], [*ROWS, *rows], "-P", "-n", "--all").output.splitlines()
     assert [line.split("|")[0] for line in lines] == ["5", "20_2", "1", "2", "3", "20_1"]
 

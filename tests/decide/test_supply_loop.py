@@ -407,6 +407,42 @@ def test_offer_is_soon_made_on_another_node_if_other_jobs_have_the_cpus(elsewher
         assert row.pending and not world.loop.memory.supply.avoided, "it starts where CPUs become free first"
 
 
+def test_job_of_several_nodes_that_slurm_has_given_up_is_examined_again_once_its_slices_are_offered() -> None:
+    """Too few nodes listed them when Slurm examined it, as for more nodes than there are catalog nodes."""
+    world = World(nodes=3, gpus=1)
+    world.slurm.submit("mig:1g.10gb:1", runs=40)
+    world.steps(3)
+    job, alone = world.slurm.submit("mig:7g.80gb:1", num_nodes=3), world.slurm.submit("mig:3g.40gb:1")
+    for number in (job, alone):
+        world.slurm.change(number, reason="BadConstraints", priority=0)
+    world.steps(30)
+    rows = {row.job_id: row for row in world.slurm.jobs()}
+    assert rows[job].pending, "one of the nodes has another job"
+    assert "it waits without a priority until they are offered" in world.loop.why(job)
+    assert world.slurm.calls["shorten_requeue_delay"] == 0
+    notes = [note for report in world.steps(30) for note in report.notes if "given up" in note]
+    assert len(notes) == 1 and f"job {job} (BadConstraints)" in notes[0] and "catalog_nodes" in notes[0]
+    rows = {row.job_id: row for row in world.slurm.jobs()}
+    assert rows[job].nodes == ("n1", "n2", "n3")
+    assert rows[alone].pending and "another reason (BadConstraints)" in world.loop.why(alone)
+    assert world.slurm.calls["shorten_requeue_delay"] == 1
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_offer_to_an_exclusive_job_is_soon_made_on_a_node_without_jobs(idle: bool) -> None:
+    """Slurm does not start it beside others, however many CPUs they leave."""
+    world = World(nodes=8, gpus=1, settings=SupplySettings(stuck_s=600))
+    for machine in world.slurm.machines.values():
+        machine.cpus_used, machine.version = 1, machine.version + 1
+    if idle:
+        world.slurm.machines["n7"].cpus_used = 0
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1", exclusive=True)
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(30)
+    assert f"its slices are offered on {'n7' if idle else 'n1'};" in world.loop.why(job)
+
+
 @pytest.mark.parametrize(
     "asks",
     [

@@ -15,7 +15,7 @@ from sqlalchemy import update
 from slurm_migbatch.config import Config, LendingConfig, StoreConfig, SubmitConfig
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.query.answers import answer
-from slurm_migbatch.query.questions import NodesQuestion, TopQuestion
+from slurm_migbatch.query.questions import NodesQuestion, TopQuestion, WhyQuestion
 from slurm_migbatch.query.reply import Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, Page
@@ -130,6 +130,21 @@ def test_page_names_array_tasks_and_components_as_slurm_does(ask: Ask, site: Pla
         store.upsert_jobs([array, {"job_id": 12, "state": "RUNNING", "het_job": 11, "het_offset": 1}])
     assert [tuple(row) for row in ask().names] == [(11, "9_2"), (12, "11+1")]
     assert [tuple(row) for row in ask(Rights(1003, private=frozenset({"jobs"}))).names] == [(11, "9_2")]
+
+
+def test_reasons_name_array_tasks_as_slurm_does(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = replace(QUEUE[0], array_job=9, array_task="2")
+    played = {"jobs": lambda _: [task, *QUEUE[1:]], "nodes": lambda _: NODES, "settings": lambda _: {}}
+    monkeypatch.setattr(PlayedSite, "slurm", lambda self: type("Played", (), played)())
+    (text,) = answer(TopQuestion(), ALL, site).lines
+    assert [row.why for row in Page.read(text).queue] == ["reserved behind job 9_2"] * 2
+
+    def supply(number: str, uid: int) -> list[str]:
+        lines = answer(WhyQuestion(number), Rights(uid, private=frozenset({"jobs"})), site).lines
+        return [line.partition(":")[2].strip() for line in lines if line.startswith("Supply:")]
+
+    assert supply("21", QUEUE[0].uid) == ["reserved behind job 9_2"]
+    assert supply("23", QUEUE[1].uid) == ["reserved behind another user's job"]
 
 
 def test_queue_is_grouped_by_requested_slices(ask: Ask) -> None:

@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from slurm_migbatch.slurm.listing import NODES_COMMAND, squeue_command
+from slurm_migbatch.slurm.listing import NODES_COMMAND, sharing_of, squeue_command
 from slurm_migbatch.slurm.versions import parse_version
 from slurm_migbatch.testbed.cluster import Cluster
 
@@ -50,7 +50,7 @@ def record(cluster: Cluster) -> Path:
     here = str(cluster.directory)
     for name, text in (
         ("version", version),
-        ("jobs", cluster.run(squeue_command(MARK), env=env).stdout),
+        ("jobs", cluster.run(squeue_command(MARK, sharing=sharing_of(parse_version(version))), env=env).stdout),
         ("nodes", cluster.run(NODES_COMMAND, env=env).stdout),
     ):
         (folder / f"{name}.txt").write_text(text.replace(here, "/testbed"))

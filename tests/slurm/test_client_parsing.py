@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import WHOLE, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_field, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import (
+    SQUEUE_FIELDS,
+    JobReader,
+    parse_field,
+    parse_jobs,
+    parse_nodes,
+    sharing_of,
+    squeue_command,
+)
 from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import NEWEST, parse_version
@@ -39,7 +47,8 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def jobs(release: str) -> dict[int, JobRow]:
-    return {row.job_id: row for row in merge_partitions(parse_jobs(recorded(release, "jobs"), MARK))}
+    sharing = sharing_of(parse_version(recorded(release, "version")))
+    return {row.job_id: row for row in merge_partitions(parse_jobs(recorded(release, "jobs"), MARK, sharing))}
 
 
 @pytest.fixture
@@ -89,6 +98,17 @@ def test_reasons_begin_times_and_dependencies_are_parsed(jobs: dict[int, JobRow]
     assert (jobs[6].reason, jobs[6].priority) == ("JobHeldUser", 0)
     assert (jobs[9].reason, jobs[9].eligible, jobs[9].after) == ("Dependency", None, (1,))
     assert not jobs[8].after
+
+
+def test_exclusive_jobs_are_those_that_squeue_shows_alone_on_their_nodes(jobs: dict[int, JobRow]) -> None:
+    """Since 26.05 OverSubscribe is NO for all others, too."""
+    assert not any(row.exclusive for row in jobs.values())
+    for version, shown in (((22, 5), "OverSubscribe"), ((25, 11), "OverSubscribe"), ((26, 5), "Exclusive")):
+        sharing = sharing_of(version)
+        assert f",{shown}:0|" in squeue_command("|", sharing=sharing)[-1]
+        listed = "".join(squeue_row(n, OverSubscribe=text) for n, text in enumerate(("NO", "NODE", "USER", "OK"), 1))
+        rows = parse_jobs(listed, MARK, sharing)
+        assert [row.exclusive for row in rows].index(True) == (version == (26, 5)), "the first, or the second"
 
 
 def test_arrays_and_heterogeneous_jobs_are_parsed(jobs: dict[int, JobRow]) -> None:
@@ -791,7 +811,8 @@ def test_oversized_update_of_a_node_does_not_block_other_nodes(tools: Path, scon
 
 
 def test_unreadable_rows_are_logged_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mark = r'mark=$(printf %s "$*" | sed "s/.*JobID:0//; s/,.*//")'
+    mark = 'if [ "$1" = --version ]; then echo slurm-wlm 24.11.5; exit; fi\n'
+    mark += r'mark=$(printf %s "$*" | sed "s/.*JobID:0//; s/,.*//")'
     values = (PLAIN | {"JobID": "5", "UserID": "?"}).values()
     fields = " ".join(f"'{value}'" for value in values)
     client = tool(tools, "squeue", f'{mark}\nfor value in {fields}; do printf "%s%s" "$value" "$mark"; done; echo')

@@ -56,6 +56,7 @@ JOB = {
     "qos": "normal",
     "wckey": "",
     "dependency": "",
+    "shared": [],
 }
 NODE = {
     "name": "n1",
@@ -195,6 +196,15 @@ def test_memory_of_jobs_and_nodes_is_parsed() -> None:
     sizes = {"real_memory": 500_000, "specialized_memory": 20_000, "alloc_memory": 460_800}
     (node,) = restrows.nodes({"nodes": [{**NODE, **sizes}]}, pytest.fail)
     assert (node.memory, node.memory_used) == (480_000, 460_800)
+
+
+def test_exclusive_jobs_are_those_that_share_nothing() -> None:
+    shared = [["none"], [], ["oversubscribe"], ["user"], ["mcs"], ["topo"]]
+    rows = restrows.jobs({"jobs": [{**JOB, "shared": flags} for flags in shared]}, 9.0, reserved=False)
+    assert [row.exclusive for row in rows] == [True, False, False, False, False, False]
+    without = {name: value for name, value in JOB.items() if name != "shared"}
+    (row,) = restrows.jobs({"jobs": [without]}, 9.0, reserved=False)
+    assert not (row.exclusive or row.unread), "a release may not state it"
 
 
 def test_the_least_time_of_pending_jobs_is_read_while_a_reservation_is_coming() -> None:

@@ -28,11 +28,13 @@ if arg[2] == "removed" then os.remove(arg[1]) end
 local compiler = loadstring and "loadstring" or "load" -- the first in Lua 5.1
 local real, compiled = _G[compiler], "compiled nothing"
 _G[compiler] = function(...) compiled = "compiled more" return real(...) end
-local options = {}
+local options, given = {}, {}
 for place = 3, #arg do
-  local name, value = arg[place]:match("^(.-)=(.*)$")
+  local default, name, value = arg[place]:match("^(~?)(.-)=(.*)$")
   options[name] = value
+  if default == "" then given[#given + 1] = ('"%s":"%s"'):format(name, value) end
 end
+function slurm.json_cli_options() return "{" .. table.concat(given, ",") .. "}" end
 print(slurm_cli_pre_submit(options, 0))
 print(options.gres)
 print(compiled)
@@ -57,9 +59,12 @@ def ask(
     export: bool = False,
     granted: bool = False,
 ) -> list[str]:
-    """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
-    TRES per task; `within` a job also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if
-    it is `granted` what salloc states of it."""
+    """Return the result of a request by `options`, with ~ before those that Slurm shows though they are not given.
+
+    That is the code, its GRES, whether more than the head was compiled, the messages, its TRES per task; `within` a job
+    also its GPUs, with `nodes` also its nodes, with `export` also its environment, and if it is `granted` what salloc
+    states of it.
+    """
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -137,6 +142,32 @@ def test_options_that_apply_to_whole_gpus_are_refused(tmp_path: Path, option: st
     assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in messages
 
 
+@pytest.mark.parametrize(("quiet", "told"), [("0", True), ("1", False), ("2", False)])
+def test_messages_are_left_out_with_quiet(tmp_path: Path, quiet: str, told: bool) -> None:
+    """As slurmctld's, which Slurm's clients leave out; the second is shown with --verbose only."""
+    code, gres, _, messages, _ = ask(tmp_path, "type=salloc", "gpus=1", f"quiet={quiet}")
+    assert (code, gres, messages.count("7g.80gb for gpu:1")) == ("0", "mig:7g.80gb:1", 1 + told)
+    code, _, _, messages, _ = ask(tmp_path, "type=salloc", "gpus=1000", f"quiet={quiet}")
+    assert code == "-1" and "invalid number of slices" in messages
+
+
+@pytest.mark.parametrize(("program", "variable"), [("salloc", "SALLOC"), ("srun", "SLURM")])
+def test_variable_counts_less_than_slices_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, variable: str
+) -> None:
+    """Slurm shows both alike; `00` requests nothing."""
+    asked = f"type={program}", "gres=mig:2g.20gb", "gpus=1"
+    assert ask(tmp_path, *asked)[0] == "-1"
+    monkeypatch.setenv(f"{variable}_GPUS", "1")
+    code, gres, _, messages, _, gpus, _ = ask(tmp_path, *asked, nodes=True)
+    assert (code, gres.removesuffix(":1"), gpus) == ("0", "mig:2g.20gb", "00")
+    assert f"{variable}_GPUS in the environment is not applied beside --gres" in messages
+    monkeypatch.delenv(f"{variable}_GPUS")
+    monkeypatch.setenv(f"{variable}_GRES", "mig:2g.20gb")
+    code, gres, *_, gpus, _ = ask(tmp_path, *asked, nodes=True)
+    assert (code, gres, gpus) == ("0", "mig:7g.80gb:1", "00")
+
+
 def test_gpus_per_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
@@ -150,6 +181,21 @@ def test_slices_of_all_tasks_are_requested_of_one_node(tmp_path: Path, asked: st
     """srun requests them per node from slurmctld, which would take any number of nodes."""
     answer = ask(tmp_path, "type=srun", asked, "nodes=1-0", "ntasks=4", nodes=True)
     assert (answer[0], answer[1], answer[-1]) == ("0", gres, "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "gres"),
+    [
+        (("~ntasks=1", "ntasks-per-node=2", "nodes=2-2", "gpus-per-task=1"), "mig:7g.80gb:2"),
+        (("ntasks=1", "ntasks-per-node=2", "nodes=1-1", "gpus-per-task=1"), "mig:7g.80gb:1"),
+        (("~ntasks=1", "nodes=2-2", "gpus-per-task=1"), "mig:7g.80gb:1"),
+        (("~ntasks=1", "gpus-per-task=1"), "mig:7g.80gb:1"),
+    ],
+)
+def test_tasks_that_the_nodes_decide_get_their_slices(tmp_path: Path, options: tuple[str, ...], gres: str) -> None:
+    """Slurm shows one task where --ntasks is not given (marked by ~ here)."""
+    code, granted, _, messages, _ = ask(tmp_path, "type=salloc", *options)
+    assert (code, granted) == ("0", gres), messages
 
 
 @pytest.mark.parametrize("option", ["gpus", "gpus-per-node", "gpus-per-task"])

@@ -48,6 +48,26 @@ def test_update_of_a_running_job_keeps_its_grant_and_changed_flag(shim: Shim) ->
         assert shim.changed is changed
 
 
+@pytest.mark.parametrize(
+    ("change", "gres", "code"),
+    [
+        ({"tres_per_node": "mig:9g.90gb"}, "gres:mig:1g.10gb:1", 2072),
+        ({"partition": "cpu"}, "gres:mig:1g.10gb:1", 2072),
+        ({"comment": "[mig:7g.80gb:1]"}, "gres:mig:1g.10gb:1", -1),
+        ({"tres_per_node": "gres/mig:9g.90gb"}, ONE, -1),
+    ],
+)
+def test_refused_update_has_an_error_code_that_tells_of_the_gres_where_messages_are_dropped(
+    shim: Shim, change: dict[str, str], gres: str, code: int
+) -> None:
+    """Up to 23.02 Slurm shows its own text for the code, and no message."""
+    if "tres_per_node" in change and gres != ONE:
+        change = {"tres_per_node": f"gres:{change['tres_per_node']}"}
+    present = Present(True, "gpu", gres, comment="[mig:1g.10gb:1]")
+    assert isinstance(shim(JobRequest(1001, **{"partition": None, **change}, now=present)), Refuse)
+    assert shim.code == code
+
+
 ROOT = 0
 LONG = "x" * 1010
 

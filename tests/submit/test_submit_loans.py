@@ -268,6 +268,13 @@ def test_new_comment_is_recorded_with_the_request_if_the_job_becomes_another(
     assert answer.decision.asked == {**asked, "comment": comment}
 
 
+@pytest.mark.parametrize("now", [WAITING, RELEASED, OLD])
+def test_elastic_job_keeps_those_of_several_partitions_that_have_slices(ask, now: Present) -> None:
+    answer = ask(gres=None, comment=None, partition="train,cpu", now=now)
+    assert isinstance(answer, Accept) and answer.changes == {"partition": "train"}
+    assert "it starts only in train: no MIG GPUs in cpu" in answer.message
+
+
 @pytest.mark.parametrize("now", [WAITING, RELEASED])
 def test_elastic_job_that_names_a_profile_becomes_an_ordinary_job(ask, now: Present) -> None:
     for gres in ("gres/mig:2g.20gb:1", "gres/mig:7g.80gb:1"):

@@ -52,6 +52,7 @@ CATALOG = SiteCatalog(
     },
     {node.name: node for node in NODES},
     "migcatalog",
+    4,
 )
 
 
@@ -274,6 +275,54 @@ def test_request_is_refused_if_too_few_nodes_can_hold_it(ask) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "nodes", "share", "tasks"),
+    [
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4}, 4, "7g.80gb:1", "1"),
+        ({"tres_per_task": "gres/gpu:3g.40gb:1", "num_tasks": 6}, 3, "3g.40gb:2", "2"),
+        ({"tres_per_task": "gres/mig:1g.10gb:2", "num_tasks": 12}, 4, "1g.10gb:6", "3"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4}, 4, "7g.80gb:1", "1"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4, "min_nodes": 1, "max_nodes": 4}, 4, "7g.80gb:1", "1"),
+        ({"tres_per_job": "gres/gpu:4"}, 4, "7g.80gb:1", None),
+        ({"tres_per_job": "gres/gpu:4", "exc_nodes": "n3"}, None, "", None),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4, "min_nodes": 1, "max_nodes": 3}, None, "", None),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 1}, None, "", None),
+        ({"tres_per_job": "gres/gpu:4", "max_nodes": 1}, None, "", None),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 5}, None, "", None),
+        ({"tres_per_job": "gres/gpu:2"}, 1, "7g.80gb:2", None),
+    ],
+)
+def test_slices_in_total_that_no_node_can_hold_are_spread_over_several(
+    ask, fields: dict, nodes: int | None, share: str, tasks: str | None
+) -> None:
+    answer = ask(**fields)
+    if nodes is None:
+        assert isinstance(answer, Refuse) and "can ever hold mig:" in answer.sentence
+        return
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == f"gres/mig:{share}"
+    assert answer.changes.get("ntasks_per_node") == tasks
+    stated = [answer.changes.get(name) for name in ("min_nodes", "max_nodes")]
+    assert stated == ([None, None] if nodes == 1 else [str(nodes)] * 2)
+    said = f"they are on {nodes} nodes, {share.rpartition(':')[2]} on each, because no node has all of them"
+    assert (said in answer.message) == (nodes > 1) and "all of them on one node" not in answer.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "min_nodes": 5, "max_nodes": 5}, True),
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "min_nodes": 4, "max_nodes": 5}, False),
+        ({"tres_per_node": "gres/mig:1g.10gb:1", "req_nodes": "r[1-2]n[08-09],r2n9"}, True),
+        ({"tres_per_job": "gres/gpu:5"}, True),
+        ({"tres_per_node": "gres/mig:1g.10gb:1"}, False),
+    ],
+)
+def test_user_of_more_nodes_than_catalog_nodes_is_told_why_slurm_may_refuse_the_job(ask, fields, told: bool) -> None:
+    answer = ask(partition="racks", **fields)
+    said = "fewer than 5 nodes offer these slices at this moment: submit it again later"
+    assert isinstance(answer, Accept) and (said in answer.message) == told
+
+
 def test_node_list_of_a_pending_job_cannot_be_changed(ask) -> None:
     now = Present(tres_per_node="gres/mig:1g.10gb:1", comment="x [mig:1g.10gb:1]", partition="gpu")
     answer = ask(job_id=7, partition=None, req_nodes="n2", now=now)
@@ -322,6 +371,51 @@ requests = st.builds(
 @given(asked=requests)
 def test_service_and_shim_agree_on_submissions(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     both(asked, shim, chooser)
+
+
+@pytest.mark.parametrize(
+    ("fields", "granted"),
+    [
+        ({"tres_per_job": "gres/gpu:2", "num_tasks": 2}, "7g.80gb:2"),
+        ({"tres_per_job": "gres/gpu:1", "num_tasks": 4}, "7g.80gb:1"),
+        ({"tres_per_task": "gres/mig:1g.10gb:1", "num_tasks": 3}, "1g.10gb:3"),
+        ({"tres_per_node": "gres/gpu:2", "num_tasks": 2, "ntasks_per_tres": 1, "batch": 1}, "7g.80gb:2"),
+        ({"tres_per_job": "gres/gpu:4", "num_tasks": 4}, None),
+    ],
+)
+def test_job_of_several_tasks_that_names_one_node_gets_its_slices_there(ask, fields: dict, granted: str | None) -> None:
+    answer = ask(req_nodes="n3", **fields)
+    if granted is None:
+        assert isinstance(answer, Refuse) and "can ever hold mig:7g.80gb:4" in answer.sentence
+        return
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == f"gres/mig:{granted}"
+    assert (answer.changes["features"], answer.changes["max_nodes"]) == ("mig_node_n3", "1") or "batch" in fields
+
+
+totals = st.builds(
+    JobRequest,
+    uid=st.just(USER),
+    partition=st.sampled_from(["gpu", "both", "racks"]),
+    tres_per_job=st.one_of(st.none(), words("gres/gpu:4 gres/gpu:6 gres/mig:3g.40gb:4 gres/mig:auto:8 gres/gpu:2")),
+    tres_per_task=st.one_of(st.none(), words("gres/gpu:1 gres/mig:3g.40gb:2 gres/mig:1g.10gb:5 gres/mig:auto:4")),
+    batch=st.sampled_from([None, 1]),
+    cpus_per_tres=st.sampled_from([None, None, "gres/gpu:2"]),
+    ntasks_per_tres=st.sampled_from([None, None, None, 1, 2]),
+    exc_nodes=st.sampled_from([None, None, "n3", "n1"]),
+    req_nodes=st.sampled_from([None, None, "n3", "n2", "n[1-2]", "n1,n3", "r1n08"]),
+    num_tasks=st.sampled_from([None, 0, 1, 2, 3, 4, 6, 8, 12]),
+    ntasks_per_node=st.sampled_from([None, None, 1, 2, 4]),
+    min_nodes=st.sampled_from([None, None, 0, 1, 2]),
+    max_nodes=st.sampled_from([None, None, 0, 1, 2, 3, 4]),
+)
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(asked=totals)
+def test_service_and_shim_agree_on_slices_in_total(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+    answer = both(asked, shim, chooser)
+    if isinstance(answer, Accept) and (number := int(answer.changes.get("min_nodes", 0))) > 1:
+        assert (asked.num_tasks or number) % number == 0 and number <= (asked.max_nodes or number)
 
 
 comments = st.builds(

@@ -375,6 +375,15 @@ def test_of_several_partitions_a_new_job_with_slices_keeps_those_that_have_them(
     assert ask("gres:gpu:a100_3g.39gb:1", partition="gpu,cpu").code == "mixed_partitions", "cpu may have other GPUs"
 
 
+def test_of_several_partitions_a_pending_job_with_slices_keeps_those_that_have_them(ask) -> None:
+    now = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#7fq3k2ab]")
+    answer = ask(partition="cpu,gpu,mixed", now=now)
+    assert isinstance(answer, Accept) and answer.changes == {"partition": "gpu,mixed"}
+    assert answer.message == "migbatch: it starts only in gpu,mixed: no MIG GPUs in cpu"
+    assert ask(partition="cpu", now=now).code == "no_partition"
+    assert ask("gres:gpu:1", partition="cpu,gpu", now=now).code == "mixed_partitions"
+
+
 def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:
     assert ask(None) == Pass("")
     assert ask("gres:fpga:1", "hello") == Pass("")
@@ -464,6 +473,8 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
     if accepted:
         assert isinstance(answer, Accept), answer
         assert answer.changes["ntasks_per_tres"] == "65534", "not given; Slurm would look for the GPU"
+        several = fields.get("min_nodes") == 2
+        assert answer.changes.get("ntasks_per_node") == ("2" if several else None), "not 3 of 4 on the first node"
     else:
         assert answer.code == "per_gpu"
 

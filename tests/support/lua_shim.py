@@ -142,7 +142,8 @@ while true do
   end
   messages, errors = {}, {}
   local set, environment, rc = {}, { SLURM_TRES_PER_TASK = fields.given_environment }, nil
-  for _, name in ipairs({ "MIGBATCH_BATCH", "MIGBATCH_COPIES", "MIGBATCH_ADVISED", "SLURM_GPUS" }) do
+  local given = "MIGBATCH_BATCH MIGBATCH_COPIES MIGBATCH_ADVISED SLURM_GPUS SBATCH_GPUS SBATCH_GRES"
+  for name in given:gmatch("%S+") do
     environment[name] = fields["given_" .. name:lower()]
   end
   local uid = tonumber(fields.uid) + 0.0
@@ -203,6 +204,7 @@ class Shim:
         self.environment: dict[str, str] = {}
         self.steps = 0
         self.changed = False
+        self.code = 0
         self._process = subprocess.Popen(
             [LUA, str(harness), str(script), *(["count"] if count_steps else [])],
             stdin=subprocess.PIPE,
@@ -213,9 +215,10 @@ class Shim:
         """Return the shim's answer.
 
         Set `errors` to its log_error lines, `environment` to the variables that it set for a batch job, `steps` to its
-        cost (with `count_steps`), and `changed` to whether the marker says that a job update wrote it; the marker in
-        the answer is as the service writes it. `more`: further job fields (`script`, `argv`, `environment`: the
-        SLURM_TRES_PER_TASK in it, `slurm_gpus`, `migbatch_batch` and so on: the variables of that name in it).
+        cost (with `count_steps`), `code` to the error code for Slurm, and `changed` to whether the marker says that a
+        job update wrote it; the marker in the answer is as the service writes it. `more`: further job fields (`script`,
+        `argv`, `environment`: the SLURM_TRES_PER_TASK in it, `slurm_gpus`, `migbatch_batch` and so on: the variables of
+        that name in it).
         """
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
@@ -230,7 +233,8 @@ class Shim:
         self.steps = int(fields["steps"])
         self.environment = {key[4:].upper(): value for key, value in fields.items() if key.startswith("env_")}
         self.errors = [fields["errors"]] if fields["errors"] else []
-        if fields["rc"] != "0":
+        self.code = int(float(fields["rc"]))
+        if self.code:
             return Refuse(fields["messages"], "")
         changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
         match = re.search(rf"(?<=[0-9])#{CHANGED}(?=[0-9a-z]*\]$)", changes.get("comment", ""))

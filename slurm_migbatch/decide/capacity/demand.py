@@ -29,12 +29,16 @@ FILLER = "none"
 BEGIN_LEAD_S = 5.0
 
 #: Pending reasons with which a job would start if its nodes offered its request. With every other reason it could not
-#: start anyway: held (JobHeldUser, JobHeldAdmin, launch_failed_requeued_held, BadConstraints), waiting for something
+#: start anyway: held (JobHeldUser, JobHeldAdmin, launch_failed_requeued_held), waiting for something
 #: else (Dependency, Licenses, Reservation, JobArrayTaskLimit, PartitionDown, Cleaning, BurstBuffer...) or at a limit
 #: (AssocGrp..., AssocMax..., QOSGrp..., QOSMax..., MaxJobs...). Nothing is reserved for those.
 RUNNABLE = frozenset(
     {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "SchedDefer", "PartitionConfig"}
 )
+#: Slurm gives up a job of several nodes if fewer of them, down ones included, list its slices at the moment at which it
+#: examines the job: its priority is 0 then, and it is not examined again until it is updated, for any reason. One node
+#: is always there, a catalog node. Other causes leave no nodes for a demand.
+GIVEN_UP = "BadConstraints"
 #: How reasons in words begin that mean the same. Those of topologies ("No suitable topology unit found", "Insufficient
 #: resources in topology unit") are shown from 26.05 on; older releases show Resources.
 _RUNNABLE_PROSE = ("Nodes required for job are DOWN", "Required nodes lack available resources")
@@ -59,7 +63,7 @@ def could_run(row: JobRow, now: float) -> bool:
     """Return whether a pending job waits only for resources."""
     if not row.pending or _waits_for_jobs(row):
         return False
-    runnable = _runnable(row.reason)
+    runnable = _waits_for_resources(row)
     if runnable is None:
         return row.eligible is not None and row.eligible <= now + BEGIN_LEAD_S
     return runnable
@@ -78,6 +82,16 @@ def begin_not_shown(row: JobRow, now: float) -> bool:
 def _waits_for_jobs(row: JobRow) -> bool:
     """Return whether a job waits for others; before Slurm has first considered it its reason does not show it."""
     return bool(row.after) and row.eligible is None
+
+
+def given_up(row: JobRow) -> bool:
+    """Return whether Slurm has given up a pending job that could start once enough nodes offer its slices."""
+    return row.pending and row.reason == GIVEN_UP and row.num_nodes > 1
+
+
+def _waits_for_resources(row: JobRow) -> bool | None:
+    """Return whether a pending job waits only for resources; None: its begin time decides."""
+    return given_up(row) or _runnable(row.reason)
 
 
 @lru_cache(maxsize=1024)
@@ -248,7 +262,7 @@ class DemandBook:
             return row
         if GRES not in row.gres or _waits_for_jobs(row):
             return None
-        runnable = _runnable(row.reason)
+        runnable = _waits_for_resources(row)
         if runnable is None or row.throttle is not None:
             return row
         demand = self._demand(queue, row, {}) if runnable else None

@@ -35,11 +35,11 @@ class NodeResources:
 
     def __init__(self, nodes: Iterable[NodeRow]) -> None:
         self._nodes = tuple(nodes)
-        self._known: dict[tuple[frozenset[str], int, int], Enough] = {}
+        self._known: dict[tuple[frozenset[str], int, int, bool], Enough] = {}
 
     def of(self, row: JobRow, pool: frozenset[str]) -> Enough | None:
         """Return which nodes of the pool have enough for a job; None after `MOST_REQUESTS` other requests."""
-        key = pool, row.cpus_per_node, row.memory_each
+        key = pool, row.cpus_per_node, row.memory_each, row.exclusive
         enough = self._known.get(key)
         if enough is None and len(self._known) < MOST_REQUESTS:
             enough = self._known[key] = Enough(row, [node for node in self._nodes if node.name in pool])

@@ -15,7 +15,7 @@ from typing import Final
 
 from slurm_migbatch.decide.actions import MoveOrder, Offer
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
+from slurm_migbatch.decide.capacity.demand import DemandBook, given_up, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
@@ -45,6 +45,9 @@ _RESOURCES_AVOID_S: Final = 60.0
 """For how long such a node is not considered again."""
 _RESOURCES_MOST: Final = 64
 """How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
+EXAMINE_S: Final = 30.0
+"""Slurm is told at most so often to examine a job again that it has given up."""
+_ENOUGH: Final = "as many catalog nodes ([cluster] catalog_nodes) as it has nodes prevent that"
 _GAPS: Final = 3
 """Between two snapshots, which are usually seconds apart, an offer counts as not taken for at most `stuck_s` divided by
 this.
@@ -85,6 +88,7 @@ class SupplyMemory:
         moves: training jobs that are moved for larger slices.
         unexplained: nodes where Slurm counts more than is known there, and since when.
         watched: time of the last snapshot.
+        examined: when Slurm was last told to examine a job again that it had given up.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -97,6 +101,7 @@ class SupplyMemory:
     moves: MoveMemory = field(default_factory=MoveMemory)
     unexplained: dict[str, float] = field(default_factory=dict)
     watched: float | None = None
+    examined: dict[int, float] = field(default_factory=dict)
     #: caches; they change no decision
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -113,9 +118,9 @@ class SupplyDecision:
         plan: the planner's result, made for `demands` on `nodes`.
         sharing: nodes on which slices are shared or are to be.
         offers: one for each node of the plan.
-        start_now: requeued jobs that need not wait for Slurm's delay.
+        start_now: requeued jobs that need not wait for Slurm's delay, and jobs that Slurm has to examine again.
         moves: orders for training jobs that are moved for larger slices.
-        notes: sentences about nodes that need attention.
+        notes: sentences about nodes and jobs that need attention.
         avoided: nodes on which a job, or an equal one, did not start though its slices were offered there.
         put_off: further demands, not planned because their users have too many kinds before them (`supply.limits`).
     """
@@ -178,6 +183,9 @@ def plan_supply(
         memory.moves.begin(plan.moves, queue)
         moves = memory.moves.due(snapshot.now, settings.moves, queue)
     _watch_offers(snapshot, plan, wanted, memory, settings)
+    again = _examine_again(plan, memory, snapshot.now)
+    notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
+    start_now = (*start_now, *again)
     due = plan.given(wanted) if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
@@ -271,7 +279,7 @@ def _kind(row: JobRow) -> tuple[object, ...]:
     """Return what equal jobs have in common, the user first."""
     return (
         *(row.uid, row.account, row.partition, row.name, row.gres, row.cpus, row.num_nodes),
-        *(row.memory_per_node, row.memory_per_cpu),
+        *(row.memory_per_node, row.memory_per_cpu, row.exclusive),
         *(row.features, row.requested_nodes, row.reservation, row.time_limit_s, row.time_min_s),
     )
 
@@ -359,6 +367,16 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> list[int]:
                 memory.hurried[job] = (*times, now)
                 start_now.append(job)
     return start_now
+
+
+def _examine_again(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[int]:
+    """Return jobs that Slurm has given up and whose slices are offered now; each at most once in `EXAMINE_S`."""
+    memory.examined = {job: at for job, at in memory.examined.items() if now - EXAMINE_S < at <= now}
+    rows = memory.queue.rows
+    again = [job for job, placed in plan.placed.items() if placed.standing and job in rows and given_up(rows[job])]
+    again = [job for job in again if job not in memory.examined]
+    memory.examined.update(dict.fromkeys(again, now))
+    return again
 
 
 def _unexplained(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[str]:

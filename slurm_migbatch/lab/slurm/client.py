@@ -21,6 +21,7 @@ from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 INVALID_JOB: Final = "Invalid job id specified"
 INVALID_NODE: Final = "Invalid node name specified"
 STARTED: Final = "Job is no longer pending execution"
+_GIVEN_UP: Final = "BadConstraints"
 _RESOURCES: Final = frozenset(
     {
         "Gres",
@@ -252,14 +253,17 @@ class SimulatedSlurm(Slurmctld):
             if why:
                 return why
         facts.node, facts.job, facts.excluded = need.node, need.job, fields.get("ExcNodeList", facts.excluded)
-        row = replace(row, **changed)
+        given_up, row = row.reason == _GIVEN_UP, replace(row, **changed)
         if row.pending and {"Gres", "TresPerNode", "TresPerJob", "ReqNodeList", "ExcNodeList", "NumNodes"} & set(
             fields
         ):
             if not self._placing.listed(self._shape(row, facts)):
-                row = replace(row, reason="BadConstraints", priority=0)
-            elif row.reason in ("Resources", "ReqNodeNotAvail", "Priority", "BadConstraints"):
+                row = replace(row, reason=_GIVEN_UP, priority=0)
+            elif row.reason in ("Resources", "ReqNodeNotAvail", "Priority", _GIVEN_UP):
                 row = replace(row, reason="None", priority=row.priority or facts.priority)
+        elif row.pending and given_up:  # any update makes slurmctld examine it again
+            reason = "None" if row.reason == _GIVEN_UP else row.reason
+            row = replace(row, reason=reason, priority=row.priority or facts.priority)
         self._put(row)
         if row.eligible is not None and row.eligible > self.clock.time():
             self._wake(row.job_id, row.eligible)

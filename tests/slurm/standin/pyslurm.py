@@ -87,6 +87,7 @@ class Job:
     cpus = property(lambda self: self._row.cpus)
     memory_per_node = property(lambda self: max(0, self._row.memory_per_node) or None)
     memory_per_cpu = property(lambda self: self._row.memory_per_cpu or None)
+    resource_sharing = property(lambda self: "NO" if self._row.exclusive else "OK")
     memory_per_gpu = None
 
     @property
