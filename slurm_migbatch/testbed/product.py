@@ -185,9 +185,9 @@ class Product:
         health: Mapping[str, Any] = json.loads(body)
         return health
 
-    def metrics(self) -> str:
+    def metrics(self, controller: int = 1) -> str:
         """Read migbatchd's metrics in Prometheus' text form. Raises OSError."""
-        return self._get("/metrics", 1).decode()
+        return self._get("/metrics", controller).decode()
 
     @property
     def controllers(self) -> tuple[int, ...]:
