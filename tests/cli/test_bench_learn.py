@@ -20,12 +20,12 @@ def own_priority() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_priority")
 def test_learning_benchmark_refits_and_reports_its_bars() -> None:
-    found = measure(runs=400, models=200)
+    found = measure(runs=400, models=300)
     assert [refit["outcome"] for refit in found["refit"].values()] == ["taken", "taken"]
     first = found["refit"]["first"]["check"]
     assert first["candidate"]["time"]["error"] < first["current"]["time"]["error"]
-    assert found["prediction"]["known"] == 200
+    assert found["prediction"]["known"] == 300
     assert [bar["name"] for bar in found["bars"]] == [
         "refit on 400 runs (s)",
-        "prediction p99 with 200 models (ms)",
+        "prediction p99 with 300 models (ms)",
     ]

@@ -91,15 +91,10 @@ def test_odd_comment_of_a_node_does_not_affect_other_nodes(bed: Cluster) -> None
     row_of_n2 = "NodeName=n2 CPUAlloc=0 CPUTot=8 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN"
     forged = f"x\n{row_of_n2}\nNodeName=n3 Gres=x State=IDLE"
     bed.run(["scontrol", "update", "NodeName=n1", f"Comment={forged}"])
-    log = bed.daemons.log("migbatchd")
-    said_of_n2 = re.compile(r"cannot parse.*node n2: scontrol shows it 2 times")
-    until("a word in the log", lambda: said_of_n2.search(log.read_text(errors="replace")) is not None)
-    job, message = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
-    assert job, message
-    assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    for options in (["--gres=mig:4g.40gb:1", "--nodelist=n1"], ["--gres=mig:7g.80gb:1", "--nodes=2"]):
+        job, message = sbatch(bed, *options, wrap="true")
+        assert job, message
+        assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    assert not re.search(r"cannot parse.*node n[12]\b", bed.daemons.log("migbatchd").read_text(errors="replace"))
     bed.run(["scontrol", "update", "NodeName=n1", "Comment="])
-    assert len(said_of_n2.findall(log.read_text(errors="replace"))) == 1
-    job, message = sbatch(bed, "--gres=mig:7g.80gb:1", "--nodes=2", wrap="true")
-    assert job, message
-    assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     settled(bed)
