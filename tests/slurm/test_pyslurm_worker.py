@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def client(more: str = "", timeout: float = 60.0) -> PyslurmClient:
         (tmp_path / "pyslurm.py").write_text(SOURCE + more)
         for name in ("squeue", "scontrol"):
-            (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
+            (tmp_path / name).write_text('#!/bin/sh\n[ "$1" != --version ] || echo slurm 25.11.2\n')
             (tmp_path / name).chmod(0o755)
         made.append(PyslurmClient(tmp_path, None, timeout, python=("env", f"PYTHONPATH={tmp_path}", sys.executable)))
         return made[-1]
