@@ -45,12 +45,12 @@ def why_not_started(
         return f"job {job} is {row.state.lower()}"
     if row.reason == TASK_LIMIT:
         return "its array is at its task limit; it starts when a task ends"
-    if not could_run(row, now) and _requeued_too_often(row.reason):
-        return (
-            f"Slurm holds it ({row.reason}), because it has been requeued as often as MaxPreemptRequeue of slurm.conf "
-            f"allows; an operator lets it continue by `scontrol release {job}`"
-        )
     if not could_run(row, now):
+        if _requeued_too_often(row.reason):
+            return (
+                f"Slurm holds it ({row.reason}), because it has been requeued as often as MaxPreemptRequeue of "
+                f"slurm.conf allows; an operator lets it continue by `scontrol release {job}`"
+            )
         return f"Slurm holds it for another reason ({row.reason}); nothing is kept free for it"
     if waits_for_loan(row.gres):
         return without_loan(row, lending)
