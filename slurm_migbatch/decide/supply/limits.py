@@ -26,7 +26,7 @@ def within_limits(demands: Sequence[Demand], rows: Mapping[int, JobRow]) -> tupl
     """
     if len(demands) <= MOST_COMBINATIONS or len({id(demand.kind) for demand in demands}) <= MOST_COMBINATIONS:
         return demands, ()
-    kinds = defaultdict[int | None, dict[tuple[DemandShape, ...], int]](dict)
+    kinds = defaultdict[int | None, set[tuple[DemandShape, ...]]](set)
     counts = defaultdict[int | None, int](int)
     planned, put_off = list[Demand](), list[Demand]()
     for _, group in groupby(demands, key=lambda demand: -demand.job if demand.apart is None else demand.apart):
@@ -41,7 +41,7 @@ def within_limits(demands: Sequence[Demand], rows: Mapping[int, JobRow]) -> tupl
             if counts[user] >= MOST_COMBINATIONS:
                 put_off += together
                 continue
-            kinds[user][key] = len(together)
+            kinds[user].add(key)
             counts[user] += len(together)
         planned += together
     return planned, put_off
