@@ -4,7 +4,7 @@ Users control many fields of a job (name, comment, account, GRES, features): new
 bytes that are not UTF-8. So each field of squeue's output is followed by a mark that holds 64 random bits of this one
 call, which no text written before the call can imitate. scontrol has no such marks. A node's texts are written by
 administrators and by root of that node (`Arch=`, `OS=`, `Version=`), and may look like rows of other nodes: nodes that
-are listed more than once are shown again, each followed by the name of a node that cannot exist (`alone_command`).
+are listed more than once are shown again, each followed by the name of a node that cannot exist (`alone_commands`).
 
 A row that can be split but not parsed must not hide all others. A job's is kept with
 its id and the state UNREAD: the job exists, and nothing else is known of it. A node's is dropped, as if Slurm did
