@@ -1,7 +1,7 @@
 """Limit what one user's queue costs a plan.
 
 Each other combination of slices is looked for on every node where it may fit, so thousands of them, all by one user,
-would make rounds take minutes on large sites.
+would delay every round on large sites.
 """
 
 from __future__ import annotations
