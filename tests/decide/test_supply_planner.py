@@ -261,8 +261,8 @@ def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> 
     full = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 300), gpu("b", "7g.80gb@0", until=NOW + 900))]
     assert held_back(full, "1g.10gb", 199) == {}
     assert held_back(full, "1g.10gb", 200) == {"7g.80gb": 1}, "only that of the GPU with the reservation"
-    assert held_back(full, "1g.10gb", 1199, limit_s=1000) == {}
-    assert held_back(full, "1g.10gb", 1200, limit_s=1000) == {"7g.80gb": 1}, "it should have been free long ago"
+    assert held_back(full, "1g.10gb", 599, limit_s=1000) == {}
+    assert held_back(full, "1g.10gb", 600, limit_s=1000) == {"7g.80gb": 1}, "it should have been free long ago"
     assert held_back(full, "7g.80gb", 299) == {}, "Slurm gives the next one to the first job"
     assert held_back(full, "2*7g.80gb", 200) == {}, "Slurm keeps both for it, because it knows when the later one ends"
     unlimited = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b", "7g.80gb@0"))]

@@ -34,7 +34,7 @@ _MAX_NODES = 64
 #: after so many times the time in which its slots should have been free.
 _PATIENCE = 16.0
 _UNLIMITED_S = 900.0
-_DELAY = 4.0
+_DELAY = 2.0
 
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
