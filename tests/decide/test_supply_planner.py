@@ -231,13 +231,22 @@ def test_free_slices_of_a_reservation_stay_on_offer_when_the_job_that_it_waits_f
     ended = [node("n1", gpu("a", "7g.80gb@0", until=NOW), free, used=Counter())]
     assert plan(ended, wants, running.reservations).nodes["n1"] == running.nodes["n1"]
     overrun = [node("n1", gpu("a", "7g.80gb@0", until=NOW), free)]
-    assert plan(overrun, wants).nodes["n1"].offers == {}, "of a loan Slurm may not know the end"
+    assert plan(overrun, wants).nodes["n1"].offers == {}, "Slurm does not know when it ends"
     divided = [node("n1", gpu("a", "4g.40gb@0", until=NOW), free, used=Counter())]
     assert plan(divided, wants).nodes["n1"].offers == {}
     two = (gpu("a", "7g.80gb@0", until=NOW), gpu("c", "7g.80gb@0", until=NOW))
     for in_use, offers in ((2, {}), (1, {}), (0, {P("7g.80gb"): 1})):
         nodes = [node("n1", *two, free, used=Counter({P("7g.80gb"): in_use}))]
         assert plan(nodes, [demand(1, "3*7g.80gb"), wants[1]]).nodes["n1"].offers == offers
+
+
+def test_free_slices_of_a_reservation_are_not_offered_while_a_job_is_stopped_for_it() -> None:
+    """Slurm expects the job to run until its time limit, so it would give the free slices to others meanwhile."""
+    wants = [demand(1, "2*7g.80gb"), demand(2, "7g.80gb")]
+    busy, free = gpu("a", "7g.80gb@0", until=NOW + 5), gpu("b", offered="7g.80gb@0")
+    assert plan([node("n1", busy, free)], wants).nodes["n1"].offers == {P("7g.80gb"): 1}
+    stopped = dataclasses.replace(busy, leases=tuple(lease._replace(stopping=True) for lease in busy.leases))
+    assert plan([node("n1", stopped, free)], wants).nodes["n1"].offers == {}
 
 
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:
@@ -252,8 +261,8 @@ def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> 
     full = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 300), gpu("b", "7g.80gb@0", until=NOW + 900))]
     assert held_back(full, "1g.10gb", 199) == {}
     assert held_back(full, "1g.10gb", 200) == {"7g.80gb": 1}, "only that of the GPU with the reservation"
-    assert held_back(full, "1g.10gb", 1199, limit_s=1000) == {}
-    assert held_back(full, "1g.10gb", 1200, limit_s=1000) == {"7g.80gb": 1}, "it should have been free long ago"
+    assert held_back(full, "1g.10gb", 599, limit_s=1000) == {}
+    assert held_back(full, "1g.10gb", 600, limit_s=1000) == {"7g.80gb": 1}, "it should have been free long ago"
     assert held_back(full, "7g.80gb", 299) == {}, "Slurm gives the next one to the first job"
     assert held_back(full, "2*7g.80gb", 200) == {}, "Slurm keeps both for it, because it knows when the later one ends"
     unlimited = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b", "7g.80gb@0"))]

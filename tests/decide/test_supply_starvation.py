@@ -124,7 +124,11 @@ def test_slices_that_are_kept_for_a_large_job_are_used_by_jobs_that_end_in_time(
     short = [world.slurm.submit("mig:7g.80gb:1", runs=500, limit=1000) for _ in range(2)]
     world.steps(5)
     assert world.running().issuperset(short)
-    world.steps(1990)
+    world.steps(1600)
+    late = world.slurm.submit("mig:7g.80gb:1", runs=50, limit=100)
+    world.steps(5)
+    assert late in world.running()
+    world.steps(385)
     assert long not in world.running()
     assert large not in world.running()
     world.steps(10)

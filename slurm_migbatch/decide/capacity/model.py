@@ -23,13 +23,15 @@ class Lease(NamedTuple):
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
     `until` is when it should be free by the job's time limit; None without a limit. With `guest` Slurm does not
-    count it under its profile: the job started as a guest of another, which has ended.
+    count it under its profile: the job started as a guest of another, which has ended. With `stopping` migbatchd stops
+    the job, and `until` is when it should have ended.
     """
 
     slot: Slot
     job: int | None = None
     until: float | None = None
     guest: bool = False
+    stopping: bool = False
 
 
 @dataclass(frozen=True, init=False)

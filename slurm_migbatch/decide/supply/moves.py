@@ -257,7 +257,7 @@ def leaving(nodes: dict[str, Node], ends: Mapping[int, float], queue: JobQueue) 
 def _with_end(gpu: Gpu, job: int, end: float) -> Gpu:
     if all(lease.job != job for lease in gpu.leases):
         return gpu
-    leases = [lease._replace(until=end) if lease.job == job else lease for lease in gpu.leases]
+    leases = [lease._replace(until=end, stopping=True) if lease.job == job else lease for lease in gpu.leases]
     return replace(gpu, leases=tuple(leases))
 
 

@@ -30,14 +30,11 @@ from slurm_migbatch.mig.profile import Profile
 #: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
 _GAIN_S = 60.0
 _MAX_NODES = 64
-#: Free slots are not offered until a reservation's start if that is sooner: few jobs have so short a time limit, and
-#: Slurm does not know when a loan ends for the reservation.
-_LEAST_GAP_S = 600.0
 #: Slots in use are held back for a job after so many of its time limits (the second is that of a job without one), or
 #: after so many times the time in which its slots should have been free.
 _PATIENCE = 16.0
 _UNLIMITED_S = 900.0
-_DELAY = 4.0
+_DELAY = 2.0
 
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
@@ -434,16 +431,25 @@ class Reserver:
         """Return whether Slurm plans the start at these places itself, if all free slots of them are offered.
 
         For that it must count enough slices on each node, in use or free, and know when those in use will be free: at
-        the end of their jobs' time limits, or now, because the jobs have ended and only their leases have not.
+        the end of their jobs' time limits, or now, because the jobs have ended and only their leases have not. It does
+        not know of jobs that are being stopped.
         """
         unlimited, at, _ = when
-        if unlimited or self._now < at < self._now + _LEAST_GAP_S:
+        if unlimited or self._any_being_stopped(by_gpu):
             return False
         wanted: dict[str, Counter[Profile]] = {}
         for index, slots in by_gpu.items():
             wanted.setdefault(self._fleet.gpu(index).node, Counter()).update(slot.profile for slot in slots)
         counted = self._counted if at > self._now else self._released
         return all(counts <= counted(name, by_gpu) for name, counts in wanted.items())
+
+    def _any_being_stopped(self, by_gpu: Mapping[int, list[Slot]]) -> bool:
+        """Return whether a job that is being stopped uses any of these slots."""
+        for index, slots in by_gpu.items():
+            mask = Layout(slots).mask
+            if any(lease.stopping and lease.slot.placement.mask & mask for lease in self._fleet.gpu(index).gpu.leases):
+                return True
+        return False
 
     def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
