@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -21,6 +21,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.terms import TermOverError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,6 +56,7 @@ class StoreWriter:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: Store | None = None
+        self._gone: Path | None = None  # an SQLite file that was in use and is no longer there
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
         self._deposed = FaultReporter("records are dropped", "the active migbatchd records them", log)
         self._full = FaultReporter("records of decisions are lost", "the database has been down too long", log)
@@ -146,11 +150,10 @@ class StoreWriter:
             if item.future is not None and item.future.cancelled():
                 break
             try:
-                opened = self._store is not None
-                if self._store is None:
-                    self._store = self._opener()
-                    opened = True
-                result = item.work(self._store)
+                opened = False
+                store = self._opened()
+                opened = True
+                result = item.work(store)
             except TermOverError as error:
                 self._end_of_term(item, error)
             except Exception as error:
@@ -173,6 +176,25 @@ class StoreWriter:
                 self._queue.popleft()
                 self._waiting -= item.records
         return True
+
+    def _opened(self) -> Store:
+        """Return the store, opened again if its file was replaced.
+
+        Raises:
+            FileNotFoundError: the file was moved or deleted; a new one is not created in its place, because the
+                administrator may be about to put another one there.
+        """
+        if self._store is not None and self._store.moved:
+            self._gone = self._store.file
+            self._store.close()  # which also completes the moved file, and removes the log that was beside it
+            self._store = None
+        if self._store is None:
+            if self._gone is not None and not self._gone.exists():
+                raise FileNotFoundError(
+                    f"{self._gone} was moved or deleted: put it back, or restart migbatchd to begin a new record"
+                )
+            self._store, self._gone = self._opener(), None
+        return self._store
 
     def _end_of_term(self, item: _Item, error: TermOverError) -> None:
         if item.future is None:  # else the caller is told: a node sends its message to the active migbatchd

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -94,6 +95,15 @@ def _number(session: Session) -> None:
         session.connection().execute(statement, [{"of": row.id, "to": last + i} for i, row in enumerate(fresh, 1)])
 
 
+def _inode(file: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class Store:
     """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
 
@@ -102,6 +112,8 @@ class Store:
         self.engine = engine
         self.readonly = readonly
         self.term = term
+        self.file = file
+        self._inode = None if file is None or readonly else _inode(file)
         self._reading = one_state(engine)
         self._log = wal.LogBound(file, wal.LIMIT_BYTES) if file is not None and not readonly else None
 
@@ -113,7 +125,15 @@ class Store:
 
     def close(self) -> None:
         """Return the connections. On SQLite this also merges the write-ahead log into the file."""
+        if self.moved:  # SQLite would leave the log, and apply it to whatever file has the name by then
+            with suppress(SQLAlchemyError, sqlite3.Error), closing(self.engine.raw_connection()) as connection:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.engine.dispose()
+
+    @property
+    def moved(self) -> bool:
+        """Whether an SQLite file was moved, deleted or replaced since it was opened: further rows would be lost."""
+        return self.file is not None and self._inode is not None and _inode(self.file) != self._inode
 
     def bound_log(self, give_up: Callable[[], bool]) -> None:
         """Truncate the write-ahead log of an SQLite file if it is too long; `store.wal` says for whom this waits.

@@ -2,17 +2,23 @@
 
 import concurrent.futures
 import logging
+import shutil
 import threading
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.soundness import damages
 from slurm_migbatch.store.terms import TermOverError
+from tests.support.waiting import eventually
 
 
 class Record:
     """A store that can be away and that can refuse."""
+
+    moved = False
 
     def __init__(self):
         self.rows = []
@@ -203,3 +209,44 @@ def test_posts_of_many_threads_are_all_written(record):
             pool.submit(writer.post, lambda s, n=n: s.add(n), "x")
     assert writer.stop(120) == 0
     assert sorted(record.rows) == list(range(1000))
+
+
+def sequence(number):
+    """Work that stores one event of a node; returns how many of its events are stored."""
+    events = [{"seq": number, "ts": 1.7e9 + number, "kind": "note"}]
+    return lambda store: store.ingest("n1", "a1", "b1", events)
+
+
+def test_nothing_is_written_to_a_database_that_was_moved_away(tmp_path, caplog):
+    """A node deletes what was acknowledged, and nobody looks for it in the moved file."""
+    file, aside = tmp_path / "record.db", tmp_path / "aside.db"
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        assert writer.call(sequence(1), "x").result(120).acked == 1
+        file.rename(aside)
+        later = writer.call(sequence(2), "x")
+        eventually(lambda: "was moved or deleted" in writer.fault.error)
+        assert not later.done()
+        assert not file.exists()
+        shutil.copyfile(aside, tmp_path / "copy.db").rename(file)  # without a log: the moved file is complete
+        assert later.result(120).acked == 2
+        assert writer.fault.error == ""
+    finally:
+        writer.stop(120)
+
+
+def test_database_that_was_replaced_is_opened_again(tmp_path):
+    file, other = tmp_path / "record.db", tmp_path / "other.db"
+    open_store(f"sqlite:///{other}").close()
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        before = writer.call(sequence(1), "x").result(120)
+        other.replace(file)
+        after = writer.call(sequence(2), "x").result(120)
+        assert after.database != before.database and after.acked == 0
+    finally:
+        writer.stop(120)
+    with open_store(f"sqlite:///{file}", readonly=True) as store, store.reading() as connection:
+        assert list(damages(connection)) == []

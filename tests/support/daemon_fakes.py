@@ -54,6 +54,8 @@ class FakeSigner:
 class FakeStore:
     """A store that keeps each event once, by (node, journal, seq); can be locked."""
 
+    moved = False
+
     def __init__(self):
         self.events = {}
         self.complete = set()
