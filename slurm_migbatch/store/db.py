@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, func, select, update
@@ -40,7 +39,14 @@ _T = TypeVar("_T")
 _ATTEMPTS = 4
 
 
-def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: int = 0) -> Store:
+def open_store(
+    url: str,
+    *,
+    readonly: bool = False,
+    backup: bool = True,
+    term: int = 0,
+    upgrading: Callable[[], object] = lambda: None,
+) -> Store:
     """Open the database at `url`, an SQLAlchemy URL, and migrate it.
 
     Args:
@@ -48,6 +54,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
         readonly: do not write, not even migrations; works while migbatchd is down.
         backup: copy an SQLite file before it is migrated.
         term: the only term in which the store may write; 0: any.
+        upgrading: called before a record of an older release is migrated, which takes long if it is large.
 
     Raises:
         StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
@@ -65,9 +72,13 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
                     "it migrates the database"
                 )
         else:
-            # the backup of a server is its administrator's task
-            keep = partial(keep_before_upgrade, file) if backup and file is not None else None
-            for name in migrate(engine, HISTORY, keep):
+
+            def prepare(last: str) -> None:
+                upgrading()
+                if backup and file is not None:  # the backup of a server is its administrator's task
+                    keep_before_upgrade(file, last)
+
+            for name in migrate(engine, HISTORY, prepare):
                 log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
