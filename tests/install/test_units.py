@@ -90,3 +90,8 @@ def test_unit_of_migbatchd_lets_the_submit_service_raise_its_priority(user: str)
     """Neither SlurmUser nor root without CAP_SYS_NICE may do so beyond the limit, and the process goes on without."""
     (limit,) = re.findall(r"^LimitNICE=(.*)$", controller(user), re.MULTILINE)
     assert limit.startswith("-") and int(limit) <= NICE
+
+
+def test_killed_child_for_a_query_does_not_stop_migbatchd() -> None:
+    """systemd's default is to stop a service of which the kernel has killed any process for its memory."""
+    assert "\nOOMPolicy=continue\n" in controller("slurm")
