@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_ADVICE = "records wait in memory for the database; check for a locked or full disk, or a database that is down"
+_ADVICE = (
+    "records wait in memory for the database; check for a locked or full disk, or a database that is down or damaged "
+    "(migbatch db check)"
+)
 
 
 class Overloaded(RuntimeError):
@@ -158,7 +161,8 @@ class StoreWriter:
                 self._end_of_term(item, error)
             except Exception as error:
                 if not opened or is_passing(error):
-                    wait = self.fault.failed(error)
+                    # the text of its own has the statement too, and with it texts of users
+                    wait = self.fault.failed(getattr(error, "orig", None) or error)
                     with self._news:
                         if self._stopping:
                             return False
@@ -204,8 +208,13 @@ class StoreWriter:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether the database may accept the same work later: locked, full, down; not malformed records."""
+    """Return whether the database may accept the same work later: locked, full, down; not malformed records.
+
+    Also whether it is damaged, until another one is put in its place: in what is left of it nothing should be changed.
+    """
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
+        return True
+    if type(error) is DatabaseError:  # not one of its subclasses: SQLite's for a damaged file
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
 

@@ -3,7 +3,9 @@
 import concurrent.futures
 import logging
 import shutil
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -250,3 +252,30 @@ def test_database_that_was_replaced_is_opened_again(tmp_path):
         writer.stop(120)
     with open_store(f"sqlite:///{file}", readonly=True) as store, store.reading() as connection:
         assert list(damages(connection)) == []
+
+
+def test_nothing_is_dropped_while_the_database_is_damaged(tmp_path, caplog):
+    file, other = tmp_path / "record.db", tmp_path / "other.db"
+    for path in (file, other):
+        with open_store(f"sqlite:///{path}") as store:
+            sequence(1)(store)
+    with closing(sqlite3.connect(file)) as connection:
+        ((page, size),) = connection.execute(
+            "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name='node_events'"
+        )
+    with file.open("r+b") as raw:
+        raw.seek((page - 1) * size)
+        raw.write(b"\xff" * size)
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        later = writer.call(sequence(2), "x")
+        eventually(lambda: writer.fault.tries > 2)
+        assert "malformed" in writer.fault.error and not later.done()
+        assert writer.dropped == {}
+        (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "is malformed" in warning.getMessage() and "INSERT" not in warning.getMessage()
+        other.replace(file)
+        assert later.result(120).acked == 2
+    finally:
+        writer.stop(120)
