@@ -216,6 +216,8 @@ class TermKeeper:
                 self._store = self._open()
             state = self._store.take_term(self.host, TERM_S, self.number)
         except Exception as error:
+            if self._store is not None:
+                self._store.reconnect()
             self._fault.failed(error)
             self.why = "the database does not answer"
             return

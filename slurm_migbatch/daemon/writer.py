@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
@@ -161,6 +161,8 @@ class StoreWriter:
                 self._end_of_term(item, error)
             except Exception as error:
                 if not opened or is_passing(error):
+                    if self._store is not None:
+                        self._store.reconnect()
                     # the text of its own has the statement too, and with it texts of users
                     wait = self.fault.failed(getattr(error, "orig", None) or error)
                     with self._news:
@@ -212,8 +214,8 @@ def is_passing(error: Exception) -> bool:
 
     Also whether it is damaged, until another one is put in its place: in what is left of it nothing should be changed.
     """
-    if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
-        return True
+    if isinstance(error, (OperationalError, InterfaceError, InternalError, PoolTimeout, OSError)):
+        return True  # an InternalError: PostgreSQL has become a standby, or is damaged
     if type(error) is DatabaseError:  # not one of its subclasses: SQLite's for a damaged file
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -146,6 +146,11 @@ class Store:
         """Whether an SQLite file was moved, deleted or replaced since it was opened: further rows would be lost."""
         return self.file is not None and self._inode is not None and _inode(self.file) != self._inode
 
+    def reconnect(self) -> None:
+        """Discard the connections to a server after an error: it may no longer be the primary at its address."""
+        if self.file is None:
+            self.engine.dispose()
+
     def bound_log(self, give_up: Callable[[], bool]) -> None:
         """Truncate the write-ahead log of an SQLite file if it is too long; `store.wal` says for whom this waits.
 

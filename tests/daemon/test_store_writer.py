@@ -40,6 +40,9 @@ class Record:
         self.rows.append(row)
         return len(self.rows)
 
+    def reconnect(self):
+        pass
+
     def bound_log(self, give_up):
         self.bounded.append(give_up())
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, make_url, text, update
 
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.term import TERM_S, TermKeeper
+from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.store import engines, windows
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.engines import make_engine
@@ -182,6 +185,43 @@ def test_connection_to_a_host_that_has_lost_its_power_ends(server: str) -> None:
                 assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 assert idle + interval * count <= 60 and 0 < unanswered_ms <= 60_000
         engine.dispose()
+
+
+def demote(store: Store) -> None:
+    """Have the server of the store's open connections become a standby, which only reads."""
+    scope = "CHARACTERISTICS AS TRANSACTION" if store.engine.dialect.name == "postgresql" else "TRANSACTION"
+    with closing(store.engine.raw_connection()) as connection:
+        connection.cursor().execute(f"SET SESSION {scope} READ ONLY")
+        connection.commit()
+
+
+def test_writing_continues_with_the_next_primary(server: str) -> None:
+    """Connections to the former one stay open; new ones lead to the next."""
+    writer = StoreWriter(lambda: open_store(server), 10, first_wait=0.001)
+    writer.start()
+    try:
+        writer.call(demote, "test").result(120)
+        sending = writer.call(lambda store: store.ingest("n1", "aa", "b1", [Node(store).event("boot", 1.0)]), "test")
+        assert sending.result(120).acked == 1
+    finally:
+        writer.stop(120)
+
+
+def test_term_is_renewed_with_the_next_primary(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = {f"slurmctldhost[{n}]": f"ctl{n + 1}" for n in range(2)}
+    client, now = HistoryClient(), [1000.0]
+    monkeypatch.setattr(client, "settings", lambda: hosts)
+    monkeypatch.setattr(client, "ping", lambda timeout=None: dict.fromkeys(("ctl1", "ctl2"), True))
+    keeper = TermKeeper(client, lambda: open_store(server), "ctl1", lambda: now[0])
+    with closing(keeper):
+        keeper.refresh()
+        assert keeper.may_change_slurm() and keeper._store is not None
+        demote(keeper._store)
+        keeper.refresh()
+        now[0] += TERM_S
+        assert not keeper.may_change_slurm()
+        keeper.refresh()
+        assert keeper.may_change_slurm()
 
 
 def test_server_that_accepts_connections_and_is_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,9 @@ class FakeStore:
         self._check()
         return dict(self.gpus)
 
+    def reconnect(self):
+        pass
+
     def bound_log(self, give_up):
         assert not self.closed, "used after close"
 
