@@ -66,7 +66,8 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
     Nobody else may be migrating it: what killed programs have left of their copies is removed.
     """
     for part in file.parent.glob(f".{glob.escape(file.name)}.schema-*.part*"):
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     number = last.partition(" ")[0]
     for attempt in range(1, 1000):
         end = f"-{attempt}" if attempt > 1 else ""
