@@ -75,6 +75,7 @@ def _server(url: URL, readonly: bool) -> Engine:
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
             pool_recycle=3600,
+            hide_parameters=True,  # errors are logged, and these may be texts of users
             connect_args={} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S},
         )
     except NoSuchModuleError:
@@ -146,7 +147,9 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
         return connection
 
     options = {READ_OPTION: readonly}
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, execution_options=options)
+    engine = create_engine(
+        "sqlite://", creator=connect, poolclass=QueuePool, execution_options=options, hide_parameters=True
+    )
     event.listen(engine, "begin", _begin)
     if not readonly:
         _use_wal(connect, path)
