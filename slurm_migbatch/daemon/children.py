@@ -13,6 +13,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.config import Config, text_of
@@ -23,8 +24,15 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_N
 """Environment of processes that compute: several threads for small matrices take longer on busy processors, and each
 has its own memory.
 """
+_FIRST: Final = "1000"
 _LINE_BYTES: Final = 1 << 26
 _STOP_S: Final = 5.0
+
+
+def be_killed_first() -> None:
+    """Have the kernel kill this process before others when memory is short, not slurmctld, which may be larger."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST)
 
 
 class Child:

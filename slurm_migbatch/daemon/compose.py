@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -17,12 +18,16 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError, Signer, UsedCredentials, make_signer
+from slurm_migbatch.node.notify import notify
 from slurm_migbatch.slurm.users import name_of
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.queries import identity
 
 log = logging.getLogger(__name__)
+
+_UPGRADE_S: Final = 3600
+"""Seconds that the migration of a record may take at the start."""
 
 
 def keeper_of(config: Config) -> TermKeeper:
@@ -108,12 +113,18 @@ def _marks(config: Config) -> dict[str, str]:
 def _check_store(url: str) -> str:
     """Return the identity of the database; empty if it does not answer yet."""
     try:
-        with open_store(url) as store:
+        with open_store(url, upgrading=_announce_upgrade) as store:
             return store.read(identity)
     except StoreError as error:
         if not isinstance(error.__cause__, SQLAlchemyError):
             raise
         return ""  # locked, full or not started yet: the store writer waits for it and reports it
+
+
+def _announce_upgrade() -> None:
+    """Have systemd wait: it would kill this process after the usual time for a start, and the next one likewise."""
+    log.info("migrating the record of an older release, which takes long if it is large")
+    notify(f"EXTEND_TIMEOUT_USEC={_UPGRADE_S * 1_000_000}\nSTATUS=migrating the record")
 
 
 def signer_of(config: Config, used: UsedCredentials) -> Signer:

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.children import be_killed_first
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.predict.bounds import impossible
@@ -338,6 +339,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+    be_killed_first()
     logs.setup(start["level"])
     print(json.dumps(run(loads(start["config"]))), flush=True)  # noqa: T201 the parent reads it
 

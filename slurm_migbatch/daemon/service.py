@@ -13,6 +13,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -62,6 +64,8 @@ log = logging.getLogger(__name__)
 _STOP_S = 5.0
 #: maximum number of ended jobs to query Slurm about at a time; for others the record has only what nodes reported
 _ENDED: Final = 100_000
+#: retries of jobs at a time; each makes several calls of Slurm, and rounds must not wait for a free thread
+_RETRIES: Final = 4
 #: seconds after an answer to slurmctld until it lists the submitted job
 _SUBMISSION_S = 0.1
 
@@ -94,6 +98,7 @@ class Service:
         self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
         policy = policy_of(config).runs
+        self._retry_threads = ThreadPoolExecutor(_RETRIES, thread_name_prefix="retry")
         self._retries = OomRetries(client, lambda: self.submit.facts.catalog, policy)
         self.recurring = RecurringWatch(self.writer, self.submit.ran, self._retry_failed_runs)
         self.submit.follow(self.recurring.jobs.listed)
@@ -179,6 +184,7 @@ class Service:
             await asyncio.to_thread(self.rounds.close)
             if self._background_tasks:  # what they did to jobs has to be recorded
                 await asyncio.wait(self._background_tasks, timeout=_STOP_S)
+            self._retry_threads.shutdown(wait=False)
             unwritten = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if unwritten:
                 log.warning("stopped with %d unwritten records; nodes will send their events again", unwritten)
@@ -278,14 +284,17 @@ class Service:
             )
             return
         with contextlib.suppress(StillHeld):
-            self._retried(action, await asyncio.to_thread(self._retries.send, row, offer))
+            self._retried(action, await self._in_retry_thread(self._retries.send, row, offer))
         self.poller.nudge()
 
     async def _release(self, row: JobRow, profile: Profile) -> None:
         action = _retry_row(row.job_id, row.restarts, next(iter(map(str, slices(row.gres))), ""), profile)
         with contextlib.suppress(StillHeld):
-            self._retried(action, await asyncio.to_thread(self._retries.release, row, profile))
+            self._retried(action, await self._in_retry_thread(self._retries.release, row, profile))
             self.poller.nudge()
+
+    async def _in_retry_thread(self, work: Callable[..., str], *args: object) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._retry_threads, partial(work, *args))
 
     def _retried(self, action: Mapping[str, Any], trouble: str) -> None:
         if not trouble:

@@ -44,8 +44,9 @@ _FULL_S: Final = 0.05
 _BACKLOG: Final = 1 << 20
 #: seconds that the process waits for names of users before it exits
 _STOP_S: Final = 2.0
-#: high, because every sbatch waits for this process, which needs a fraction of a millisecond each time
-_NICE: Final = -10
+#: high, because every sbatch waits for this process, which needs a fraction of a millisecond each time; the unit has to
+#: permit it (LimitNICE=)
+NICE: Final = -10
 
 
 class Output:
@@ -173,7 +174,7 @@ def main() -> None:
     logs.setup(start["level"])
     config = loads(start["config"])
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     output = Output(sys.stdout.fileno())
     recorder = DecisionRecorder(output)
     service = SubmitService(

@@ -21,6 +21,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 from slurm_migbatch.daemon.ended import HistoryClient
@@ -88,6 +89,8 @@ class TermKeeper:
         self._primary: bool | None = None  # reported by slurmctld
         self._store: Store | None = None
         self._nudged = asyncio.Event()
+        # of its own: the term ends if it is not renewed in time, whatever other work waits for Slurm
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="term")
         self._fault = FaultReporter(
             "cannot renew the term of the active migbatchd",
             "nothing is changed in Slurm until the database answers",
@@ -122,7 +125,7 @@ class TermKeeper:
         while True:
             self._nudged.clear()
             before = self.active
-            wait = await asyncio.to_thread(self.refresh)
+            wait = await asyncio.get_running_loop().run_in_executor(self._thread, self.refresh)
             if self.active != before:
                 log.info("this migbatchd is %s", "active" if self.active else f"standby: {self.why}")
                 self.on_change()
@@ -216,6 +219,8 @@ class TermKeeper:
                 self._store = self._open()
             state = self._store.take_term(self.host, TERM_S, self.number)
         except Exception as error:
+            if self._store is not None:
+                self._store.reconnect()
             self._fault.failed(error)
             self.why = "the database does not answer"
             return
@@ -257,6 +262,7 @@ class TermKeeper:
 
     def close(self) -> None:
         """Release the term and close the database; may block."""
+        self._thread.shutdown(wait=False)
         self.resign()
         self.active = False
         if self._store is not None:

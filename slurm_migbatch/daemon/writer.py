@@ -13,18 +13,24 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.terms import TermOverError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_ADVICE = "records wait in memory for the database; check for a locked or full disk, or a database that is down"
+_ADVICE = (
+    "records wait in memory for the database; check for a locked or full disk, or a database that is down or damaged "
+    "(migbatch db check)"
+)
 
 
 class Overloaded(RuntimeError):
@@ -53,6 +59,7 @@ class StoreWriter:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: Store | None = None
+        self._gone: Path | None = None  # an SQLite file that was in use and is no longer there
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
         self._deposed = FaultReporter("records are dropped", "the active migbatchd records them", log)
         self._full = FaultReporter("records of decisions are lost", "the database has been down too long", log)
@@ -146,16 +153,18 @@ class StoreWriter:
             if item.future is not None and item.future.cancelled():
                 break
             try:
-                opened = self._store is not None
-                if self._store is None:
-                    self._store = self._opener()
-                    opened = True
-                result = item.work(self._store)
+                opened = False
+                store = self._opened()
+                opened = True
+                result = item.work(store)
             except TermOverError as error:
                 self._end_of_term(item, error)
             except Exception as error:
                 if not opened or is_passing(error):
-                    wait = self.fault.failed(error)
+                    if self._store is not None:
+                        self._store.reconnect()
+                    # the text of its own has the statement too, and with it texts of users
+                    wait = self.fault.failed(getattr(error, "orig", None) or error)
                     with self._news:
                         if self._stopping:
                             return False
@@ -174,6 +183,25 @@ class StoreWriter:
                 self._waiting -= item.records
         return True
 
+    def _opened(self) -> Store:
+        """Return the store, opened again if its file was replaced.
+
+        Raises:
+            FileNotFoundError: the file was moved or deleted; a new one is not created in its place, because the
+                administrator may be about to put another one there.
+        """
+        if self._store is not None and self._store.moved:
+            self._gone = self._store.file
+            self._store.close()  # which also completes the moved file, and removes the log that was beside it
+            self._store = None
+        if self._store is None:
+            if self._gone is not None and not self._gone.exists():
+                raise FileNotFoundError(
+                    f"{self._gone} was moved or deleted: put it back, or restart migbatchd to begin a new record"
+                )
+            self._store, self._gone = self._opener(), None
+        return self._store
+
     def _end_of_term(self, item: _Item, error: TermOverError) -> None:
         if item.future is None:  # else the caller is told: a node sends its message to the active migbatchd
             self.dropped[item.label] = self.dropped.get(item.label, 0) + item.records
@@ -182,8 +210,13 @@ class StoreWriter:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether the database may accept the same work later: locked, full, down; not malformed records."""
-    if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
+    """Return whether the database may accept the same work later: locked, full, down; not malformed records.
+
+    Also whether it is damaged, until another one is put in its place: in what is left of it nothing should be changed.
+    """
+    if isinstance(error, (OperationalError, InterfaceError, InternalError, PoolTimeout, OSError)):
+        return True  # an InternalError: PostgreSQL has become a standby, or is damaged
+    if type(error) is DatabaseError:  # not one of its subclasses: SQLite's for a damaged file
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
 

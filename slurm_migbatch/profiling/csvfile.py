@@ -14,12 +14,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO, TypeVar
+from typing import Final, TextIO, TypeVar
 
 from slurm_migbatch.workload.refusal import show
-
-if TYPE_CHECKING:
-    from _csv import Reader as Rows
 
 T = TypeVar("T")
 
@@ -34,6 +31,8 @@ LARGEST_COUNT: Final = 10**9
 
 _LONGEST: Final = 65536
 """Most characters of a header that are searched for the separator."""
+LONGEST_ROW: Final = 1 << 20
+"""Most characters of a row: a small compressed file may hold one that is larger than the memory."""
 _STATED: Final = re.compile(rf'"?sep=([{re.escape(SEPARATORS)}])"?[{re.escape(SEPARATORS)}]*', re.IGNORECASE)
 """Excel's first line, which states the separator."""
 _GZIP: Final = b"\x1f\x8b"
@@ -84,7 +83,8 @@ def is_csv(path: Path) -> bool:
 def find(root: Path) -> list[Path]:
     """Return the CSV files below a folder, in the order of their names; hidden ones are skipped, links followed.
 
-    A folder that several links lead to is read once.
+    A folder that several links lead to is read once. What is no plain file (a pipe, a device) is skipped: it may never
+    end.
 
     Raises OSError if a folder cannot be read.
     """
@@ -102,7 +102,7 @@ def find(root: Path) -> list[Path]:
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if is_csv(path))
+    return sorted(path for path in files if is_csv(path) and path.is_file())
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
@@ -209,13 +209,40 @@ def whole(row: Mapping[str, str], column: str) -> int:
     return int(value)
 
 
-def _lines(file: TextIO) -> tuple[Rows, int]:
+class _Rows:
+    """The rows of a file; raises csv.Error at one that is longer than LONGEST_ROW."""
+
+    def __init__(self, file: TextIO, separator: str) -> None:
+        self._file, self._left = file, LONGEST_ROW
+        self._reader = csv.reader(iter(self._line, ""), delimiter=separator, skipinitialspace=True)
+
+    @property
+    def line_num(self) -> int:
+        """The number of lines read."""
+        return self._reader.line_num
+
+    def __iter__(self) -> _Rows:
+        return self
+
+    def __next__(self) -> list[str]:
+        self._left = LONGEST_ROW
+        return next(self._reader)
+
+    def _line(self) -> str:
+        line = self._file.readline(self._left)
+        self._left -= len(line)
+        if not self._left:
+            raise csv.Error(f"a row has more than {LONGEST_ROW} characters")
+        return line
+
+
+def _lines(file: TextIO) -> tuple[_Rows, int]:
     """Return a reader of the file's lines, which begins with the header, and the number of lines before that."""
     before, separator = _before_header(file)
     file.seek(0)
     for _ in range(before):
         file.readline(_LONGEST)
-    return csv.reader(file, delimiter=separator, skipinitialspace=True), before
+    return _Rows(file, separator), before
 
 
 def _before_header(file: TextIO) -> tuple[int, str]:

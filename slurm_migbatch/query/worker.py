@@ -26,6 +26,7 @@ from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.children import be_killed_first
 from slurm_migbatch.daemon.log import RateLimitedLog
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.query.answers import answer
@@ -139,6 +140,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    be_killed_first()
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     out = os.fdopen(os.dup(1), "wb")

@@ -11,6 +11,7 @@ A backup gets its name only when it is complete, verified and synced; it is read
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -60,7 +61,13 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
 
 
 def keep_before_upgrade(file: Path, last: str) -> Path:
-    """Write a copy of an SQLite database beside it, named after its schema; raises StoreError."""
+    """Write a copy of an SQLite database beside it, named after its schema; raises StoreError.
+
+    Nobody else may be migrating it: what killed programs have left of their copies is removed.
+    """
+    for part in file.parent.glob(f".{glob.escape(file.name)}.schema-*.part*"):
+        with contextlib.suppress(OSError):
+            part.unlink()
     number = last.partition(" ")[0]
     for attempt in range(1, 1000):
         end = f"-{attempt}" if attempt > 1 else ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, func, select, update
@@ -39,7 +39,14 @@ _T = TypeVar("_T")
 _ATTEMPTS = 4
 
 
-def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: int = 0) -> Store:
+def open_store(
+    url: str,
+    *,
+    readonly: bool = False,
+    backup: bool = True,
+    term: int = 0,
+    upgrading: Callable[[], object] = lambda: None,
+) -> Store:
     """Open the database at `url`, an SQLAlchemy URL, and migrate it.
 
     Args:
@@ -47,6 +54,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
         readonly: do not write, not even migrations; works while migbatchd is down.
         backup: copy an SQLite file before it is migrated.
         term: the only term in which the store may write; 0: any.
+        upgrading: called before a record of an older release is migrated, which takes long if it is large.
 
     Raises:
         StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
@@ -64,9 +72,13 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
                     "it migrates the database"
                 )
         else:
-            # the backup of a server is its administrator's task
-            keep = partial(keep_before_upgrade, file) if backup and file is not None else None
-            for name in migrate(engine, HISTORY, keep):
+
+            def prepare(last: str) -> None:
+                upgrading()
+                if backup and file is not None:  # the backup of a server is its administrator's task
+                    keep_before_upgrade(file, last)
+
+            for name in migrate(engine, HISTORY, prepare):
                 log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
@@ -94,6 +106,15 @@ def _number(session: Session) -> None:
         session.connection().execute(statement, [{"of": row.id, "to": last + i} for i, row in enumerate(fresh, 1)])
 
 
+def _inode(file: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class Store:
     """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
 
@@ -102,6 +123,8 @@ class Store:
         self.engine = engine
         self.readonly = readonly
         self.term = term
+        self.file = file
+        self._inode = None if file is None or readonly else _inode(file)
         self._reading = one_state(engine)
         self._log = wal.LogBound(file, wal.LIMIT_BYTES) if file is not None and not readonly else None
 
@@ -113,7 +136,20 @@ class Store:
 
     def close(self) -> None:
         """Return the connections. On SQLite this also merges the write-ahead log into the file."""
+        if self.moved:  # SQLite would leave the log, and apply it to whatever file has the name by then
+            with suppress(SQLAlchemyError, sqlite3.Error), closing(self.engine.raw_connection()) as connection:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.engine.dispose()
+
+    @property
+    def moved(self) -> bool:
+        """Whether an SQLite file was moved, deleted or replaced since it was opened: further rows would be lost."""
+        return self.file is not None and self._inode is not None and _inode(self.file) != self._inode
+
+    def reconnect(self) -> None:
+        """Discard the connections to a server after an error: it may no longer be the primary at its address."""
+        if self.file is None:
+            self.engine.dispose()
 
     def bound_log(self, give_up: Callable[[], bool]) -> None:
         """Truncate the write-ahead log of an SQLite file if it is too long; `store.wal` says for whom this waits.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,16 @@ from slurm_migbatch.store.wal import KEPT_BYTES
 #: seconds after which a server ends an idle write transaction: it prevents a takeover of the active migbatchd's term,
 #: and a process that is frozen or lost power in it would do so for hours
 IDLE_TRANSACTION_S = 20
+#: seconds after which an attempt to connect to a server ends; PyMySQL's own default
+CONNECT_S = 10
+#: by which a connection ends within a minute after the server's host has lost its power or network, of which nobody
+#: tells: by default that takes hours, in which nothing is recorded although another server may have its address
+_HOST_LOST = (
+    (socket.TCP_KEEPIDLE, 20),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 50_000),
+)
 #: execution option of read-only connections; SQLite then needs no write lock
 READ_OPTION = "migbatch_read"
 
@@ -58,15 +70,35 @@ def _server(url: URL, readonly: bool) -> Engine:
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     try:
-        engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
+        engine = create_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            pool_recycle=3600,
+            hide_parameters=True,  # errors are logged, and these may be texts of users
+            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S},
+        )
     except NoSuchModuleError:
         raise StoreError(f"unsupported database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
         raise StoreError(f"{backend} needs the Python package {error.name}: {advice}") from None
+    event.listen(engine, "connect", _notice_lost_host)
     event.listen(engine, "connect", partial(_refuse_writes if readonly else _end_idle_transactions, backend))
     return engine
+
+
+def _notice_lost_host(connection: Any, _record: Any) -> None:
+    """Set the options of a connection's socket; one that is not of TCP has none."""
+    with suppress(OSError, AttributeError):
+        handle = getattr(
+            connection, "_sock", connection
+        ).fileno()  # PyMySQL's connection has no other way to its socket
+        with socket.socket(fileno=os.dup(handle)) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _HOST_LOST:
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _refuse_writes(backend: str, connection: Any, _record: Any) -> None:
@@ -115,7 +147,9 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
         return connection
 
     options = {READ_OPTION: readonly}
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, execution_options=options)
+    engine = create_engine(
+        "sqlite://", creator=connect, poolclass=QueuePool, execution_options=options, hide_parameters=True
+    )
     event.listen(engine, "begin", _begin)
     if not readonly:
         _use_wal(connect, path)

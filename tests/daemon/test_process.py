@@ -1,6 +1,7 @@
 """migbatchd as a process: signals, reload, crash, a second instance, readiness."""
 
 import json
+import re
 import signal
 import socket
 from dataclasses import replace
@@ -12,9 +13,11 @@ from slurm_migbatch.daemon import log, main
 from slurm_migbatch.daemon.compose import compose, keeper_of
 from slurm_migbatch.node.auth import UsedCredentials
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.history import HISTORY
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
 from tests.support.gpu_kinds import SITE
+from tests.support.old_schemas import make_old
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -181,6 +184,17 @@ def test_systemd_is_notified_of_start_and_stop(daemon):
         assert systemd.recv(100) == b"STOPPING=1"
         process.wait(PATIENCE_S)
     assert "<6>daemon.listening: serving nodes" in daemon.log
+
+
+def test_systemd_waits_for_the_migration_of_the_record(daemon):
+    """It would kill migbatchd after 90 s, and again after each restart."""
+    make_old(f"sqlite:///{daemon.home}/migbatch.db", len(HISTORY) - 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(daemon.home / "notify"))
+        systemd.settimeout(PATIENCE_S)
+        daemon.start(NOTIFY_SOCKET=str(daemon.home / "notify"))
+        first, second = systemd.recv(200), systemd.recv(200)
+    assert re.match(rb"EXTEND_TIMEOUT_USEC=[1-9][0-9]{9,}\n", first) and second.startswith(b"READY=1")
 
 
 @pytest.mark.parametrize(

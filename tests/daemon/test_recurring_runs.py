@@ -342,6 +342,32 @@ def test_retry_in_progress_is_recorded_when_migbatchd_is_stopped_or_reloaded(con
     assert [action["kind"] for action in store.done] == [HOLD, "retype"]
 
 
+def test_supply_does_not_wait_for_the_retries_of_many_jobs(config, slurm, store, signer) -> None:
+    """All tasks of a user's array may run out of memory at the same time."""
+    begun, answered = [], threading.Event()
+
+    def slow(job_id, *, update):
+        begun.append(job_id)
+        answered.wait(PATIENCE_S)
+
+    slurm.requeue_ended = slow
+    rows = [row(number, FAILED, key="") for number in range(1, 101)]
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        running.service.submit.facts.catalog = SITE
+        running._loop.call_soon_threadsafe(running.service._retry_failed_runs, rows)
+        try:
+            eventually(lambda: len(begun) >= 4)
+            before = running.service.poller.latest
+            running._loop.call_soon_threadsafe(running.service.poller.nudge)
+            eventually(lambda: running.service.poller.latest is not before)
+            last = running.service.poller.latest
+            running._loop.call_soon_threadsafe(running.service.poller.nudge)
+            eventually(lambda: running.service.poller.latest is not last)
+        finally:
+            answered.set()
+        eventually(lambda: len(begun) > 4)
+
+
 class Writer:
     """A writer that runs at once the work that it is given."""
 

@@ -2,17 +2,25 @@
 
 import concurrent.futures
 import logging
+import shutil
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.soundness import damages
 from slurm_migbatch.store.terms import TermOverError
+from tests.support.waiting import eventually
 
 
 class Record:
     """A store that can be away and that can refuse."""
+
+    moved = False
 
     def __init__(self):
         self.rows = []
@@ -31,6 +39,9 @@ class Record:
             raise ValueError("malformed")
         self.rows.append(row)
         return len(self.rows)
+
+    def reconnect(self):
+        pass
 
     def bound_log(self, give_up):
         self.bounded.append(give_up())
@@ -203,3 +214,71 @@ def test_posts_of_many_threads_are_all_written(record):
             pool.submit(writer.post, lambda s, n=n: s.add(n), "x")
     assert writer.stop(120) == 0
     assert sorted(record.rows) == list(range(1000))
+
+
+def sequence(number):
+    """Work that stores one event of a node; returns how many of its events are stored."""
+    events = [{"seq": number, "ts": 1.7e9 + number, "kind": "note"}]
+    return lambda store: store.ingest("n1", "a1", "b1", events)
+
+
+def test_nothing_is_written_to_a_database_that_was_moved_away(tmp_path, caplog):
+    """A node deletes what was acknowledged, and nobody looks for it in the moved file."""
+    file, aside = tmp_path / "record.db", tmp_path / "aside.db"
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        assert writer.call(sequence(1), "x").result(120).acked == 1
+        file.rename(aside)
+        later = writer.call(sequence(2), "x")
+        eventually(lambda: "was moved or deleted" in writer.fault.error)
+        assert not later.done()
+        assert not file.exists()
+        shutil.copyfile(aside, tmp_path / "copy.db").rename(file)  # without a log: the moved file is complete
+        assert later.result(120).acked == 2
+        assert writer.fault.error == ""
+    finally:
+        writer.stop(120)
+
+
+def test_database_that_was_replaced_is_opened_again(tmp_path):
+    file, other = tmp_path / "record.db", tmp_path / "other.db"
+    open_store(f"sqlite:///{other}").close()
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        before = writer.call(sequence(1), "x").result(120)
+        other.replace(file)
+        after = writer.call(sequence(2), "x").result(120)
+        assert after.database != before.database and after.acked == 0
+    finally:
+        writer.stop(120)
+    with open_store(f"sqlite:///{file}", readonly=True) as store, store.reading() as connection:
+        assert list(damages(connection)) == []
+
+
+def test_nothing_is_dropped_while_the_database_is_damaged(tmp_path, caplog):
+    file, other = tmp_path / "record.db", tmp_path / "other.db"
+    for path in (file, other):
+        with open_store(f"sqlite:///{path}") as store:
+            sequence(1)(store)
+    with closing(sqlite3.connect(file)) as connection:
+        ((page, size),) = connection.execute(
+            "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name='node_events'"
+        )
+    with file.open("r+b") as raw:
+        raw.seek((page - 1) * size)
+        raw.write(b"\xff" * size)
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        later = writer.call(sequence(2), "x")
+        eventually(lambda: writer.fault.tries > 2)
+        assert "malformed" in writer.fault.error and not later.done()
+        assert writer.dropped == {}
+        (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "is malformed" in warning.getMessage() and "INSERT" not in warning.getMessage()
+        other.replace(file)
+        assert later.result(120).acked == 2
+    finally:
+        writer.stop(120)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch import site
+from slurm_migbatch.daemon.submit_worker import NICE
 from slurm_migbatch.node.install import unit
 
 #: CI has it; elsewhere these tests are skipped if it is not installed
@@ -82,3 +83,15 @@ def test_services_start_after_what_slurms_own_units_wait_for(text: str) -> None:
     """slurm.conf or the program may be on NFS, and SlurmUser in a directory service."""
     (after,) = re.findall(r"^After=(.*)$", text, re.MULTILINE)
     assert {"network-online.target", "remote-fs.target", "munge.service", "sssd.service"} <= set(after.split())
+
+
+@pytest.mark.parametrize("user", ["root", "slurm"])
+def test_unit_of_migbatchd_lets_the_submit_service_raise_its_priority(user: str) -> None:
+    """Neither SlurmUser nor root without CAP_SYS_NICE may do so beyond the limit, and the process goes on without."""
+    (limit,) = re.findall(r"^LimitNICE=(.*)$", controller(user), re.MULTILINE)
+    assert limit.startswith("-") and int(limit) <= NICE
+
+
+def test_killed_child_for_a_query_does_not_stop_migbatchd() -> None:
+    """systemd's default is to stop a service of which the kernel has killed any process for its memory."""
+    assert "\nOOMPolicy=continue\n" in controller("slurm")

@@ -90,6 +90,15 @@ def test_agent_refuses_a_hook_of_another_node(node):
     assert code == exits.CONTEXT and "not of n2" in line
 
 
+def test_hook_of_a_later_release_does_the_work_itself(node, monkeypatch):
+    """Between the update of the package and the restart of the agent no node may be drained."""
+    with agent_process(node):
+        monkeypatch.setattr(client, "ALLOWED", (*client.ALLOWED, b"SLURM_JOB_NEW"))
+        code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]", SLURM_JOB_NEW="x")
+    assert code == exits.OK and "(agent: the answer is truncated)" in line
+    assert node.slices("held")
+
+
 def test_stale_agent_socket_blocks_neither_hook_nor_new_agent(node):
     with agent_process(node) as child:
         os.kill(child.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -505,6 +506,16 @@ def test_quantisation_that_modelopt_states_beside_the_configuration_is_read(tmp_
     for unusable in ('{"quantization": 4}', "[]", " " * (2 << 20)):
         beside.write_text(unusable)
         assert describe(tmp_path).quantization == ""
+
+
+def test_pipe_in_the_place_of_a_configuration_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(DescribeError, match=r"config\.json is not a plain file"):
+        describe(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    os.mkfifo(tmp_path / "hf_quant_config.json")
+    assert describe(tmp_path).quantization == ""
 
 
 def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.known import ModelKnowledge
-from slurm_migbatch.profiling.csvfile import SHOWN_PROBLEMS, TableError
+from slurm_migbatch.profiling.csvfile import LONGEST_ROW, SHOWN_PROBLEMS, TableError
 from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, Measurement
 from slurm_migbatch.profiling.table import merge, read_folder, scan, write
 
@@ -212,6 +213,25 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     assert len(read_folder(data)) == 1
     (tmp_path / "link").symlink_to(data)
     assert read_folder(tmp_path / "link") == read_folder(data)
+
+
+def test_pipes_and_devices_in_a_folder_are_skipped(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net,1,0.1")
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "endless.csv").symlink_to("/dev/zero")
+    assert read_folder(tmp_path) == read_folder(path)
+
+
+@pytest.mark.parametrize("unit", ["x,", '"\n",'])
+def test_row_without_end_is_refused(tmp_path: Path, unit: str) -> None:
+    row = unit * (LONGEST_ROW // len(unit) + 1)
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(f"gpu,model,batch,latency_s\n{row}".encode()))
+    with pytest.raises(TableError, match=f"a row has more than {LONGEST_ROW} characters"):
+        read_folder(path)
+    path.write_bytes(gzip.compress(f"gpu,model,batch,latency_s,{row}".encode()))
+    with pytest.raises(TableError, match=f"cannot be read: a row has more than {LONGEST_ROW} characters"):
+        read_folder(path)
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])

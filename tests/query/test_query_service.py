@@ -298,6 +298,18 @@ def test_unauthenticated_bodies_use_little_memory(service: QueryProcess) -> None
     assert peak_mib() - before < 32
 
 
+def test_kernel_kills_processes_for_queries_first_when_memory_is_short(service: QueryProcess) -> None:
+    """slurmctld may be the largest process of the host, and a user's query may take 2 GiB."""
+
+    def oom_score(pid: str) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    answer_to(service, ALICE, ShowQuestion("7"))
+    served_by = str(service.process.pid)
+    children = Path(f"/proc/{served_by}/task/{served_by}/children").read_text().split()
+    assert children and all(oom_score(child) == 1000 > oom_score(served_by) for child in children)
+
+
 SLOW_SQUEUE = "#!/bin/sh\nexec sleep {seconds}\n"
 
 

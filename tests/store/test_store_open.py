@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from slurm_migbatch.store import sqlitefile
 from slurm_migbatch.store.db import Store, open_store
@@ -94,6 +95,13 @@ def test_error_does_not_show_the_password(url: str) -> None:
     with pytest.raises(StoreError, match=r"cannot use the database|not a database URL") as raised:
         open_store(url)
     assert "3cret" not in str(raised.value)
+
+
+def test_errors_do_not_repeat_texts_of_users(database: str) -> None:
+    insert = text("INSERT INTO missing VALUES (:comment)")
+    with open_store(database) as store, pytest.raises(SQLAlchemyError) as caught, store.engine.connect() as connection:
+        connection.execute(insert, {"comment": "secret words"})
+    assert "missing" in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, text, update
+from sqlalchemy import MetaData, make_url, text, update
 
-from slurm_migbatch.store import windows
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.term import TERM_S, TermKeeper
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.store import engines, windows
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.errors import NewerDatabaseError
+from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import Base, Run
 from slurm_migbatch.store.reader import open_reader
@@ -132,3 +139,94 @@ def test_concurrent_starts_and_writers_of_one_node_lose_nothing(store: Store, se
     with store.reading() as connection:
         assert connection.execute(text("SELECT count(*) FROM schema_migrations")).scalar() == len(HISTORY)
         assert connection.execute(text("SELECT count(*) FROM node_events")).scalar() == 20
+
+
+def relay(source: socket.socket, target: socket.socket) -> None:
+    while data := source.recv(65536):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def by_tcp(url: str) -> Iterator[str]:
+    """Yield the URL of a server at a port that passes one connection on to its unix socket."""
+    parts = make_url(url)
+    path = parts.query.get("unix_socket") or f"{parts.query['host']}/.s.PGSQL.5432"
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as threads:
+
+        def serve() -> None:
+            with listener.accept()[0] as client, socket.socket(socket.AF_UNIX) as behind:
+                behind.connect(str(path))
+                answers = threads.submit(relay, behind, client)
+                relay(client, behind)
+                answers.result()
+
+        serving = threads.submit(serve)
+        yield parts.set(host="127.0.0.1", port=listener.getsockname()[1], query={}).render_as_string(
+            hide_password=False
+        )
+        serving.result()
+
+
+def test_connection_to_a_host_that_has_lost_its_power_ends(server: str) -> None:
+    """Without these options the kernel waits for two hours, and for longer if nothing is to be sent."""
+    with by_tcp(server) as url:
+        engine = make_engine(url, readonly=False)
+        with closing(engine.raw_connection()) as connection:
+            driver = connection.driver_connection
+            with socket.socket(fileno=os.dup(getattr(driver, "_sock", driver).fileno())) as link:
+                assert link.family == socket.AF_INET
+                idle, interval, count, unanswered_ms = (
+                    link.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (
+                        socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT
+                    )
+                )  # fmt: skip
+                assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert idle + interval * count <= 60 and 0 < unanswered_ms <= 60_000
+        engine.dispose()
+
+
+def demote(store: Store) -> None:
+    """Have the server of the store's open connections become a standby, which only reads."""
+    scope = "CHARACTERISTICS AS TRANSACTION" if store.engine.dialect.name == "postgresql" else "TRANSACTION"
+    with closing(store.engine.raw_connection()) as connection:
+        connection.cursor().execute(f"SET SESSION {scope} READ ONLY")
+        connection.commit()
+
+
+def test_writing_continues_with_the_next_primary(server: str) -> None:
+    """Connections to the former one stay open; new ones lead to the next."""
+    writer = StoreWriter(lambda: open_store(server), 10, first_wait=0.001)
+    writer.start()
+    try:
+        writer.call(demote, "test").result(120)
+        sending = writer.call(lambda store: store.ingest("n1", "aa", "b1", [Node(store).event("boot", 1.0)]), "test")
+        assert sending.result(120).acked == 1
+    finally:
+        writer.stop(120)
+
+
+def test_term_is_renewed_with_the_next_primary(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = {f"slurmctldhost[{n}]": f"ctl{n + 1}" for n in range(2)}
+    client, now = HistoryClient(), [1000.0]
+    monkeypatch.setattr(client, "settings", lambda: hosts)
+    monkeypatch.setattr(client, "ping", lambda timeout=None: dict.fromkeys(("ctl1", "ctl2"), True))
+    keeper = TermKeeper(client, lambda: open_store(server), "ctl1", lambda: now[0])
+    with closing(keeper):
+        keeper.refresh()
+        assert keeper.may_change_slurm() and keeper._store is not None
+        demote(keeper._store)
+        keeper.refresh()
+        now[0] += TERM_S
+        assert not keeper.may_change_slurm()
+        keeper.refresh()
+        assert keeper.may_change_slurm()
+
+
+def test_server_that_accepts_connections_and_is_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "CONNECT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://migbatch@127.0.0.1:{silent.getsockname()[1]}/migbatch"
+        with pytest.raises(StoreError, match="timeout"):
+            open_store(url)

@@ -97,6 +97,19 @@ def test_downgrade_restores_the_backup_that_the_upgrade_made(url: str, steps: in
     assert len(beside(url)) == (1 if steps < 7 else 2)
 
 
+@pytest.mark.sqlite
+def test_what_killed_upgrades_left_of_their_backups_is_removed(url: str) -> None:
+    """Otherwise a host on which an upgrade is killed again and again has a full disk in the end."""
+    make_old(url, len(HISTORY) - 1)
+    folder = Path(url.removeprefix("sqlite:///")).parent
+    left = [folder / f".migbatch.db.schema-0012.0a1b2c3d.part{end}" for end in ("", "-journal")]
+    others = [folder / name for name in (".migbatch.db.0a1b2c3d.part", ".other.db.schema-0012.0a1b2c3d.part")]
+    for path in (*left, *others):
+        path.write_text("incomplete")
+    open_store(url).close()
+    assert [path.exists() for path in (*left, *others)] == [False, False, True, True]
+
+
 def test_newer_schema_is_refused_in_one_line(database: str) -> None:
     open_store(database).close()
     engine = make_engine(database, readonly=False)

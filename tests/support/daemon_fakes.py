@@ -54,6 +54,8 @@ class FakeSigner:
 class FakeStore:
     """A store that keeps each event once, by (node, journal, seq); can be locked."""
 
+    moved = False
+
     def __init__(self):
         self.events = {}
         self.complete = set()
@@ -128,6 +130,9 @@ class FakeStore:
     def inventory(self):
         self._check()
         return dict(self.gpus)
+
+    def reconnect(self):
+        pass
 
     def bound_log(self, give_up):
         assert not self.closed, "used after close"

@@ -58,6 +58,8 @@ def _of_modelopt(file: Path) -> dict[str, Any] | None:
 
 def _read(file: Path) -> dict[str, Any]:
     """Return the contents of a configuration; raises DescribeError."""
+    if file.exists() and not file.is_file():  # reading a pipe may never end
+        raise DescribeError(f"{file} is not a plain file: give a directory with a config.json")
     try:
         with file.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurm_migbatch.profiling.csvfile import LineError, Problems, header, number, read, whole
+from slurm_migbatch.profiling.csvfile import LONGEST_ROW, LineError, Problems, header, number, read, whole
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.sources.laboratory import A100_40, Laboratory, Reading, known
 from slurm_migbatch.workload.refusal import show
@@ -129,10 +129,11 @@ def _fits(anchors: Iterable[Path], problems: Problems) -> dict[str, set[tuple[st
     by_slice: dict[str, set[tuple[str, int]]] = {}
     for path in sorted({path for anchor in anchors for path in anchor.parent.rglob("*g_*gb.json")}):
         match = _CONFIG.fullmatch(path.name)
-        if match is None or (profile := f"{match[1]}g.{match[2]}gb") not in A100_40:
+        if match is None or not path.is_file() or (profile := f"{match[1]}g.{match[2]}gb") not in A100_40:
             continue
         try:
-            lists = json.loads(path.read_text(encoding="utf-8"))
+            with path.open(encoding="utf-8") as file:
+                lists = json.loads(file.read(LONGEST_ROW))
             by_slice.setdefault(profile, set()).update((name.lower(), batch) for name, batch in _batches(lists))
         except ValueError as error:
             problems.add(path, 0, f"is not a list of batches: {error}")
