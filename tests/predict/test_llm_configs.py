@@ -511,3 +511,70 @@ def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F8_E4M3", 10**9)})
     assert describe(tmp_path).quantization == ""
+
+
+LLAMA_GGUF: dict[str, object] = {
+    "general.architecture": "llama", "general.name": "Ours", "llama.block_count": 32, "llama.embedding_length": 4096,
+    "llama.context_length": 131072, "llama.feed_forward_length": 14336, "llama.attention.head_count": 32,
+    "llama.attention.head_count_kv": 8, "llama.attention.key_length": 128, "llama.rope.dimension_count": 128,
+    "tokenizer.ggml.tokens": [f"t{i}" for i in range(128256)], "tokenizer.ggml.token_type": [1] * 128256,
+    "tokenizer.ggml.add_bos_token": True,
+}  # fmt: skip
+BLOCKS_OF_LLAMA = {"token_embd.weight": (4096, 128256), "output.weight": (4096, 128256), "rest": (6979588096,)}
+
+
+@pytest.mark.parametrize(("bits", "level"), [(4.89, "q4-k-m"), (8.5, "q8-0"), (16.0, "f16"), (2.0, "iq1-s")])
+def test_model_in_gguf_is_described_by_the_header_of_its_file(tmp_path: Path, bits: float, level: str) -> None:
+    """Llama 3.1 8B, as llama.cpp converts it."""
+    file = tmp_path / "ggml-model.gguf"
+    weight_files.write_gguf(file, LLAMA_GGUF, BLOCKS_OF_LLAMA, int(8_030_261_248 * bits / 8))
+    for path in (file, tmp_path):
+        found = describe(path)
+        architecture = found.architecture
+        assert architecture.parameters == 8_030_261_248 and found.quantization == level
+        assert architecture.cache_values(1) == 65536 and architecture.context == 131072
+        parsed = parse("migbatch: " + found.hints)
+        assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == architecture
+        assert weights_mib(architecture, precision.known(level)) * 2**20 >= 8_030_261_248 * bits / 8
+
+
+def test_gguf_of_several_files_is_described_if_all_are_there(tmp_path: Path) -> None:
+    parts = [tmp_path / f"ours-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    weight_files.write_gguf(parts[0], LLAMA_GGUF, {"token_embd.weight": (4096, 128256)}, 2**30)
+    with pytest.raises(DescribeError, match="1 of the 2 files"):
+        describe(tmp_path)
+    rest = {key: BLOCKS_OF_LLAMA[key] for key in ("output.weight", "rest")}
+    weight_files.write_gguf(parts[1], {"general.architecture": "llama"}, rest, 7 * 2**30)
+    assert describe(parts[0]).architecture.parameters == 8_030_261_248
+    weight_files.write_gguf(tmp_path / "small-Q2_K.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 3 * 2**30)
+    assert describe(tmp_path).name == "ours-00001-of-00002", "the largest of several"
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert describe(tmp_path).name == "ours-00001-of-00002", "repositories have a configuration that says no more"
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    weight_files.write(tmp_path / "model.safetensors", {"a": ("BF16", SIZE)})
+    assert describe(tmp_path).quantization == ""
+
+
+def test_layers_without_attention_in_gguf_have_no_heads_of_keys(tmp_path: Path) -> None:
+    """Granite 4.0 H Tiny: attention in four of forty layers."""
+    heads = [4 if layer in (5, 15, 25, 35) else 0 for layer in range(40)]
+    keys = {f"granitehybrid.{key}": value for key, value in {
+        "block_count": 40, "embedding_length": 1536, "context_length": 131072, "feed_forward_length": 512,
+        "attention.head_count": 12, "attention.head_count_kv": heads, "expert_count": 64, "expert_used_count": 6,
+        "vocab_size": 100352, "ssm.state_size": 128, "ssm.inner_size": 3072,
+    }.items()}  # fmt: skip
+    weight_files.write_gguf(
+        tmp_path / "tiny.gguf", {"general.architecture": "granitehybrid", **keys}, {"all": (6_940_000_000,)}, 4 * 10**9
+    )
+    found = describe(tmp_path / "tiny.gguf").architecture
+    assert found.parameters == 6_940_000_000 and grows(found) == 4 * 2 * 4 * 128
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"PK" + bytes(100), b"GGUF\x03" + bytes(60)]
+)
+def test_file_that_is_no_gguf_is_refused_with_a_message(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.gguf").write_bytes(text)
+    for path in (tmp_path, tmp_path / "a.gguf"):
+        with pytest.raises(DescribeError, match=r"a\.gguf|language model"):
+            describe(path)
