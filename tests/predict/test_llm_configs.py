@@ -578,3 +578,62 @@ def test_file_that_is_no_gguf_is_refused_with_a_message(tmp_path: Path, text: by
     for path in (tmp_path, tmp_path / "a.gguf"):
         with pytest.raises(DescribeError, match=r"a\.gguf|language model"):
             describe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [("acme/mamba-6b", 80), ("acme/rwkv-5-2.9b", 132), ("acme/mamba2-6b", 528), ("NX-AI/xLSTM-7b", 528)],
+)
+def test_state_of_a_model_known_by_its_size_is_that_of_its_kind(name: str, widths: int) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.how == "size" and grows(found.architecture) == 0
+    architecture = found.architecture
+    state = architecture.layers * widths * architecture.width
+    assert state <= architecture.cache_values(200_000) <= 1.05 * state
+
+
+def test_layers_that_attend_to_images_keep_their_patches() -> None:
+    """Llama 3.2 11B Vision: as the model of that name."""
+    text = GROUPED | {"num_hidden_layers": 40, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
+    found, public = described({"model_type": "mllama", "text_config": text}), names.resolve("llama-3.2-11b-vision")
+    assert public is not None and grows(found) == 32 * 2 * 8 * 128
+    assert found.cache_values(5000) == public.architecture.cache_values(5000)
+    assert found.parameters == described({**GROUPED, "num_hidden_layers": 40}).parameters
+
+
+def test_states_of_hybrid_models_are_as_large_as_their_configurations_state() -> None:
+    jamba = GROUPED | {
+        "model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_expand": 2,
+    }  # fmt: skip
+    qwen = GROUPED | {
+        "model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    for config, kept, attending in ((jamba, 28 * 2 * 8192 * 20, 4), (qwen, 24 * 2 * 32 * 128 * 128, 8)):
+        found = described(config)
+        state = found.cache_values(200_000) - 200_000 * attending * 2 * 8 * 128
+        assert kept <= state <= 1.1 * kept
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        ({"model_type": "electra", "hidden_size": 256, "embedding_size": 128, "intermediate_size": 1024,
+          "num_attention_heads": 4}, 13.5),
+        ({"model_type": "rembert", "hidden_size": 1152, "input_embedding_size": 256, "intermediate_size": 4608,
+          "num_hidden_layers": 32, "num_attention_heads": 18, "vocab_size": 250300}, 576),
+    ],
+)  # fmt: skip
+def test_embedding_narrower_than_the_layers_is_counted_so(config: Config, millions: float) -> None:
+    """ELECTRA small and RemBERT, their checkpoints without the output over the vocabulary."""
+    assert described(BERT | config).parameters == pytest.approx(1e6 * millions, rel=0.02)
+
+
+def test_feed_forward_beside_the_experts_is_counted() -> None:
+    """Grok-2."""
+    grok = GROUPED | {
+        "hidden_size": 8192, "intermediate_size": 32768, "moe_intermediate_size": 16384, "num_hidden_layers": 64,
+        "num_attention_heads": 64, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "residual_moe": True, "vocab_size": 131072,
+    }  # fmt: skip
+    assert described(grok).parameters == pytest.approx(269.5e9, rel=0.001)

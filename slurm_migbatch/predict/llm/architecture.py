@@ -6,7 +6,6 @@ input) are `extra`, taken from the published number of parameters.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -26,11 +25,6 @@ STATE_WIDTHS: Final = 2 * 264
 """Values of the state that a layer of Mamba-2 keeps instead of keys and values, in widths of the model: 264 numbers of
 32 bits, twice the usual.
 """
-
-
-def state_window(width: int, values: int) -> int:
-    """Return the tokens whose keys and values (`values` for each) take as much as the state of such a layer."""
-    return math.ceil(STATE_WIDTHS * width / values)
 
 
 @dataclass(frozen=True)

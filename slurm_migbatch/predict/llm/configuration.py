@@ -28,7 +28,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "kv": (
         "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads",
-        "decoder_num_key_value_heads", "num_query_groups", "num_multi_query_heads",
+        "decoder_num_key_value_heads", "num_query_groups", "num_multi_query_heads", "num_attention_groups",
     ),
     "head": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head"),
     "ffn": (

@@ -225,6 +225,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     # BERT may be either half of an encoder and a decoder
     halves = "encoder_layers" in numbers
     numbers["encoder"] = int(not halves and (model_type in ENCODERS or _encodes(config, text, numbers)))
+    numbers |= _narrow_embedding(text, numbers)
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
@@ -253,6 +254,15 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if aside and architecture.generates:
         sized["aside"] = min(aside, LIMITS["aside"])
     return replace(described, numbers=sized)
+
+
+def _narrow_embedding(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the vocabulary of as many words as take, with the whole width, what narrower embeddings, the matrix after
+    them and that after the layers take (ALBERT, ELECTRA, RemBERT).
+    """
+    width, vocab = (min(numbers.get(key, 0), LIMITS[key]) for key in ("hidden", "vocab"))
+    narrow = number(text, ("embedding_size", "input_embedding_size")) if numbers["encoder"] else None
+    return {"vocab": math.ceil(narrow * (vocab + 2 * width) / width) + width} if narrow and narrow < width else {}
 
 
 def _aside(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> int:
@@ -459,6 +469,8 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     shared = number(text, SHARED) or shared
     if not numbers.get("experts"):
         return {}
+    if text.get("residual_moe") is True:  # of Grok-2, beside its experts
+        return {"shared_ffn": numbers.get("ffn", 0)}
     width, latent = numbers.get("hidden", 0), number(text, _NARROWER) or 0
     expert = numbers.get("expert_ffn", numbers.get("ffn", 0))
     # as many parameters as one of the model's width
