@@ -451,6 +451,9 @@ def test_context_without_a_limit_is_the_largest() -> None:
           "config_groups": {"a": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 4}}}}, 8.1),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, 16.0),
         ({"quant_method": None}, 16.0),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, 4.5),
+        ({"load_in_4bit": False, "load_in_8bit": True}, 8.1),
+        ({"load_in_4bit": False, "load_in_8bit": False}, 16.0),
     ],
 )  # fmt: skip
 def test_bits_of_further_quantisations_are_read(quantisation: Config, bits: float) -> None:
