@@ -640,3 +640,20 @@ def test_feed_forward_beside_the_experts_is_counted() -> None:
         "residual_moe": True, "vocab_size": 131072,
     }  # fmt: skip
     assert described(grok).parameters == pytest.approx(269.5e9, rel=0.001)
+
+
+def test_index_of_sparse_attention_is_cached_and_counted() -> None:
+    """DeepSeek-V3.2: vLLM caches 132 bytes a token and layer beside the latent vector."""
+    config = {
+        "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "num_experts_per_tok": 8, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
+        "max_position_embeddings": 163840, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+    }  # fmt: skip
+    found, public = described(config), names.resolve("deepseek-ai/DeepSeek-V3.2-Exp")
+    assert public is not None and public.how == "public"
+    assert grows(found) == grows(public.architecture) == 61 * (512 + 64 + 66)
+    assert found.parameters == pytest.approx(671.9e9, rel=0.0002)
+    assert found.parameters == pytest.approx(public.architecture.parameters, rel=0.0002)
+    assert found.cache_values(1, "expanded") == 61 * (128 * (192 + 128) + 66)

@@ -174,7 +174,7 @@ NAMED = {
     "segmind/SSD-1B": ("ssd-1b", "fp16"),
     "zai-org/CogView4-6B": ("cogview4-6b", "bf16"),
     "google/t5gemma-9b-9b-ul2-it": ("t5gemma-9b-9b", "bf16"),
-    "deepseek-ai/DeepSeek-Math-V2": ("deepseek-v3", "fp8"),
+    "deepseek-ai/DeepSeek-Math-V2": ("deepseek-v3.2", "fp8"),
     "perplexity-ai/r1-1776": ("deepseek-r1", "fp8"),
     "LLM360/K2-Think": ("qwen2.5-32b", "bf16"),
     "vidore/colqwen2-v1.0": ("qwen2-vl-2b", "bf16"),

@@ -164,8 +164,9 @@ def build(numbers: Mapping[str, int]) -> Architecture:
     latent = None
     if given("kv_rank"):
         latent = Latent(
-            numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128)
-        )
+            numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128),
+            given("index", 0),
+        )  # fmt: skip
     encoder, encoder_layers = bool(given("encoder", 0)), given("encoder_layers", 0)
     # `params` counts all parts: then only the logits of an unknown vocabulary are missing
     unknown = not encoder and not given("vocab")
@@ -205,7 +206,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     numbers = {key: value for key, keys in KEYS.items() if (value := number(text, keys)) is not None}
     numbers = layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
-    numbers |= numbers_of_blocks(text, numbers)
+    numbers |= numbers_of_blocks(text, numbers) | _index(text)
     if "context" in numbers:  # some state one without a limit
         numbers["context"] = min(numbers["context"], LIMITS["context"])
     if text.get("is_moe") is False:
@@ -243,7 +244,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         ) from None
     aside = _aside(config, text, architecture)
     beside = aside + in_layers(text, architecture, kinds)
-    beside += _adapters(config, architecture) + _across(text, architecture)
+    beside += _adapters(config, architecture) + _across(text, architecture) + _indexers(text, architecture)
     if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
         layer = architecture.attention + architecture.feed_forward(architecture.ffn)
         beside += max(_tower(text) - architecture.layers * layer, 0)
@@ -254,6 +255,19 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if aside and architecture.generates:
         sized["aside"] = min(aside, LIMITS["aside"])
     return replace(described, numbers=sized)
+
+
+def _index(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return what sparse attention caches of a token for its index, in values of 16 bits: an 8-bit key, a scale."""
+    head = number(text, ("index_head_dim",))
+    return {"index": math.ceil((head + 4) / 2)} if head else {}
+
+
+def _indexers(text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of such indices: their queries, the key that all heads share, and weights of the heads."""
+    heads, head = (min(number(text, (f"index_{key}",)) or 0, LIMITS["head"]) for key in ("n_heads", "head_dim"))
+    rank = architecture.latent.query_rank if architecture.latent and architecture.latent.query_rank else 0
+    return architecture.layers * ((rank or architecture.width) * heads * head + architecture.width * (head + heads))
 
 
 def _narrow_embedding(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
