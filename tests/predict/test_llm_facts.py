@@ -1632,6 +1632,18 @@ def test_encoder_beside_a_public_language_model_is_counted(name: str, model: str
         ("openbmb/MiniCPM-o-2_6", 8.67, 28 * 2 * 4 * 128, 0),
         ("BAAI/Emu3-Gen", 8.49, 32 * 2 * 8 * 128, 0),
         ("WeiboAI/VibeThinker-1.5B", 1.78, 28 * 2 * 2 * 128, 0),
+        ("openbmb/MiniCPM-2B-sft-bf16", 2.72, 40 * 2 * 36 * 64, 0),
+        ("THUDM/chatglm-6b", 6.17, 28 * 2 * 32 * 128, 0),
+        ("OrionStarAI/Orion-14B-Chat", 14.5, 40 * 2 * 40 * 128, 0),
+        ("facebook/chameleon-7b", 7.04, 32 * 2 * 32 * 128, 0),
+        ("Salesforce/xgen-7b-8k-inst", 6.9, 32 * 2 * 32 * 128, 0),
+        ("openlm-research/open_llama_3b_v2", 3.43, 26 * 2 * 32 * 100, 0),
+        ("TencentARC/LLaMA-Pro-8B-Instruct", 8.36, 40 * 2 * 32 * 128, 0),
+        ("EleutherAI/polyglot-ko-12.8b", 12.9, 40 * 2 * 40 * 128, 0),
+        ("Salesforce/codegen-16B-mono", 16.0, 34 * 2 * 24 * 256, 0),
+        ("stabilityai/stablelm-tuned-alpha-7b", 7.87, 16 * 2 * 48 * 128, 0),
+        ("xverse/XVERSE-13B-Chat", 13.7, 40 * 2 * 40 * 128, 0),
+        ("OpenGVLab/InternVL3_5-4B", 4.73, 36 * 2 * 8 * 128, 0),
     ],
 )
 def test_models_cache_what_their_layers_with_attention_do(name: str, billions: float, cached: int, kept: int) -> None:
