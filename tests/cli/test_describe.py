@@ -132,3 +132,14 @@ def test_adapter_gives_the_hints_of_its_base_by_name_or_by_folder(tmp_path: Path
     assert "names no base model" in str(described(str(adapter)).exception)
     (adapter / "config.json").write_text(json.dumps(CONFIG))
     assert "model=adapter arch=" in described(str(adapter), "--hints").output, "merged into the model"
+
+
+def test_model_in_the_cache_of_the_hub_is_described_by_its_newest_snapshot(tmp_path: Path) -> None:
+    model = tmp_path / "models--acme--Our-Model"
+    blob, revision = model / "blobs" / "0a1b", model / "snapshots" / "c0ffee"
+    for folder in (blob.parent, revision):
+        folder.mkdir(parents=True)
+    blob.write_text(json.dumps(CONFIG))
+    (revision / "config.json").symlink_to(blob)
+    for path in (model, revision):
+        assert "model=our-model arch=layers:24" in described(str(path), "--hints").output

@@ -539,6 +539,9 @@ def test_model_in_gguf_is_described_by_the_header_of_its_file(tmp_path: Path, bi
         parsed = parse("migbatch: " + found.hints)
         assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == architecture
         assert weights_mib(architecture, precision.known(level)) * 2**20 >= 8_030_261_248 * bits / 8
+    alone = weights_mib(architecture, precision.known(level))
+    (tmp_path / "mmproj-F16.gguf").write_bytes(bytes(8 << 20))
+    assert weights_mib(describe(tmp_path).architecture, precision.known(level)) == pytest.approx(alone + 8, abs=0.1)
 
 
 def test_gguf_of_several_files_is_described_if_all_are_there(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
 MODELOPT: Final = "hf_quant_config.json"
 """The file in which ModelOpt states its quantisation, besides or instead of the configuration."""
+SNAPSHOTS: Final = "snapshots"
+"""The directory with the revisions of a model in the cache of Hugging Face's hub."""
 ADAPTER: Final = "adapter_config.json"
 """The file in which peft names the model that an adapter is for."""
 PIPELINE: Final = "model_index.json"
@@ -61,6 +63,7 @@ def describe(path: Path) -> Described:
     Raises:
         DescribeError: there is none, or it does not describe a language model.
     """
+    path = _snapshot(path)
     files = shards_of(path)
     if files and (path.is_file() or held(path) is None):
         return _of_gguf(files)
@@ -68,15 +71,26 @@ def describe(path: Path) -> Described:
     config = _read(file)
     if "quantization_config" not in config:
         config["quantization_config"] = _of_modelopt(file.parent / MODELOPT)
-    described = of_config(config, _name(file.resolve().parent.name))
+    folder = file.parent.resolve()
+    # in the cache a directory is named models--ORGANISATION--NAME, and its snapshots by their revisions
+    named = folder.parent.parent.name.rsplit("--", 1)[-1] if folder.parent.name == SNAPSHOTS else folder.name
+    described = of_config(config, _name(named))
     found = _with_files(described, file.parent)
     if found.dtype or found.quantization or found.architecture.kind == "decoder":
         return found
     return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
 
 
+def _snapshot(path: Path) -> Path:
+    """Return the newest revision of a model in the cache of Hugging Face's hub; any other path unchanged."""
+    found = [revision for revision in (path / SNAPSHOTS).glob("*") if revision.is_dir()]
+    return max(found, key=lambda revision: (revision.stat().st_mtime, revision.name), default=path)
+
+
 def _of_gguf(files: list[Path]) -> Described:
-    """Return the description of a model in GGUF, with the quantisation of as many bits as its weights have."""
+    """Return the description of a model in GGUF: with the quantisation of as many bits as its weights have, and the
+    encoder of images that llama.cpp reads from a file beside it.
+    """
     try:
         config, parameters, size = read(files)
     except GgufError as error:
@@ -84,6 +98,8 @@ def _of_gguf(files: list[Path]) -> Described:
     described = of_config(config, _name(files[0].stem))
     levels = [name for name, bits in GGUF.items() if parameters and bits * 1.01 >= 8 * size / parameters]
     level = min(levels, key=lambda name: GGUF[name], default="f32")
+    seeing = max((file.stat().st_size for file in files[0].parent.glob("mmproj*.gguf")), default=0)
+    parameters += math.ceil(seeing * 8 / GGUF[level])
     numbers = of_size(described.numbers, min(parameters, LIMITS["params"]))
     return replace(described, numbers=numbers, dtype="", quantization=level, counted=FILES)
 
@@ -122,6 +138,7 @@ def stands_for(folder: Path) -> str | None:
     Raises:
         DescribeError: an adapter names no base.
     """
+    folder = _snapshot(folder)
     if (folder / ADAPTER).is_file() and not (folder / "config.json").exists():
         base = _read(folder / ADAPTER).get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
