@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -561,6 +562,21 @@ def test_gguf_of_several_files_is_described_if_all_are_there(tmp_path: Path) -> 
     assert describe(tmp_path).quantization == ""
 
 
+def test_gguf_that_was_not_downloaded_completely_is_refused(tmp_path: Path) -> None:
+    weight_files.write_gguf(tmp_path / "a.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 2**30, place=2**31)
+    with pytest.raises(DescribeError, match=r"a\.gguf is incomplete"):
+        describe(tmp_path)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_described_as_gguf_or_refused(content: bytes, begins: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.gguf"
+        file.write_bytes(b"GGUF\x03\0\0\0" * begins + content)
+        with pytest.raises(DescribeError):
+            describe(file)
+
+
 def test_layers_without_attention_in_gguf_have_no_heads_of_keys(tmp_path: Path) -> None:
     """Granite 4.0 H Tiny: attention in four of forty layers."""
     heads = [4 if layer in (5, 15, 25, 35) else 0 for layer in range(40)]
@@ -577,7 +593,15 @@ def test_layers_without_attention_in_gguf_have_no_heads_of_keys(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"PK" + bytes(100), b"GGUF\x03" + bytes(60)]
+    "text",
+    [
+        b"",
+        b"GGUF",
+        b"GGUF\x03\0\0\0" + b"\xff" * 16,
+        b"PK" + bytes(100),
+        b"GGUF\x03\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8,
+        b"GGUF\x03" + bytes(60),
+    ],
 )
 def test_file_that_is_no_gguf_is_refused_with_a_message(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.gguf").write_bytes(text)

@@ -21,9 +21,11 @@ def write(file: Path, tensors: Mapping[str, tuple[str, int]], *, missing: int = 
         stream.truncate(8 + len(text) + end - missing)
 
 
-def write_gguf(file: Path, keys: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]], size: int) -> None:
-    """Write a sparse file in GGUF: its keys (a list of texts is a vocabulary), the shapes of its tensors, and as many
-    bytes of weights.
+def write_gguf(
+    file: Path, keys: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]], size: int, place: int = 0
+) -> None:
+    """Write a sparse file in GGUF: its keys (a list of texts is a vocabulary), the shapes of its tensors and the place
+    where they begin, and as many bytes of weights.
     """
 
     def text(value: str) -> bytes:
@@ -49,7 +51,7 @@ def write_gguf(file: Path, keys: Mapping[str, object], tensors: Mapping[str, tup
     header += b"".join(text(key) + value(given) for key, given in keys.items())
     for name, shape in tensors.items():
         header += text(name) + len(shape).to_bytes(4, "little")
-        header += b"".join(side.to_bytes(8, "little") for side in shape) + bytes(12)
+        header += b"".join(side.to_bytes(8, "little") for side in shape) + bytes(4) + place.to_bytes(8, "little")
     with file.open("wb") as stream:
         stream.write(header)
         stream.truncate(len(header) + size)

@@ -75,21 +75,23 @@ def read(files: list[Path]) -> tuple[dict[str, Any], int, int]:
     for file in files:
         try:
             with file.open("rb") as stream:
-                keys, tensors = _header(stream)
-                size += file.stat().st_size - stream.tell()
+                keys, tensors, last = _header(stream)
+                held = file.stat().st_size - stream.tell()
+            config = config or _configuration(keys)
         except OSError as error:
             raise GgufError(f"{file} cannot be read ({error.strerror})") from None
-        except (struct.error, ValueError, KeyError, UnicodeDecodeError):
+        except (struct.error, ValueError, KeyError, TypeError, OverflowError):
             raise GgufError(f"{file} is not a model in GGUF") from None
-        config = config or _configuration(keys)
+        if held < last:
+            raise GgufError(f"{file} is incomplete")
         config["tie_word_embeddings"] = config.get("tie_word_embeddings", True) and "output.weight" not in tensors
-        parameters += sum(tensors.values())
+        parameters, size = parameters + sum(tensors.values()), size + held
     return config, parameters, size
 
 
-def _header(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the keys of a file, and the number of values of each tensor; raises struct.error, ValueError or
-    KeyError.
+def _header(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, int], int]:
+    """Return the keys of a file, the number of values of each tensor, and the place of the last one; raises
+    struct.error, ValueError, KeyError, TypeError or OverflowError.
     """
     if stream.read(4) != MAGIC or _number(stream, "<I") not in (2, 3):
         raise ValueError("no GGUF")
@@ -98,13 +100,15 @@ def _header(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, int]]:
         raise ValueError("too many")
     found = {_text(stream): _value(stream, _number(stream, "<I")) for _ in range(keys)}
     tensors: dict[str, int] = {}
+    last = 0
     for _ in range(count):
         name, sides = _text(stream), _number(stream, "<I")
         if sides > 8:
             raise ValueError("a shape is a few numbers")
         tensors[name] = math.prod(_number(stream, "<Q") for _ in range(sides))
-        stream.read(12)  # its type and place
-    return found, tensors
+        _number(stream, "<I")  # its type
+        last = max(last, _number(stream, "<Q"))
+    return found, tensors, last
 
 
 def _number(stream: BinaryIO, form: str) -> Any:
