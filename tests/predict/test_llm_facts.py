@@ -604,6 +604,14 @@ def test_cache_of_a_token_is_that_of_the_published_layers_and_heads(name: str) -
         ("google/t5gemma-9b-9b-ul2-it", 20.3),
         ("nomic-ai/nomic-embed-text-v2-moe", 0.475),
         ("openbmb/MiniCPM-V-2_6", 8.1),
+        ("ltxv-2b-0.9.6-dev", 7.1),
+        ("genmo/mochi-1-preview", 15.2),
+        ("lodestones/Chroma1-HD", 13.8),
+        ("Alpha-VLLM/Lumina-Image-2.0", 5.31),
+        ("Kwai-Kolors/Kolors-diffusers", 8.92),
+        ("HiDream-ai/HiDream-I1-Full", 30.8),
+        ("OmniGen2/OmniGen2", 7.82),
+        ("tencent/HunyuanImage-2.1", 25.9),
     ],
 )
 def test_public_model_under_its_full_name_has_the_parameters_of_its_card(name: str, billions: float) -> None:
