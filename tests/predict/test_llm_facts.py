@@ -176,7 +176,6 @@ NAMED = {
     "google/t5gemma-9b-9b-ul2-it": ("t5gemma-9b-9b", "bf16"),
     "deepseek-ai/DeepSeek-Math-V2": ("deepseek-v3.2", "fp8"),
     "perplexity-ai/r1-1776": ("deepseek-r1", "fp8"),
-    "LLM360/K2-Think": ("qwen2.5-32b", "bf16"),
     "vidore/colqwen2-v1.0": ("qwen2-vl-2b", "bf16"),
     "nomic-ai/nomic-embed-text-v2-moe": ("nomic-embed-text-v2-moe", "fp32"),
     "nomic-ai/nomic-embed-multimodal-7b": ("qwen2.5-vl-7b", "bf16"),
