@@ -157,7 +157,8 @@ def rollback(config: Config, version: int | None) -> None:
 @click.option("--hints", "hints_only", is_flag=True, help="Only the hints, on one line.")
 @json_option
 def describe(what: str, hints_only: bool, as_json: bool) -> None:
-    """Print the hints of a language model: a directory with a config.json, such a file, or a public name.
+    """Print the hints of a language model: a directory with a config.json, such a file, one in GGUF, or a public name;
+    of an adapter's directory those of its base, of a pipeline of diffusers those of the public one.
 
     Only config.json is read (or params.json, and hf_quant_config.json), and of the weight files beside it the sizes and
     the headers, which say how many parameters they hold; nothing of the model is loaded or run.
@@ -165,7 +166,9 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
     from pathlib import Path
 
     from slurm_migbatch.predict.llm.modeldir import describe as read
+    from slurm_migbatch.predict.llm.modeldir import stands_for
 
+    what = stands_for(Path(what)) or what
     if Path(what).exists():
         found = read(Path(what))
         architecture, hints, name, counted = found.architecture, found.hints, found.name, found.counted

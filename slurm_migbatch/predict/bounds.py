@@ -45,6 +45,8 @@ AT_ONCE: Final = 8.0
 """Tokens of one sequence that a single pass may produce with speculative decoding."""
 TRAINING: Final = 2.0
 """Operations of a training step in forward passes, at least: adapters need no gradients of the weights."""
+CONTEXT: Final = 64.0
+"""MiB of the smallest context of CUDA: every process on a GPU has more in use."""
 MEMORY_MARGIN: Final = 1.1
 """Tolerance on the memory in a profile's name, which is rounded."""
 WHOLE: Final = 0.75
@@ -180,6 +182,8 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
     capacity = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
     if capacity and row.memory_mib > MEMORY_MARGIN * capacity:
         return f"memory_mib {row.memory_mib:.0f} is more than {where} has"
+    if capacity and not row.profile and row.memory_mib in (capacity, capacity / 1.024):
+        return f"memory_mib {row.memory_mib:.0f} is all that {where} has, not what was in use"
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:
         need = f"{least * row.procs:.0f}"
@@ -187,6 +191,8 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
         return error + (
             "" if bits is None or row.precision else f" in {bits.name}: specify the precision if it differs"
         )
+    if row.memory_mib < CONTEXT:
+        return f"memory_mib {row.memory_mib:g} is less than any process has in use on a GPU: it counts MiB, not GiB"
     return ""
 
 

@@ -35,8 +35,8 @@ _LETTERS: Final = ("ha*", "da*", "s*")
 
 
 STRANGER: Final = "x"
-IMAGE: Final = "i"
-"""A stranger that takes images and has public specifications."""
+CLOSE: Final = "i"
+"""A stranger of which the specifications say closely what it keeps in training (`Known.is_close`)."""
 _QUANTILES: Final = (0.5, 0.8, 0.9)
 STRANGERS: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]] = {
     ("time", "infer"): ((0.35, 0.75, 1.50), (0.38, 0.85, 1.50), (0.50, 1.15, 1.50), (0.55, 1.10, 1.45)),
@@ -52,12 +52,12 @@ less, or all, of the other's first predictions in inference. With two and three 
 more closely than a normal distribution, but only in one laboratory: the normal distribution's multiples are kept,
 because a memory limit that is too low ends jobs.
 """
-IMAGES: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]] = {
+CLOSER: Final[Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]] = {
     ("memory", "train"): ((0.80, 1.30, 1.65),)
 }
-"""The same for a stranger that takes images and has public specifications, without measured points: the far multiples
-above are those of texts and of models without specifications. They cover MIGPerf's image models and those of
-`measurements/` (bf16, which needs less than the prior's 32 bits).
+"""The same for such a stranger (CLOSE) without measured points: the far multiples above are those of models without
+specifications. They cover MIGPerf's image models and those of `measurements/` (bf16, which needs less than the prior's
+32 bits), and the texts of both if their parameters are all that is known.
 """
 
 
@@ -80,18 +80,18 @@ class Calibration:
 
     A group is a number of measured points and a letter: `h` and `d` (limited by host or device) with at least MANY
     models, `a` for both (one process alone), `s` for processes that share the slice, `*` for all, `x` for strangers,
-    `i` for strangers with images and public specifications.
+    `i` for strangers whose specifications say closely what they keep.
     """
 
     factors: Mapping[str, tuple[float, ...]]
 
     def factor(
-        self, level: float, points: int, pace: npt.NDArray[np.intp], *, stranger: bool = False, image: bool = False
+        self, level: float, points: int, pace: npt.NDArray[np.intp], *, stranger: bool = False, close: bool = False
     ) -> Array:
-        """Return, for each point, the multiple of a two-sided interval with coverage `level`. `image`: the model takes
-        images and has public specifications.
+        """Return, for each point, the multiple of a two-sided interval with coverage `level`. `close`: see
+        `Known.is_close`.
         """
-        unlike = IMAGE + STRANGER if image else STRANGER
+        unlike = CLOSE + STRANGER if close else STRANGER
         groups = [unlike if stranger else letters + unlike for letters in _LETTERS]
         factors = np.array([self._factor(level, min(points, MOST_POINTS), letters) for letters in groups])
         chosen: Array = factors[pace]
@@ -121,7 +121,7 @@ class Calibration:
 @cache
 def unmeasured(figure: str, kind: str) -> Calibration:
     """Return the calibration of a figure and kind of work without measurements."""
-    groups = {STRANGER: STRANGERS[figure, kind], IMAGE: IMAGES.get((figure, kind), ())}
+    groups = {STRANGER: STRANGERS[figure, kind], CLOSE: CLOSER.get((figure, kind), ())}
     return Calibration(
         {f"{points}{letter}": _at_levels(known) for letter, rows in groups.items() for points, known in enumerate(rows)}
     )

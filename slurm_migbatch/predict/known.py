@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
-from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS, USUAL_SEQ
+from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS, USUAL_SEQ, training_of
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.modelfile import spellings, without_ending
@@ -32,6 +33,20 @@ REFERENCE: Final = {"tok": 128, "px": 224}
 PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
 
 
+class Doubts(NamedTuple):
+    """Degrees of doubt about a model's work, weights and activations, as `Known.doubt`."""
+
+    work: int
+    weights: int
+    activations: int
+
+
+LISTED: Final = Doubts(0, 0, 0)
+"""Those of a model with public specifications."""
+NOTHING: Final = Doubts(2, 2, 2)
+"""Those of a model without any."""
+
+
 @dataclass(frozen=True)
 class Known:
     """Specifications of one model, for an item of size `reference` (in `unit`).
@@ -40,7 +55,7 @@ class Known:
     pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
     alive at once for one item in inference. `kept_mib`: those that a backward pass keeps for one item. `quadratic`:
     share of the operations that grows with the square of the input (attention). `doubt`: 0 if everything is known, 1
-    if only operations or parameters are, 2 if nothing is.
+    if only operations or parameters are, 2 if nothing is. `sized`: the parameters are stated.
     """
 
     family: str
@@ -55,11 +70,21 @@ class Known:
     kept_mib: float
     quadratic: float = 0.0
     doubt: int = 0
+    sized: bool = False
+
+    def doubts(self, kind: str) -> Doubts:
+        """Return the doubt about each part in a kind of work: in training, stated parameters give all that depends on
+        them, and what texts keep.
+        """
+        weights = 0 if self.sized and kind == "train" else self.doubt
+        return Doubts(self.doubt, weights, weights if self.unit == "tok" else self.doubt)
 
     @property
-    def is_public_image(self) -> bool:
-        """Whether the model takes images and everything about it is known."""
-        return self.unit == "px" and self.doubt == 0
+    def is_close(self) -> bool:
+        """Whether what training keeps is close to the truth: of images with public specifications, of texts with
+        stated parameters.
+        """
+        return self.doubt == 0 if self.unit == "px" else self.sized
 
     def work(self, size: float) -> float:
         """Return the operations of an item of `size` relative to one of `reference`."""
@@ -110,18 +135,28 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     # the depth of a network grows more slowly than its work, and so does the data it moves
     scale = flops / like.flops
     size = params if params is not None else like.params * math.sqrt(scale)
+    reference = input_size or REFERENCE[like.unit]
+    kept = like.kept_mib * scale**0.5
+    if params is not None and like.unit == "tok":
+        kept = _kept_of_text(family, params, reference)
     return replace(
         like,
-        reference=input_size or REFERENCE[like.unit],
+        reference=reference,
         kernels=like.kernels * scale**0.25,
         flops=flops,
         traffic_mib=like.traffic_mib * scale**0.5,
         params=size,
         weight_mib=size * like.weight_mib / like.params,
         alive_mib=like.alive_mib * scale**0.5,
-        kept_mib=like.kept_mib * scale**0.5,
+        kept_mib=kept,
         doubt=doubt,
+        sized=params is not None,
     )
+
+
+def _kept_of_text(family: str, params: float, tokens: int) -> float:
+    """Return the MiB that a backward pass keeps for a text, if the parameters are all that is known of its model."""
+    return need_of(training_of(names.of_stated_size(family, round(params)), 1, tokens), 0).activations
 
 
 def usual_tokens(name: str) -> int | None:

@@ -273,7 +273,7 @@ class LearnedPredictor:
         value, deviation, pace = belief.predict_paced(surface, cells)
         stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
         calibration = self.learned.calibration(figure, role)
-        factor = calibration.factor(self._level, points, pace, stranger=stranger, image=known.is_public_image)
+        factor = calibration.factor(self._level, points, pace, stranger=stranger, close=known.is_close)
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from slurm_migbatch.predict.cells import Array, GpuSpec
-from slurm_migbatch.predict.known import TEXT_FAMILIES, TRANSFORMERS, Known
+from slurm_migbatch.predict.known import LISTED, TEXT_FAMILIES, TRANSFORMERS, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
 from slurm_migbatch.values.grouping import grouped
@@ -126,7 +126,7 @@ class Population:
     def prior(self, model: str, known: Known, gpu: GpuSpec, stack: str | None = None) -> Belief:
         """Return the prior of a model on a GPU and software stack (None: this site's, or a typical one there)."""
         expected = self.surface.expected(known, gpu.facts, self.kind)
-        spread = np.diag(self.surface.spread(known.doubt) ** 2)
+        spread = np.diag(self.surface.spread(known.doubts(self.kind)) ** 2)
         if self.covariance is None:
             return Belief(expected, spread)
         level = self._level(known, gpu, stack)
@@ -134,7 +134,7 @@ class Population:
         if self.slopes is not None and self.centre is not None:
             distance = distance + self.slopes @ (features(known) - self.centre)
         # uncertainty about the model itself, its launches and its work, remains
-        covariance = self.covariance + np.diag(level.variance) + spread - np.diag(self.surface.spread(0) ** 2)
+        covariance = self.covariance + np.diag(level.variance) + spread - np.diag(self.surface.spread(LISTED) ** 2)
         own = self.own.get(model)
         if own is not None:
             distance = distance + own.mean
@@ -235,7 +235,7 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
 def _trust(surface: Surface, kind: str, unit: Unit) -> float:
     """Return the weight of a unit: from 1 near physics, to 0 at LIMIT (Tukey's biweight)."""
     distance = unit.theta - surface.expected(unit.known, unit.gpu.facts, kind)
-    squares = float(np.sum(distance**2 / surface.spread(unit.known.doubt) ** 2)) + (unit.misfit / MISFIT) ** 2
+    squares = float(np.sum(distance**2 / surface.spread(unit.known.doubts(kind)) ** 2)) + (unit.misfit / MISFIT) ** 2
     return max(0.0, 1.0 - squares / LIMIT) ** 2
 
 
@@ -252,13 +252,13 @@ class _Pooled:
 
     def __init__(self, surface: Surface, kind: str, units: Sequence[Unit], trust: Array) -> None:
         self.surface, self.units = surface, units
-        self.physical = surface.spread(0) ** 2
+        self.physical = surface.spread(LISTED) ** 2
         self.distance = np.array([unit.theta - surface.expected(unit.known, unit.gpu.facts, kind) for unit in units])
         self.kind = kind
         self.of_model, self.trust = grouped(range(len(units)), lambda i: units[i].model), trust
         # a model that many laboratories measured counts once
         self.weight = trust * np.array([1.0 / len(self.of_model[unit.model]) for unit in units])
-        spread = np.array([surface.spread(unit.known.doubt) ** 2 for unit in units])
+        spread = np.array([surface.spread(unit.known.doubts(kind)) ** 2 for unit in units])
         variance = np.array([unit.variance for unit in units])
         # a parameter that a unit's points do not determine has kept the physical prior's variance
         unsure = variance / (1.0 - np.minimum(variance / spread, 0.999))

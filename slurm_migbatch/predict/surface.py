@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.known import Known
+from slurm_migbatch.predict.known import Doubts, Known
 from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
@@ -30,6 +30,8 @@ _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
 """Correlation length of the misfit, in the logarithms of batch, shares, processes and work."""
 
 
+TRAINED_BYTES: Final = 16.0
+"""Bytes that a training takes for each parameter."""
 MEMORY_COMMON: Final = 8.0
 """Factor by which the common part of what physics misses is larger in memory than in time: activations are rough
 estimates. Chosen by leaving models out over MIGPerf's memory figures, the only ones.
@@ -145,9 +147,9 @@ class TimeSurface:
             ]
         )
 
-    def spread(self, doubt: int) -> Array:
-        """Return the prior standard deviations around `expected`, at a degree of doubt (`Known.doubt`)."""
-        unsure = (0.0, 0.5, 1.0)[doubt]
+    def spread(self, doubts: Doubts) -> Array:
+        """Return the prior standard deviations around `expected`, at these degrees of doubt."""
+        unsure = (0.0, 0.5, 1.0)[doubts.work]
         return np.array([0.4 + unsure, 0.6 + 1.5 * unsure, 0.7, 0.08, 0.15, 0.4, 1.0, 0.04, 0.1])
 
 
@@ -183,16 +185,17 @@ class MemorySurface:
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `TimeSurface`. A context with its libraries of 900 MiB (half with lazy loading, twice without), weights
-        (four times in training: gradients and two moments), activations (all that are kept, in training).
+        (in training 16 bytes of each parameter, with gradients and two moments in 32 bits, or in 16 bits with a copy in
+        32), activations (all that are kept, in training).
         """
         training = kind == "train"
-        base = 900.0 + known.weight_mib * (4.0 if training else 1.0)
+        base = 900.0 + (TRAINED_BYTES * known.params / 2**20 if training else known.weight_mib)
         return np.array([np.log(base), np.log(known.kept_mib if training else known.alive_mib), 0.0])
 
-    def spread(self, doubt: int) -> Array:
+    def spread(self, doubts: Doubts) -> Array:
         """See `TimeSurface`."""
-        unsure = (0.0, 0.4, 0.8)[doubt]
-        return np.array([0.35 + unsure, 0.6 + unsure, 0.05])
+        unsure = (0.0, 0.4, 0.8)
+        return np.array([0.35 + unsure[doubts.weights], 0.6 + unsure[doubts.activations], 0.05])
 
 
 Surface: TypeAlias = TimeSurface | MemorySurface

@@ -13,7 +13,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import FEW, MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
-from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.known import NOTHING, ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
@@ -31,8 +31,6 @@ SURPRISE: Final = 4.0
 """Excess of a fit's squared distance (in standard deviations) over its points that counts as a contradiction."""
 DOUBT: Final = 6.0
 """-2 ln of the prior odds that specifications are wrong."""
-NOTHING: Final = 2
-"""`Known.doubt` of a model without any specification."""
 HOST: Final = ("host",)
 """Parameters outside the device."""
 CONSTANT: Final = 0.005
@@ -241,7 +239,7 @@ def _believed(
     doubt must improve it by DOUBT.
     """
     prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
-    extra = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubt) ** 2, 0.0)
+    extra = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubts(population.kind)) ** 2, 0.0)
     device = np.where([name in HOST for name in surface.names], 0.0, extra)
     candidates: list[tuple[float, int, Belief]] = []
     for doubts, spread in enumerate((np.zeros_like(extra), device, extra)):

@@ -102,7 +102,7 @@ _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
 """
 _INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
 """Names of columns with a number of slices, or of programs on one."""
-_KINDS: Final = {"training": "train", "inference": "infer", "serving": "serve"}
+_KINDS: Final = {"inference": "infer", "serving": "serve"}
 _PRECISIONS: Final = {
     **dict.fromkeys(("float16", "half", "f16", "fp-16", "float-16"), "fp16"),
     **dict.fromkeys(("bfloat16", "bf-16"), "bf16"),
@@ -124,6 +124,15 @@ _ENGINES: Final = {
 """Engine by the letters of its name."""
 _RELEASE: Final = re.compile(r"[ _=(-]*v?[0-9]+(?:\.[0-9a-z]+)+.*")
 """The release after the name of an engine: `vLLM v0.6.3`."""
+_TRAINING: Final = re.compile(r"(?:(?:pre|fine)[-_ ]?)?(?:train|tun)(?:e|ing)?|sft", re.IGNORECASE)
+"""A cell that says that a row is one of training."""
+_OF_TRAINING: Final = re.compile(
+    r"optimi[sz]er(?:_name)?|learning_rate|lr|grad(?:ient)?_acc.*|(?:.*_)?backward(?:_.*)?"
+)
+"""Names of columns that only tables of trainings have."""
+_OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
+_INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
+"""A GPU by its number on a machine, in tables of others."""
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 """Words of a column's name by which `train` is a part of a data set."""
 _OF_GPUS: Final = frozenset([
@@ -240,6 +249,8 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         if cells.get("kind", "").lower() != SERVE:
             raise MeasurementError("a row that is not of a server needs throughput_per_s or latency_s")
         cells["latency_s"] = _of_tokens(*(cells.get(name, "") for name in TIMED_TOKENS))
+    if not {*COLUMNS} <= {*row} and _INDEX.fullmatch(cells.get("gpu", "")):
+        raise MeasurementError(f"gpu {show(cells['gpu'])} is a number: write the GPU's name (NVIDIA H100 80GB HBM3)")
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
 
@@ -262,13 +273,13 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if names[name] in COLUMNS:
             continue
         cell, called = text.strip(), plain(name)
-        if "profile" not in columns and _says_slice(called, cell):
-            raise MeasurementError(f"{show(name)} has the slice {show(cell)}: call that column profile")
-        if "profile" not in columns and _UUID.fullmatch(cell):
-            raise MeasurementError(f"{show(name)} is that of a slice: add a column profile")
+        if "profile" not in columns:
+            _check_whole(name, called, cell)
         words = {*called.split("_")}
-        if "kind" not in columns and cell.lower() in ("train", "training") and not words & _OF_DATA:
-            raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
+        if "kind" not in columns:
+            _check_inference(name, called, cell)
+        if _OF_UNITS.fullmatch(called) and "token" in cell.lower():
+            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not tokens")
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         counted = _OF_GPU.fullmatch(cell)
@@ -281,6 +292,22 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
                 f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
                 "are slices, state the figures of one, without that column"
             )
+
+
+def _check_whole(name: str, called: str, cell: str) -> None:
+    """Raise MeasurementError if a cell of a table without a profile says that a row is one of a slice."""
+    if _says_slice(called, cell):
+        raise MeasurementError(f"{show(name)} has the slice {show(cell)}: call that column profile")
+    if _UUID.fullmatch(cell):
+        raise MeasurementError(f"{show(name)} is that of a slice: add a column profile")
+
+
+def _check_inference(name: str, called: str, cell: str) -> None:
+    """Raise MeasurementError if a cell of a table without a kind says that a row is one of training."""
+    if _TRAINING.fullmatch(cell) and not {*called.split("_")} & _OF_DATA:
+        raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
+    if cell.lower() not in _NO_SLICE and _OF_TRAINING.fullmatch(called):
+        raise MeasurementError(f"{show(name)} is that of a training: add the column kind, with train there")
 
 
 def _says_slice(called: str, cell: str) -> bool:
@@ -354,7 +381,7 @@ def _word(column: str, text: str) -> str:
     """Return a cell of a column of text with the usual word for what it says."""
     lowered = text.lower()
     if column == "kind":
-        return _KINDS.get(lowered, text)
+        return "train" if _TRAINING.fullmatch(text) else _KINDS.get(lowered, text)
     if column == "precision":
         word = lowered.removeprefix("torch.").replace("_", "-")
         return _PRECISIONS.get(word, word)

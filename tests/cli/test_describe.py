@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from slurm_migbatch.cli.model import describe
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.workload.hints import parse
+from tests.support import weight_files
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14,
@@ -67,3 +68,78 @@ def test_unknown_model_name_is_an_error_with_a_suggestion() -> None:
 
 def test_folder_without_config_json_is_an_error(tmp_path: Path) -> None:
     assert "config.json" in str(described(str(tmp_path)).exception)
+
+
+def _pipeline(folder: Path, kind: str, millions: dict[str, int]) -> Path:
+    """Write a pipeline of diffusers whose parts have as many parameters, and a copy of the first in 16 bits."""
+    for part, count in millions.items():
+        (folder / part).mkdir()
+        weight_files.write(folder / part / "model.safetensors", {"a": ("F32", count * 10**6)})
+    weight_files.write(folder / next(iter(millions)) / "model.fp16.safetensors", {"a": ("F16", 10**9)})
+    (folder / "scheduler").mkdir()
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": kind}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "millions", "model"),
+    [
+        ("StableDiffusionXLPipeline", {"unet": 2567, "text_encoder": 123, "text_encoder_2": 694, "vae": 84},
+         "stable-diffusion-xl"),
+        ("StableDiffusionImg2ImgPipeline", {"unet": 860, "text_encoder": 123, "vae": 84, "safety_checker": 304},
+         "stable-diffusion-v1-5"),
+        ("StableDiffusion3Pipeline", {"transformer": 2084, "text_encoder_3": 4762, "text_encoder": 817, "vae": 84},
+         "stable-diffusion-3-medium"),
+        ("StableDiffusion3Pipeline", {"transformer": 8057, "text_encoder_3": 4762, "text_encoder": 817, "vae": 84},
+         "stable-diffusion-3.5-large"),
+        ("WanPipeline", {"transformer": 14289, "text_encoder": 5681, "vae": 127}, "wan2.1-t2v-14b"),
+        ("FluxPipeline", {"transformer": 11901, "text_encoder_2": 4762, "text_encoder": 123, "vae": 84}, "flux.1-dev"),
+    ],
+)  # fmt: skip
+def test_pipeline_of_diffusers_gives_the_hints_of_the_public_one(
+    tmp_path: Path, kind: str, millions: dict[str, int], model: str
+) -> None:
+    """With the parameters that the public repositories have in each part."""
+    folder = _pipeline(tmp_path, kind, millions)
+    assert described(str(folder), "--hints").output == f"model={model}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "millions"),
+    [("KandinskyPipeline", {"unet": 1000}), ("StableDiffusionXLPipeline", {"unet": 9000}), ("FluxPipeline", {})],
+)
+def test_pipeline_that_is_unknown_or_larger_than_the_public_one_is_refused(
+    tmp_path: Path, kind: str, millions: dict[str, int]
+) -> None:
+    for part in millions:
+        (tmp_path / part).mkdir()
+        weight_files.write(tmp_path / part / "model.safetensors", {"a": ("BF16", millions[part] * 10**6)})
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": kind}))
+    assert "pipeline of several models: use its public name" in str(described(str(tmp_path)).exception)
+
+
+def test_adapter_gives_the_hints_of_its_base_by_name_or_by_folder(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder in (base, adapter):
+        folder.mkdir()
+    (base / "config.json").write_text(json.dumps(CONFIG))
+    stated = adapter / "adapter_config.json"
+    stated.write_text(json.dumps({"peft_type": "LORA", "r": 8, "base_model_name_or_path": str(base)}))
+    assert described(str(adapter), "--hints").output == described(str(base), "--hints").output
+    stated.write_text(json.dumps({"base_model_name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}))
+    assert described(str(adapter), "--hints").output == "model=llama-3.1-8b\n"
+    stated.write_text(json.dumps({"base_model_name_or_path": None}))
+    assert "names no base model" in str(described(str(adapter)).exception)
+    (adapter / "config.json").write_text(json.dumps(CONFIG))
+    assert "model=adapter arch=" in described(str(adapter), "--hints").output, "merged into the model"
+
+
+def test_model_in_the_cache_of_the_hub_is_described_by_its_newest_snapshot(tmp_path: Path) -> None:
+    model = tmp_path / "models--acme--Our-Model"
+    blob, revision = model / "blobs" / "0a1b", model / "snapshots" / "c0ffee"
+    for folder in (blob.parent, revision):
+        folder.mkdir(parents=True)
+    blob.write_text(json.dumps(CONFIG))
+    (revision / "config.json").symlink_to(blob)
+    for path in (model, revision):
+        assert "model=our-model arch=layers:24" in described(str(path), "--hints").output

@@ -540,3 +540,35 @@ def test_rows_without_a_length_do_not_make_long_texts_small(kind: str) -> None:
     stated = learn([replace(row, input_size=128) for row in rows], ModelKnowledge())
     short = LearnedPredictor(stated).figures(Bucket("bge-m3", kind, 32, 128, "tok"), H100)[P("7g.80gb")].need_mib
     assert short < 1.3 * (2900 + 5 * 32)
+
+
+def _sized(params: float | None, family: str, size: int) -> LearnedPredictor:
+    """Return a predictor that has seen a row of an unknown model in inference, which states its parameters."""
+    row = Measurement("h100-80gb", "mynet", family, "infer", "", None, None, 132, 1, size, latency_s=0.1, params=params)
+    return LearnedPredictor(learn([row], ModelKnowledge()))
+
+
+TRAINED_TEXTS = [
+    row
+    for row in read_folder(ROOT / "measurements")
+    if row.kind == "train" and row.family in ("encoder", "decoder") and row.trained.method in (None, "full")
+]
+
+
+@pytest.mark.parametrize("row", TRAINED_TEXTS, ids=lambda row: f"{row.model}-{row.batch}-{row.input_size}")
+def test_training_of_an_unknown_text_model_with_stated_parameters_needs_what_it_was_measured_to_take(
+    row: Measurement,
+) -> None:
+    predictor = _sized(row.params, row.family, row.input_size)
+    figures = predictor.figures(Bucket("mynet", "train", row.batch, row.input_size, "tok"), H100)
+    assert row.memory_mib <= figures[P("7g.80gb")].memory_mib.high <= 3.5 * row.memory_mib
+
+
+@pytest.mark.parametrize("millions", [5, 25, 86, 300])
+def test_training_of_an_unknown_network_of_images_with_batch_1_needs_little_beside_its_parameters(
+    millions: int,
+) -> None:
+    """Weights, gradients and two moments in 32 bits, at most twice as much, not several times."""
+    figures = _sized(millions * 1e6, "cnn", 224).figures(Bucket("mynet", "train", 1, 224, "px"), A100_40)
+    need = 900 + 16 * millions * 1e6 / 2**20
+    assert need <= figures[P("1g.5gb")].memory_mib.high <= 2.5 * need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -452,6 +453,9 @@ def test_context_without_a_limit_is_the_largest() -> None:
           "config_groups": {"a": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 4}}}}, 8.1),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, 16.0),
         ({"quant_method": None}, 16.0),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, 4.5),
+        ({"load_in_4bit": False, "load_in_8bit": True}, 8.1),
+        ({"load_in_4bit": False, "load_in_8bit": False}, 16.0),
     ],
 )  # fmt: skip
 def test_bits_of_further_quantisations_are_read(quantisation: Config, bits: float) -> None:
@@ -522,3 +526,172 @@ def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F8_E4M3", 10**9)})
     assert describe(tmp_path).quantization == ""
+
+
+LLAMA_GGUF: dict[str, object] = {
+    "general.architecture": "llama", "general.name": "Ours", "llama.block_count": 32, "llama.embedding_length": 4096,
+    "llama.context_length": 131072, "llama.feed_forward_length": 14336, "llama.attention.head_count": 32,
+    "llama.attention.head_count_kv": 8, "llama.attention.key_length": 128, "llama.rope.dimension_count": 128,
+    "tokenizer.ggml.tokens": [f"t{i}" for i in range(128256)], "tokenizer.ggml.token_type": [1] * 128256,
+    "tokenizer.ggml.add_bos_token": True,
+}  # fmt: skip
+BLOCKS_OF_LLAMA = {"token_embd.weight": (4096, 128256), "output.weight": (4096, 128256), "rest": (6979588096,)}
+
+
+@pytest.mark.parametrize(("bits", "level"), [(4.89, "q4-k-m"), (8.5, "q8-0"), (16.0, "f16"), (2.0, "iq1-s")])
+def test_model_in_gguf_is_described_by_the_header_of_its_file(tmp_path: Path, bits: float, level: str) -> None:
+    """Llama 3.1 8B, as llama.cpp converts it."""
+    file = tmp_path / "ggml-model.gguf"
+    weight_files.write_gguf(file, LLAMA_GGUF, BLOCKS_OF_LLAMA, int(8_030_261_248 * bits / 8))
+    for path in (file, tmp_path):
+        found = describe(path)
+        architecture = found.architecture
+        assert architecture.parameters == 8_030_261_248 and found.quantization == level
+        assert architecture.cache_values(1) == 65536 and architecture.context == 131072
+        parsed = parse("migbatch: " + found.hints)
+        assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == architecture
+        assert weights_mib(architecture, precision.known(level)) * 2**20 >= 8_030_261_248 * bits / 8
+    alone = weights_mib(architecture, precision.known(level))
+    (tmp_path / "mmproj-F16.gguf").write_bytes(bytes(8 << 20))
+    assert weights_mib(describe(tmp_path).architecture, precision.known(level)) == pytest.approx(alone + 8, abs=0.1)
+
+
+def test_gguf_of_several_files_is_described_if_all_are_there(tmp_path: Path) -> None:
+    parts = [tmp_path / f"ours-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    weight_files.write_gguf(parts[0], LLAMA_GGUF, {"token_embd.weight": (4096, 128256)}, 2**30)
+    with pytest.raises(DescribeError, match="1 of the 2 files"):
+        describe(tmp_path)
+    rest = {key: BLOCKS_OF_LLAMA[key] for key in ("output.weight", "rest")}
+    weight_files.write_gguf(parts[1], {"general.architecture": "llama"}, rest, 7 * 2**30)
+    assert describe(parts[0]).architecture.parameters == 8_030_261_248
+    weight_files.write_gguf(tmp_path / "small-Q2_K.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 3 * 2**30)
+    assert describe(tmp_path).name == "ours-00001-of-00002", "the largest of several"
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert describe(tmp_path).name == "ours-00001-of-00002", "repositories have a configuration that says no more"
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED))
+    weight_files.write(tmp_path / "model.safetensors", {"a": ("BF16", SIZE)})
+    assert describe(tmp_path).quantization == ""
+
+
+def test_gguf_that_was_not_downloaded_completely_is_refused(tmp_path: Path) -> None:
+    weight_files.write_gguf(tmp_path / "a.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 2**30, place=2**31)
+    with pytest.raises(DescribeError, match=r"a\.gguf is incomplete"):
+        describe(tmp_path)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_described_as_gguf_or_refused(content: bytes, begins: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.gguf"
+        file.write_bytes(b"GGUF\x03\0\0\0" * begins + content)
+        with pytest.raises(DescribeError):
+            describe(file)
+
+
+def test_layers_without_attention_in_gguf_have_no_heads_of_keys(tmp_path: Path) -> None:
+    """Granite 4.0 H Tiny: attention in four of forty layers."""
+    heads = [4 if layer in (5, 15, 25, 35) else 0 for layer in range(40)]
+    keys = {f"granitehybrid.{key}": value for key, value in {
+        "block_count": 40, "embedding_length": 1536, "context_length": 131072, "feed_forward_length": 512,
+        "attention.head_count": 12, "attention.head_count_kv": heads, "expert_count": 64, "expert_used_count": 6,
+        "vocab_size": 100352, "ssm.state_size": 128, "ssm.inner_size": 3072,
+    }.items()}  # fmt: skip
+    weight_files.write_gguf(
+        tmp_path / "tiny.gguf", {"general.architecture": "granitehybrid", **keys}, {"all": (6_940_000_000,)}, 4 * 10**9
+    )
+    found = describe(tmp_path / "tiny.gguf").architecture
+    assert found.parameters == 6_940_000_000 and grows(found) == 4 * 2 * 4 * 128
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"GGUF",
+        b"GGUF\x03\0\0\0" + b"\xff" * 16,
+        b"PK" + bytes(100),
+        b"GGUF\x03\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8,
+        b"GGUF\x03" + bytes(60),
+    ],
+)
+def test_file_that_is_no_gguf_is_refused_with_a_message(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.gguf").write_bytes(text)
+    for path in (tmp_path, tmp_path / "a.gguf"):
+        with pytest.raises(DescribeError, match=r"a\.gguf|language model"):
+            describe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [("acme/mamba-6b", 80), ("acme/rwkv-5-2.9b", 132), ("acme/mamba2-6b", 528), ("NX-AI/xLSTM-7b", 528)],
+)
+def test_state_of_a_model_known_by_its_size_is_that_of_its_kind(name: str, widths: int) -> None:
+    found = names.resolve(name)
+    assert found is not None and found.how == "size" and grows(found.architecture) == 0
+    architecture = found.architecture
+    state = architecture.layers * widths * architecture.width
+    assert state <= architecture.cache_values(200_000) <= 1.05 * state
+
+
+def test_layers_that_attend_to_images_keep_their_patches() -> None:
+    """Llama 3.2 11B Vision: as the model of that name."""
+    text = GROUPED | {"num_hidden_layers": 40, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
+    found, public = described({"model_type": "mllama", "text_config": text}), names.resolve("llama-3.2-11b-vision")
+    assert public is not None and grows(found) == 32 * 2 * 8 * 128
+    assert found.cache_values(5000) == public.architecture.cache_values(5000)
+    assert found.parameters == described({**GROUPED, "num_hidden_layers": 40}).parameters
+
+
+def test_states_of_hybrid_models_are_as_large_as_their_configurations_state() -> None:
+    jamba = GROUPED | {
+        "model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_expand": 2,
+    }  # fmt: skip
+    qwen = GROUPED | {
+        "model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    for config, kept, attending in ((jamba, 28 * 2 * 8192 * 20, 4), (qwen, 24 * 2 * 32 * 128 * 128, 8)):
+        found = described(config)
+        state = found.cache_values(200_000) - 200_000 * attending * 2 * 8 * 128
+        assert kept <= state <= 1.1 * kept
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        ({"model_type": "electra", "hidden_size": 256, "embedding_size": 128, "intermediate_size": 1024,
+          "num_attention_heads": 4}, 13.5),
+        ({"model_type": "rembert", "hidden_size": 1152, "input_embedding_size": 256, "intermediate_size": 4608,
+          "num_hidden_layers": 32, "num_attention_heads": 18, "vocab_size": 250300}, 576),
+    ],
+)  # fmt: skip
+def test_embedding_narrower_than_the_layers_is_counted_so(config: Config, millions: float) -> None:
+    """ELECTRA small and RemBERT, their checkpoints without the output over the vocabulary."""
+    assert described(BERT | config).parameters == pytest.approx(1e6 * millions, rel=0.02)
+
+
+def test_feed_forward_beside_the_experts_is_counted() -> None:
+    """Grok-2."""
+    grok = GROUPED | {
+        "hidden_size": 8192, "intermediate_size": 32768, "moe_intermediate_size": 16384, "num_hidden_layers": 64,
+        "num_attention_heads": 64, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "residual_moe": True, "vocab_size": 131072,
+    }  # fmt: skip
+    assert described(grok).parameters == pytest.approx(269.5e9, rel=0.001)
+
+
+def test_index_of_sparse_attention_is_cached_and_counted() -> None:
+    """DeepSeek-V3.2: vLLM caches 132 bytes a token and layer beside the latent vector."""
+    config = {
+        "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "num_experts_per_tok": 8, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
+        "max_position_embeddings": 163840, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+    }  # fmt: skip
+    found, public = described(config), names.resolve("deepseek-ai/DeepSeek-V3.2-Exp")
+    assert public is not None and public.how == "public"
+    assert grows(found) == grows(public.architecture) == 61 * (512 + 64 + 66)
+    assert found.parameters == pytest.approx(671.9e9, rel=0.0002)
+    assert found.parameters == pytest.approx(public.architecture.parameters, rel=0.0002)
+    assert found.cache_values(1, "expanded") == 61 * (128 * (192 + 128) + 66)

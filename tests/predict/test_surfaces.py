@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.predict.cells import Cells
 from slurm_migbatch.predict.fewshot import adapt
+from slurm_migbatch.predict.known import Doubts
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.recommend import advise
 from slurm_migbatch.predict.surface import MEMORY, TIME, Surface
@@ -33,7 +34,7 @@ def test_derivatives_are_those_of_the_values(surface: Surface, seed: int, procs:
     cells = grid([1, 7, 64], SHARES, procs, work)
     size = len(surface.names)
     theta = surface.expected(known("resnet50"), A100.facts, "infer")
-    theta = theta + surface.spread(1) * np.random.default_rng(seed).standard_normal(size)
+    theta = theta + surface.spread(Doubts(1, 1, 1)) * np.random.default_rng(seed).standard_normal(size)
     _, slopes = surface.value(theta, cells)
     for i in range(size):
         step = np.zeros(size)

@@ -318,10 +318,10 @@ def test_first_memory_of_a_public_image_model_in_training_is_surer_than_that_of_
     pace = np.zeros(1, dtype=np.intp)
     calibration = unmeasured("memory", "train")
     for level in LEVELS:
-        image, other = (calibration.factor(level, 0, pace, stranger=True, image=public)[0] for public in (True, False))
+        image, other = (calibration.factor(level, 0, pace, stranger=True, close=public)[0] for public in (True, False))
         assert 1.2 * _normal_multiple(level) <= 1.5 * image < 1.5 * other, level
     for points in (1, 2, 3):
-        measured = [calibration.factor(0.8, points, pace, stranger=True, image=public)[0] for public in (True, False)]
+        measured = [calibration.factor(0.8, points, pace, stranger=True, close=public)[0] for public in (True, False)]
         assert measured[0] == measured[1]
     assert Calibration.from_dict(calibration.to_dict()) == calibration
 

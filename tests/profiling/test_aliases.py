@@ -358,6 +358,15 @@ def test_time_of_a_batch_is_read_under_the_names_of_trainers(tmp_path: Path, col
         ("mig", "off", None),
         ("mode", "Training", "mode has Training: call that column kind"),
         ("mode", "inference", None),
+        ("phase", "fine-tuning", "phase has fine-tuning: call that column kind"),
+        ("task", "pretraining", "task has pretraining: call that column kind"),
+        ("task", "image classification", None),
+        ("optimizer", "adamw", "optimizer is that of a training: add the column kind, with train there"),
+        ("backward_ms", "20", "backward_ms is that of a training: add the column kind, with train there"),
+        ("gradient accumulation", "4", "gradient accumulation is that of a training: add the column kind"),
+        ("optimizer", "none", None),
+        ("unit", "tokens/s", "unit is tokens/s: throughput_per_s counts items, not tokens"),
+        ("units", "samples/s", None),
         ("dataset split", "train", None),
         ("median_ttft_ms", "40", "median_ttft_ms is that of a server: add the column kind, with serve there"),
         ("OSL", "128", "osl is that of a server: add the column kind, with serve there"),
@@ -416,3 +425,15 @@ def test_no_text_breaks_the_reader(header: list[str], cell: str, decimal: str) -
     assert len(names) == len(header)
     with contextlib.suppress(MeasurementError):
         aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)), decimal)
+
+
+@pytest.mark.parametrize("kind", ["fine-tuning", "Finetune", "training", "pre-training", "sft"])
+def test_kinds_of_training_are_read_as_such(tmp_path: Path, kind: str) -> None:
+    path = table(tmp_path, f"gpu,model,batch,latency_s,kind,optimizer\na100-80gb,net,1,0.1,{kind},adamw\n")
+    assert [row.kind for row in scan([path]).rows] == ["train"]
+
+
+@pytest.mark.parametrize("gpu", ["0", "cuda:1", "GPU 3", "gpu0"])
+def test_number_of_a_gpu_is_not_taken_for_its_name(tmp_path: Path, gpu: str) -> None:
+    with pytest.raises(TableError, match="is a number: write the GPU's name"):
+        scan([table(tmp_path, f"gpu,model,batch,latency_s\n{gpu},net,1,0.1\n")])

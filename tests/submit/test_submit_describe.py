@@ -74,6 +74,13 @@ def test_model_path_becomes_the_hints_of_the_model(tmp_path: Path, model: Path) 
     assert hints.llm.arch is not None and "layers:16" in hints.llm.arch
 
 
+def test_adapter_becomes_its_base(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}')
+    assert ask(tmp_path, f"migbatch: model={folder} batch=4") == "migbatch: model=llama-3.1-8b batch=4"
+
+
 def test_comment_without_a_path_or_with_describe_off_is_unchanged(tmp_path: Path, model: Path) -> None:
     for comment in (f"model={model}", "migbatch: model=llama-3-8b", f"migbatch: input=4 note model={model}/../'x"):
         assert ask(tmp_path, comment) == comment

@@ -239,7 +239,7 @@ def test_answer_states_what_was_assumed(chooser: Chooser) -> None:
         ("model=llama-3.1-8b input=224px", "input_unit"),
         ("model=/data/llama-3.1-8b", "model_path"),
         ("model=granite5:small-h", "model_size"),
-        ("model=minicpm-v-2_6 batch=4", "model_size"),
+        ("model=minicpm-v-3 batch=4", "model_size"),
     ],
 )
 def test_unusable_model_hints_are_refused(chooser: Chooser, hints: str, code: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN
-from slurm_migbatch.predict.known import Known, from_facts
+from slurm_migbatch.predict.known import LISTED, Known, from_facts
 from slurm_migbatch.predict.surface import MEMORY, TIME
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.gpufacts import facts_of
@@ -33,7 +33,7 @@ def known(name: str) -> Known:
 def truth(name: str, seed: int, shift: float = 0.0) -> np.ndarray:
     """Return the parameters of one model, with a time per item of `exp(shift)` times what physics predicts."""
     rng = np.random.default_rng([seed, *name.encode()])
-    theta = TIME.expected(known(name), A100.facts, "infer") + 0.3 * TIME.spread(0) * rng.standard_normal(9)
+    theta = TIME.expected(known(name), A100.facts, "infer") + 0.3 * TIME.spread(LISTED) * rng.standard_normal(9)
     theta[1] += shift
     return theta
 

@@ -19,3 +19,39 @@ def write(file: Path, tensors: Mapping[str, tuple[str, int]], *, missing: int = 
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         stream.truncate(8 + len(text) + end - missing)
+
+
+def write_gguf(
+    file: Path, keys: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]], size: int, place: int = 0
+) -> None:
+    """Write a sparse file in GGUF: its keys (a list of texts is a vocabulary), the shapes of its tensors and the place
+    where they begin, and as many bytes of weights.
+    """
+
+    def text(value: str) -> bytes:
+        return len(value.encode()).to_bytes(8, "little") + value.encode()
+
+    def value(given: object) -> bytes:
+        if isinstance(given, str):
+            return (8).to_bytes(4, "little") + text(given)
+        if isinstance(given, bool):
+            return (7).to_bytes(4, "little") + bytes([given])
+        if isinstance(given, int):
+            return (4).to_bytes(4, "little") + given.to_bytes(4, "little")
+        assert isinstance(given, list)
+        inner, parts = (
+            (8, map(text, given)) if isinstance(given[0], str) else (5, (i.to_bytes(4, "little") for i in given))
+        )
+        return (
+            (9).to_bytes(4, "little") + inner.to_bytes(4, "little") + len(given).to_bytes(8, "little") + b"".join(parts)
+        )
+
+    header = b"GGUF" + (3).to_bytes(4, "little")
+    header += len(tensors).to_bytes(8, "little") + len(keys).to_bytes(8, "little")
+    header += b"".join(text(key) + value(given) for key, given in keys.items())
+    for name, shape in tensors.items():
+        header += text(name) + len(shape).to_bytes(4, "little")
+        header += b"".join(side.to_bytes(8, "little") for side in shape) + bytes(4) + place.to_bytes(8, "little")
+    with file.open("wb") as stream:
+        stream.write(header)
+        stream.truncate(len(header) + size)

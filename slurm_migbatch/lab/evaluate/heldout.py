@@ -209,10 +209,10 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
         prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
         calibration = fold.learned.calibration(figure, sample.kind)
         stranger = population.is_stranger(sample.known, sample.gpu, sample.stack)
-        image = sample.known.is_public_image
+        close = sample.known.is_close
         for points, done, belief, cells, logs in steps(figure, sample, prior, max_points):
             value, deviation, pace = belief.predict_paced(surface, cells)
-            curve = CurveWidths(deviation, pace, calibration, points, stranger, image)
+            curve = CurveWidths(deviation, pace, calibration, points, stranger, close)
             answers = computed(fold.site, sample, figure, done)
             yield HeldOutPrediction(
                 OURS,

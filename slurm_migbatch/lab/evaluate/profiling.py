@@ -160,7 +160,7 @@ def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], lear
     value, deviation, pace = belief.predict_paced(TIME, sample.cells)
     stranger = learned.population("time", sample.kind).is_stranger(sample.known, sample.gpu, sample.stack)
     calibration = learned.calibration("time", sample.kind)
-    factor = calibration.factor(level, len(done), pace, stranger=stranger, image=sample.known.is_public_image)
+    factor = calibration.factor(level, len(done), pace, stranger=stranger, close=sample.known.is_close)
     half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0

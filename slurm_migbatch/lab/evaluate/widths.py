@@ -26,7 +26,7 @@ class Widths(Protocol):
 class CurveWidths:
     """Half the widths of a curve's intervals: multiples of its standard deviations, by the calibration.
 
-    `stranger`: the learned state has none of the model's family on the same stack; `image`: see `Calibration.factor`.
+    `stranger`: the learned state has none of the model's family on the same stack; `close`: see `Calibration.factor`.
     """
 
     spread: Array
@@ -34,11 +34,11 @@ class CurveWidths:
     calibration: Calibration
     points: int
     stranger: bool
-    image: bool
+    close: bool
 
     def at(self, level: float) -> tuple[Array, Array]:
         """See `Widths`."""
-        factor = self.calibration.factor(level, self.points, self.pace, stranger=self.stranger, image=self.image)
+        factor = self.calibration.factor(level, self.points, self.pace, stranger=self.stranger, close=self.close)
         half = factor * self.spread
         return half, half
 

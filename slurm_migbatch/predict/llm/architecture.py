@@ -6,7 +6,6 @@ input) are `extra`, taken from the published number of parameters.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -28,15 +27,11 @@ STATE_WIDTHS: Final = 2 * 264
 """
 
 
-def state_window(width: int, values: int) -> int:
-    """Return the tokens whose keys and values (`values` for each) take as much as the state of such a layer."""
-    return math.ceil(STATE_WIDTHS * width / values)
-
-
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): ranks of queries (0: full) and of keys
-    and values, sizes of a head without and with position, and of a value.
+    and values, sizes of a head without and with position, and of a value. `index`: what the index of sparse attention
+    caches of a token (DeepSeek-V3.2).
     """
 
     kv_rank: int
@@ -44,13 +39,14 @@ class Latent:
     head: int = 128
     rope: int = 64
     value: int = 128
+    index: int = 0
 
     def cached(self, heads: int, stored: Stored) -> int:
         """Return the number of values that one layer caches for a token."""
         if stored == "latent":
-            return self.kv_rank + self.rope
+            return self.kv_rank + self.rope + self.index
         keys = self.head + self.rope
-        return heads * (keys + self.value if stored == "expanded" else 2 * max(keys, self.value))
+        return heads * (keys + self.value if stored == "expanded" else 2 * max(keys, self.value)) + self.index
 
 
 @dataclass(frozen=True)

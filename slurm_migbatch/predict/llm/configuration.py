@@ -9,7 +9,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
     "context": 1 << 24, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
-    "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
+    "nope": 4096, "rope": 4096, "value": 4096, "index": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
     "encoder_layers": 1024, "source": 1 << 20, "params": 10**14, "groups": 1024,
     "state": 1 << 40, "aside": 10**14,
 }  # fmt: skip
@@ -28,7 +28,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "kv": (
         "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "n_kv_heads",
-        "decoder_num_key_value_heads", "num_query_groups", "num_multi_query_heads",
+        "decoder_num_key_value_heads", "num_query_groups", "num_multi_query_heads", "num_attention_groups",
     ),
     "head": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head"),
     "ffn": (

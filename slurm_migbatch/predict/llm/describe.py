@@ -164,8 +164,9 @@ def build(numbers: Mapping[str, int]) -> Architecture:
     latent = None
     if given("kv_rank"):
         latent = Latent(
-            numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128)
-        )
+            numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128),
+            given("index", 0),
+        )  # fmt: skip
     encoder, encoder_layers = bool(given("encoder", 0)), given("encoder_layers", 0)
     # `params` counts all parts: then only the logits of an unknown vocabulary are missing
     unknown = not encoder and not given("vocab")
@@ -205,7 +206,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     numbers = {key: value for key, keys in KEYS.items() if (value := number(text, keys)) is not None}
     numbers = layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
-    numbers |= numbers_of_blocks(text, numbers)
+    numbers |= numbers_of_blocks(text, numbers) | _index(text)
     if "context" in numbers:  # some state one without a limit
         numbers["context"] = min(numbers["context"], LIMITS["context"])
     if text.get("is_moe") is False:
@@ -225,6 +226,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     # BERT may be either half of an encoder and a decoder
     halves = "encoder_layers" in numbers
     numbers["encoder"] = int(not halves and (model_type in ENCODERS or _encodes(config, text, numbers)))
+    numbers |= _narrow_embedding(text, numbers)
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
@@ -242,7 +244,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         ) from None
     aside = _aside(config, text, architecture)
     beside = aside + in_layers(text, architecture, kinds)
-    beside += _adapters(config, architecture) + _across(text, architecture)
+    beside += _adapters(config, architecture) + _across(text, architecture) + _indexers(text, architecture)
     if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
         layer = architecture.attention + architecture.feed_forward(architecture.ffn)
         beside += max(_tower(text) - architecture.layers * layer, 0)
@@ -253,6 +255,28 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     if aside and architecture.generates:
         sized["aside"] = min(aside, LIMITS["aside"])
     return replace(described, numbers=sized)
+
+
+def _index(text: Mapping[str, Any]) -> dict[str, int]:
+    """Return what sparse attention caches of a token for its index, in values of 16 bits: an 8-bit key, a scale."""
+    head = number(text, ("index_head_dim",))
+    return {"index": math.ceil((head + 4) / 2)} if head else {}
+
+
+def _indexers(text: Mapping[str, Any], architecture: Architecture) -> int:
+    """Return the parameters of such indices: their queries, the key that all heads share, and weights of the heads."""
+    heads, head = (min(number(text, (f"index_{key}",)) or 0, LIMITS["head"]) for key in ("n_heads", "head_dim"))
+    rank = architecture.latent.query_rank if architecture.latent and architecture.latent.query_rank else 0
+    return architecture.layers * ((rank or architecture.width) * heads * head + architecture.width * (head + heads))
+
+
+def _narrow_embedding(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the vocabulary of as many words as take, with the whole width, what narrower embeddings, the matrix after
+    them and that after the layers take (ALBERT, ELECTRA, RemBERT).
+    """
+    width, vocab = (min(numbers.get(key, 0), LIMITS[key]) for key in ("hidden", "vocab"))
+    narrow = number(text, ("embedding_size", "input_embedding_size")) if numbers["encoder"] else None
+    return {"vocab": math.ceil(narrow * (vocab + 2 * width) / width) + width} if narrow and narrow < width else {}
 
 
 def _aside(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> int:
@@ -459,6 +483,8 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     shared = number(text, SHARED) or shared
     if not numbers.get("experts"):
         return {}
+    if text.get("residual_moe") is True:  # of Grok-2, beside its experts
+        return {"shared_ffn": numbers.get("ffn", 0)}
     width, latent = numbers.get("hidden", 0), number(text, _NARROWER) or 0
     expert = numbers.get("expert_ffn", numbers.get("ffn", 0))
     # as many parameters as one of the model's width

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import Architecture, state_window
+from slurm_migbatch.predict.llm.architecture import STATE_WIDTHS, Architecture
 from slurm_migbatch.predict.llm.blocks import kinds_of_blocks
 from slurm_migbatch.predict.llm.configuration import KEYS, LIMITS, number
 
@@ -23,8 +23,10 @@ _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Kinds of layers in Nemotron-H's pattern; each layer has one of these parts only."""
 
 
-STATELESS: Final = frozenset({"mlp", "moe", "no_op", "linear"})
-"""Kinds of layers without attention that keep nothing for a sequence."""
+STATELESS: Final = frozenset({"mlp", "moe", "no_op", "linear", "crossing"})
+"""Kinds of layers without attention that keep nothing for a token of the text."""
+PATCHES: Final = 4 * 1601
+"""Patches of an image, whose keys the layers keep that attend to images instead of the text (Llama 3.2 Vision)."""
 _BESIDE: Final = frozenset({"falcon_h1", "hymba"})
 """Model types that have Mamba beside attention in each layer."""
 _STEPS: Final = (
@@ -41,6 +43,9 @@ def kinds_of(text: Mapping[str, Any], layers: int) -> list[object] | None:
     for listed in (text.get("layer_types"), text.get("layers_block_type"), kinds_of_blocks(text)):
         if isinstance(listed, list):
             return list(listed[:layers])
+    crossing = text.get("cross_attention_layers")
+    if isinstance(crossing, list):
+        return ["crossing" if layer in crossing else "attention" for layer in range(layers)]
     flags = text.get("attn_type_list")  # of MiniMax
     if isinstance(flags, list):
         return ["linear_attention" if flag == 0 else "attention" for flag in flags[:layers]]
@@ -129,7 +134,7 @@ def windows(text: Mapping[str, Any], numbers: Mapping[str, int], kinds: list[obj
         "sliding_attention": window or 0,
         "conv": math.ceil((number(text, ("conv_L_cache",)) or 3) * numbers["hidden"] / max(values, 1)),
     }
-    state = state_window(numbers["hidden"], max(values, 1))
+    state = math.ceil(_state(text, numbers["hidden"]) / max(values, 1))
     tokens = [kept.get(kind, state) if isinstance(kind, str) else state for kind in own if not _is_wide(kind, window)]
     # their mean: layers that read the keys of others keep none
     return {"window": max(math.ceil(sum(tokens) / (len(kinds) - wide)), 1), "wide_layers": wide}
@@ -168,6 +173,7 @@ def in_layers(text: Mapping[str, Any], architecture: Architecture, kinds: list[o
         "recurrent": architecture.attention + width * given("lru_width"),
         "conv": 4 * width**2,  # LFM2
         "linear": width**2,
+        "crossing": architecture.attention,
         **dict.fromkeys(("mlp", "moe", "no_op"), 0),
     }
     if STATEFUL.fullmatch(model_type):
@@ -238,7 +244,7 @@ def stateful(text: Mapping[str, Any], model_type: str) -> dict[str, int]:
     ffn = math.ceil((matrices - 4 * inner * width) / (3 * max(width, 1)))
     return {
         "heads": STATEFUL_HEADS, "kv": STATEFUL_HEADS, "head": 64, "ffn": min(max(ffn, 1), LIMITS["ffn"]),
-        "window": state_window(width, 2 * inner),
+        "window": math.ceil(_state(text, width) / (2 * inner)),
     }  # fmt: skip
 
 
@@ -246,8 +252,27 @@ def states_beside(text: Mapping[str, Any], layers: int, kinds: list[object] | No
     """Return the values of 16 bits of the states that a sequence keeps in layers that have keys and values, too."""
     both = str(text.get("model_type", "")) in _BESIDE
     count = layers if both else sum(kind == "hybrid" for kind in kinds or ())
-    inner, _, state = _mamba_sizes(text, min(number(text, KEYS["hidden"]) or 0, LIMITS["hidden"]))
-    return 2 * count * inner * state
+    width, heads, keys = (min(number(text, KEYS[key]) or 0, LIMITS[key]) for key in ("hidden", "heads", "kv"))
+    inner, _, state = _mamba_sizes(text, width)
+    crossing = sum(kind == "crossing" for kind in kinds or ()) * 2 * (keys or heads) * (width // max(heads, 1))
+    return 2 * count * inner * state + crossing * PATCHES
+
+
+def _state(text: Mapping[str, Any], width: int) -> int:
+    """Return the values of 16 bits that a layer without attention keeps for a sequence: twice its numbers of 32 bits,
+    with those of a convolution over four tokens; as many as of Mamba-2 if the configuration does not state them.
+    """
+
+    def given(key: str) -> int:
+        return min(number(text, (key,)) or 0, LIMITS["head"])
+
+    if str(text.get("model_type", "")).startswith("rwkv"):
+        return 2 * width * ((given("head_size") or 64) + 2)
+    inner, groups, state = _mamba_sizes(text, width)
+    keys, values, head = given("linear_key_head_dim"), given("linear_value_head_dim"), given("linear_num_value_heads")
+    if keys * values * head:
+        return 2 * head * values * (keys + 4) + 8 * given("linear_num_key_heads") * 2 * keys
+    return 2 * (inner * (state + 4) + 8 * groups * state) if state else STATE_WIDTHS * width
 
 
 def mamba_layer(text: Mapping[str, Any], width: int) -> int:

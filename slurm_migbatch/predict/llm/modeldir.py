@@ -7,20 +7,47 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.configuration import LIMITS
 from slurm_migbatch.predict.llm.describe import Described, DescribeError, of_config, of_size
+from slurm_migbatch.predict.llm.gguffile import GgufError, read, shards_of
 from slurm_migbatch.predict.llm.memory import MIB, weights_mib
-from slurm_migbatch.predict.llm.precision import Precision, known, plain, quantised
+from slurm_migbatch.predict.llm.precision import GGUF, Precision, known, plain, quantised
 from slurm_migbatch.predict.llm.weightfiles import held
 
 MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
 MODELOPT: Final = "hf_quant_config.json"
 """The file in which ModelOpt states its quantisation, besides or instead of the configuration."""
+SNAPSHOTS: Final = "snapshots"
+"""The directory with the revisions of a model in the cache of Hugging Face's hub."""
+ADAPTER: Final = "adapter_config.json"
+"""The file in which peft names the model that an adapter is for."""
+PIPELINE: Final = "model_index.json"
+"""The file in which diffusers lists the parts of a pipeline."""
+PIPELINES: Final[Mapping[str, tuple[str, ...]]] = {
+    "StableDiffusionXL": ("ssd-1b", "stable-diffusion-xl"),
+    "StableDiffusion3": ("stable-diffusion-3-medium", "stable-diffusion-3.5-medium", "stable-diffusion-3.5-large"),
+    "StableDiffusionPipeline": ("stable-diffusion-v1-5", "stable-diffusion-2.1"),
+    "StableDiffusionI": ("stable-diffusion-v1-5", "stable-diffusion-2.1"),
+    "StableVideoDiffusion": ("stable-video-diffusion",),
+    "Flux2": ("flux.2-dev",), "FluxPipeline": ("flux.1-dev",), "FluxI": ("flux.1-dev",), "FluxFill": ("flux.1-dev",),
+    "FluxKontext": ("flux.1-dev",), "PixArt": ("pixart-sigma",), "CogView4": ("cogview4-6b",),
+    "CogVideoX": ("cogvideox-2b", "cogvideox-5b"),
+    "Wan": ("wan2.1-t2v-1.3b", "wan2.1-t2v-14b", "wan2.2-t2v-a14b"),
+    "HunyuanVideo15": ("hunyuanvideo-1.5",), "HunyuanVideoP": ("hunyuanvideo",), "HunyuanVideoI": ("hunyuanvideo",),
+    "QwenImage": ("qwen-image",), "ZImage": ("z-image",),
+}  # fmt: skip
+"""Public pipelines by the beginning of the class; of several that with as many parameters, or the next larger one."""
+UNCOUNTED: Final = "safety_checker"
+"""A part of a pipeline that its public number of parameters leaves out."""
+ROUNDED: Final = 0.03
+"""What a pipeline may have beyond the public number of parameters, as a share."""
 FILES: Final = "weight files"
 ROUNDING: Final = 0.001
 """What the files may hold beyond the weights (headers), as a share."""
@@ -31,20 +58,50 @@ BY_BITS: Final = ("int8", "6bit", "4bit", "3bit", "2bit")
 
 
 def describe(path: Path) -> Described:
-    """Return the configuration of a model on disk; `path` is its directory or the file itself.
+    """Return the configuration of a model on disk; `path` is its directory or the file itself, or one in GGUF.
 
     Raises:
         DescribeError: there is none, or it does not describe a language model.
     """
+    path = _snapshot(path)
+    files = shards_of(path)
+    if files and (path.is_file() or held(path) is None):
+        return _of_gguf(files)
     file = _configuration(path) if path.is_dir() else path
     config = _read(file)
     if "quantization_config" not in config:
         config["quantization_config"] = _of_modelopt(file.parent / MODELOPT)
-    described = of_config(config, _name(file.resolve().parent.name))
+    folder = file.parent.resolve()
+    # in the cache a directory is named models--ORGANISATION--NAME, and its snapshots by their revisions
+    named = folder.parent.parent.name.rsplit("--", 1)[-1] if folder.parent.name == SNAPSHOTS else folder.name
+    described = of_config(config, _name(named))
     found = _with_files(described, file.parent)
     if found.dtype or found.quantization or found.architecture.kind == "decoder":
         return found
     return replace(found, dtype="fp32")  # PyTorch's own, as in the table of public encoders; another type is stated
+
+
+def _snapshot(path: Path) -> Path:
+    """Return the newest revision of a model in the cache of Hugging Face's hub; any other path unchanged."""
+    found = [revision for revision in (path / SNAPSHOTS).glob("*") if revision.is_dir()]
+    return max(found, key=lambda revision: (revision.stat().st_mtime, revision.name), default=path)
+
+
+def _of_gguf(files: list[Path]) -> Described:
+    """Return the description of a model in GGUF: with the quantisation of as many bits as its weights have, and the
+    encoder of images that llama.cpp reads from a file beside it.
+    """
+    try:
+        config, parameters, size = read(files)
+    except GgufError as error:
+        raise DescribeError(f"{error}: add mem=") from None
+    described = of_config(config, _name(files[0].stem))
+    levels = [name for name, bits in GGUF.items() if parameters and bits * 1.01 >= 8 * size / parameters]
+    level = min(levels, key=lambda name: GGUF[name], default="f32")
+    seeing = max((file.stat().st_size for file in files[0].parent.glob("mmproj*.gguf")), default=0)
+    parameters += math.ceil(seeing * 8 / GGUF[level])
+    numbers = of_size(described.numbers, min(parameters, LIMITS["params"]))
+    return replace(described, numbers=numbers, dtype="", quantization=level, counted=FILES)
 
 
 def _of_modelopt(file: Path) -> dict[str, Any] | None:
@@ -76,9 +133,33 @@ def _read(file: Path) -> dict[str, Any]:
     return config
 
 
+def stands_for(folder: Path) -> str | None:
+    """Return the name or directory of the model that a directory means by its own: the base of an adapter, the public
+    pipeline of which diffusers' has the form; None if it is neither, or no public one.
+
+    Raises:
+        DescribeError: an adapter names no base.
+    """
+    folder = _snapshot(folder)
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").exists():
+        base = _read(folder / ADAPTER).get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise DescribeError(f"{folder / ADAPTER} names no base model: add mem=")
+        return base
+    if not (folder / PIPELINE).is_file():
+        return None
+    kind = str(_read(folder / PIPELINE).get("_class_name"))
+    folders = [part for part in sorted(folder.iterdir()) if part.is_dir() and part.name != UNCOUNTED]
+    parts = [files for part in folders if (files := held(part)) is not None]
+    count = sum(files.parameters or files.size // 2 for files in parts)
+    forms = [names.known(name) for form, names_of in PIPELINES.items() if kind.startswith(form) for name in names_of]
+    able = [model for model in forms if model and 0 < count <= (1 + ROUNDED) * model.architecture.parameters]
+    return min(able, key=lambda model: model.architecture.parameters).name if able else None
+
+
 def _configuration(folder: Path) -> Path:
     """Return the configuration in a directory, that of Mistral's own form if it has no other; raises DescribeError."""
-    if (folder / "model_index.json").is_file():
+    if (folder / PIPELINE).is_file():
         raise DescribeError(f"{folder} is a pipeline of several models: use its public name, or add mem=")
     usual, own = folder / "config.json", folder / "params.json"
     return own if own.is_file() and not usual.exists() else usual

@@ -52,7 +52,22 @@ SAME_SIZE: Final = 0.2
 LARGER: Final = 0.06
 """Tolerance above it: a model of a larger size needs more."""
 SENSES: Final = frozenset(
-    ["vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral", "molmo", "molmo2"]
+    [
+        "vl",
+        "vlm",
+        "vision",
+        "ocr",
+        "audio",
+        "asr",
+        "speech",
+        "omni",
+        "llava",
+        "voxtral",
+        "molmo",
+        "molmo2",
+        "xcomposer2",
+        "xcomposer2d5",
+    ]
 )
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 SENSED: Final = re.compile(

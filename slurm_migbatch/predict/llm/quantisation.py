@@ -26,7 +26,7 @@ def quantisation_of(config: object) -> str:
     if not isinstance(config, dict):
         return ""
     method = str(config.get("quant_method", "")).replace("_", "-").lower()
-    if method == "bitsandbytes":
+    if method == "bitsandbytes" or (not method and True in (config.get("load_in_4bit"), config.get("load_in_8bit"))):
         return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
     if method == "compressed-tensors":
         return _compressed(config)

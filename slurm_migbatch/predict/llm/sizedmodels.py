@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, state_window
+from slurm_migbatch.predict.llm.architecture import STATE_WIDTHS, VOCAB, Architecture, Experts
 from slurm_migbatch.predict.llm.sizes import Sized
 
 GROUPED: Final = 10 * 128
@@ -28,8 +28,14 @@ _OF_IMAGES: Final = re.compile(r"(?:t|i|ti|v|text|image|video)2(?:i|img|image)|f
 """Words that name a generator of video (`cosmos-predict2.5` is one) or of images, whose size is that of the part that
 removes noise.
 """
-STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
-"""A word that names a model whose layers keep a state instead of keys and values."""
+STATES: Final = (
+    (re.compile(r"mamba1?"), 2 * 2 * (16 + 4)),
+    (re.compile(r"rwkv[0-9]?"), 2 * (64 + 2)),
+    (re.compile(r"mamba[2-9]|xlstm"), STATE_WIDTHS),
+)
+"""Words that name a model whose layers keep a state instead of keys and values, and the values of 16 bits of a layer's,
+in widths of the model.
+"""
 ENCODERS: Final = re.compile(
     r"[a-z]*berta?(?:v?[0-9])?|electra|longformer|bigbird|esm[0-9]?[a-z]?|saprot|nucleotide|geneformer|"
     r"encoder|timesfm|internvit|prithvi|vggt"
@@ -66,8 +72,9 @@ def architecture_of(words: Sequence[str], size: Sized) -> tuple[Architecture, st
     if kind == "encoder":
         return _encoder(of_size(size)), "fp32"
     architecture = of_size(size)
-    if any(map(STATES.fullmatch, words)) and "hybrid" not in words:
-        architecture = _stateful(architecture)
+    widths = max((widths for form, widths in STATES if any(map(form.fullmatch, words))), default=0)
+    if widths and "hybrid" not in words:
+        architecture = _stateful(architecture, widths)
     return architecture, "auto"
 
 
@@ -123,10 +130,10 @@ def item_of_generator(words: Sequence[str]) -> tuple[int, int]:
     return (IMAGE_MIB, IMAGE_PX) if any(map(_OF_IMAGES.fullmatch, words)) else (0, 0)
 
 
-def _stateful(architecture: Architecture) -> Architecture:
+def _stateful(architecture: Architecture, widths: int) -> Architecture:
     """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
     values = 2 * architecture.kv_heads * architecture.head
-    return replace(architecture, window=state_window(architecture.width, values), wide_layers=0)
+    return replace(architecture, window=math.ceil(widths * architecture.width / values), wide_layers=0)
 
 
 def _of_speech(parameters: int) -> Architecture:

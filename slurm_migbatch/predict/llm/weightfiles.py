@@ -71,11 +71,12 @@ def held(folder: Path) -> Held | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files with the weights, once: repositories may have all of them in PyTorch's form too, and Mistral's
-    in its own.
+    """Return the files with the weights, once: repositories may have all of them in PyTorch's form too, Mistral's in
+    its own, and diffusers' in other data types (`model.fp16.safetensors`).
     """
     files = [file for file in folder.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")]
     files = files or [file for file in folder.glob("pytorch_model*.bin") if file.is_file()]
+    files = [file for file in files if "." not in file.stem] or files
     return [file for file in files if not file.name.startswith("consolidated")] or files
 
 
