@@ -247,10 +247,12 @@ class _Job:
 
     def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
         """Grant slices to the request; `elastic`: it already is an elastic training job."""
-        if not mentions(getattr(request, name) for name in TRES_FIELDS):
-            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = list(dict.fromkeys(name for name in (request.partition or "").split(",") if name))
         managed = [name for name in names if name in self.catalog]
+        if not mentions(getattr(request, name) for name in TRES_FIELDS):
+            if request.ntasks_per_tres and managed and request.now is None:  # Slurm requests GPUs then
+                return Pass(MESSAGES["tasks_alone"])
+            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         asking = read(request, gpus=bool(managed))
         if asking is None:
             return Pass()

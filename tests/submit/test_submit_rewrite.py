@@ -480,6 +480,21 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
 
 
 @pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"num_tasks": 2, "ntasks_per_tres": 1}, True),
+        ({"num_tasks": 2, "ntasks_per_tres": 1, "batch": 1, "comment": "mine"}, True),
+        ({"num_tasks": 2, "ntasks_per_tres": 1, "partition": "cpu"}, False),
+        ({"num_tasks": 2}, False),
+    ],
+)
+def test_tasks_for_each_gpu_alone_request_no_slice_and_the_user_is_told(ask, fields, told: bool) -> None:
+    """Slurm requests GPUs for them, and refuses the job without saying so."""
+    answer = ask(None, **fields)
+    assert isinstance(answer, Pass) and ("state their number too, --gpus=<number>" in answer.message) == told
+
+
+@pytest.mark.parametrize(
     ("fields", "each", "tasks", "nodes"),
     [
         ({"tres_per_job": "gres:gpu:2"}, 1, 2, 1),
