@@ -21,6 +21,7 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.slurm.client import SLURM_LIMIT
+from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS
 from slurm_migbatch.submit import nodes, per_gpu
 from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
 from slurm_migbatch.submit.decision import SubmitDecision
@@ -202,7 +203,8 @@ class _Job:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
         answer = self._grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
-            return replace(answer, changes=self._differing(answer.changes, now))
+            answer = replace(answer, changes=self._differing(answer.changes, now))
+            return self._with_defaults_noted(answer, merged) if tres_given and marker else answer
         if marker and isinstance(answer, Pass):  # the job requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
@@ -230,6 +232,14 @@ class _Job:
             others = {name: text for name, text in answer.changes.items() if name == "partition"}
             answer = replace(answer, changes={**others, "comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
+
+    def _with_defaults_noted(self, answer: Accept, request: JobRequest) -> Accept:
+        """Add to an answer that changes the slices that what a partition gives jobs for each GPU does not follow."""
+        parts = (self.catalog.partitions.get(name) for name in (request.partition or "").split(","))
+        if "comment" not in answer.changes or all(part is None or part.gpu_defaults == NO_DEFAULTS for part in parts):
+            return answer
+        note = MESSAGES["per_gpu_kept"]
+        return replace(answer, message=f"{answer.message}; {note}" if answer.message else message_of([note]))
 
     def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request

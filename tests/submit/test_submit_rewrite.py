@@ -715,6 +715,10 @@ def test_jobs_get_their_slices_share_of_the_partitions_defaults_for_each_gpu(
 
 
 def test_an_update_does_not_change_cpus_or_memory_by_the_partitions_defaults(ask) -> None:
-    now = Present(partition="mixed", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1]")
+    now = Present(partition="mixed", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1#k]")
     answer = ask("gres:gpu:1", now=now, partition="mixed")
     assert isinstance(answer, Accept) and not {"cpus_per_task", "pn_min_memory"} & set(answer.changes)
+    told = "scontrol update NumCPUs= and MinMemoryNode= change them"
+    assert told in answer.message
+    assert told not in ask("gres:mig:1g.10gb:1", now=now, partition="mixed").message
+    assert told not in ask("gres:gpu:1", now=replace(now, partition="gpu"), partition=None).message
