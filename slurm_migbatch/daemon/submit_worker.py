@@ -32,7 +32,7 @@ from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import collect_when_idle, collect_young
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.predict.recurring import PastRun
-from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.decision import SubmitDecision, as_bytes, as_utf8
 from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -115,7 +115,8 @@ class DecisionRecorder:
 
     def _write(self, decision: SubmitDecision, name: str) -> None:
         complete = decision if decision.user else replace(decision, user=name)
-        self._output.send({"decision": {**record_of(complete), "granted": decision.granted}})
+        partition = as_utf8(decision.partition)
+        self._output.send({"decision": {**record_of(complete), "partition": partition, "granted": decision.granted}})
 
     def _look_up(self) -> None:
         while (decision := self._unnamed.get()) is not None:
@@ -178,7 +179,7 @@ def main() -> None:
     output = Output(sys.stdout.fileno())
     recorder = DecisionRecorder(output)
     service = SubmitService(
-        SiteCatalog.from_dict(start["catalog"]),
+        SiteCatalog.from_dict(as_bytes(start["catalog"])),
         chooser_of(config),
         recorder.take,
         policy=policy_of(config),
@@ -196,7 +197,7 @@ def main() -> None:
         elif "recurring" in news:
             service.learn({key: [PastRun(*run) for run in runs] for key, runs in news["recurring"].items()})
         else:
-            service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
+            service.use(catalog=SiteCatalog.from_dict(as_bytes(news["catalog"])))
     server.stop()
     service.close()
     recorder.close(_STOP_S)

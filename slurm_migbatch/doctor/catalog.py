@@ -18,8 +18,15 @@ _WHY = {
     "TmpDisk": "--tmp",
     "Gres": "another --gres beside mig",
 }
-_UNIT = re.compile(r"^(Switch|Block)Name=.*? Nodes=(\S+)", re.MULTILINE)
+_UNIT = re.compile(r"^(Switch|Block|Ring|Torus)Name=.*? Nodes=(\S+)", re.MULTILINE)
 _ADVICE = "migbatch install --role controller --edit --apply, then restart slurmctld; in a topology.yaml by hand (add "
+_MORE_ADVICE = {
+    "block": f"{_ADVICE}`- block: {SWITCH}` with `nodes: %s`); before Slurm 25.11 [cluster] catalog_nodes needs as "
+    "many nodes as a block",
+    "ring": f"add `- ring: {SWITCH}` with `nodes: %s` to the rings in topology.yaml, then restart slurmctld",
+    "torus": f"add to the toruses in topology.yaml `- name: {SWITCH}` with `nodes: %s`, their number as x in `dims`, "
+    "and `placements` of as many nodes as jobs have; then restart slurmctld",
+}
 
 
 def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Finding]:
@@ -46,8 +53,8 @@ def topologies_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[s
 
 
 def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
-    """Check that the catalog nodes (a host list) are in a switch or block of each topology, shown by its name; empty if
-    it has neither.
+    """Check that the catalog nodes (a host list) are in a switch, block, ring or torus of each topology, shown by its
+    name; empty if it has none of these.
     """
     for name, text in shown.items():
         units = _UNIT.findall(text)
@@ -66,7 +73,5 @@ def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
             text = f"{catalog} is in no switch: jobs are refused unless a node offers their profile"
             yield Finding(FAIL, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
         else:
-            text = f"{catalog} is in no block: multi-node jobs are refused unless nodes offer their profile"
-            advice = f"{_ADVICE}`- block: {SWITCH}` with `nodes: {catalog}`)"
-            short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block"
-            yield Finding(WARN, subject, text, f"{advice}; {short}")
+            text = f"{catalog} is in no {kind}: multi-node jobs are refused unless nodes offer their profile"
+            yield Finding(WARN, subject, text, _MORE_ADVICE[kind] % catalog)

@@ -71,7 +71,8 @@ def yaml_note(text: str, catalog: str) -> str:
     return (
         f"topology.yaml is not changed: add `- switch: {SWITCH}` with `nodes: {catalog}` to the switches of each tree, "
         f"and {SWITCH} to the children of its top switch; `- block: {SWITCH}` with the same nodes to the blocks of "
-        "each block topology; otherwise jobs are refused unless a node offers their profile"
+        f"each block topology, `- ring: {SWITCH}` to the rings of each ring topology; `- name: {SWITCH}` with these, "
+        "`dims` and `placements` to each torus3d; otherwise jobs are refused unless a node offers their profile"
     )
 
 

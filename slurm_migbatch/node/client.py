@@ -104,7 +104,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         posix.unsetenv(key)
     from slurm_migbatch.node.fallback import run as work
 
-    return work(hook, etc, kept, reason)
+    return work(hook, etc, kept, reason, environ.get(b"SLURM_JOB_SLUID", b""))
 
 
 def had_slices(etc: str, environ: dict[bytes, bytes]) -> bool:

@@ -19,8 +19,8 @@ SLURM_QUERY_S = 6.0
 """How long a hook may ask Slurm whether other runs are over, after its own work."""
 
 
-def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
-    """Return exit code and line. `reason` says why the agent did not run the hook."""
+def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str, sluid: bytes = b"") -> tuple[int, str]:
+    """Return exit code and line. `reason` says why the agent did not run the hook; `sluid`: see `inside_job`."""
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load
@@ -35,7 +35,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
     os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
     try:
         env = HookEnv.read(hook, environ)
-        inside = inside_job(env.job)
+        inside = inside_job(env.job, sluid)
         if inside:
             return exits.CONTEXT, inside
         config = load(etc, env.node)
@@ -69,13 +69,16 @@ def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, st
     return Unwritable(config, paths, Gpus(config), caps, maps).run(env, why)
 
 
-def inside_job(job: int) -> str:
-    """Return why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
+def inside_job(job: int, sluid: bytes = b"") -> str:
+    """Return why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it.
+
+    `sluid`: the name of the job by which Slurm 26.05 names cgroups, unless cgroup.conf sets CgroupJobIdPaths=yes.
+    """
     try:
         with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
             text = file.read()
     except OSError:
         return ""
-    if f"/job_{job}/" in text:
+    if f"/job_{job}/" in text or (sluid and f"/{sluid.decode('ascii', 'replace')}/" in text):
         return "slurm.conf sets PrologFlags=RunInJob; migbatch needs its Prolog to run outside the job: remove RunInJob"
     return ""

@@ -2,7 +2,8 @@
 
 slurmrestd offers several versions of its API at once, named in the path (v0.0.42), of which each Slurm release has
 about four: 24.11 has 40 to 42, 26.05 has 42 to 45. All fields used here have the same names in all of them, and
-the newest is taken; `REQUEUE` and `DEFAULT_PARTITION` name what only the later ones can do.
+the newest is taken; `REQUEUE` and `DEFAULT_PARTITION` name what only the later ones can do, `SHARING` what only the
+earlier ones can.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ VERSIONS: Final = (45, 44, 43, 42, 41, 40)
 REQUEUE: Final = 45
 #: the first version in which a partition states that it is the default
 DEFAULT_PARTITION: Final = 45
+#: the last version in which jobs state whether they share their nodes (26.05.5)
+SHARING: Final = 44
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
@@ -84,6 +87,7 @@ class RestApi:
         self._timeout = timeout
         self._owners = frozenset({0, os.geteuid(), *owners})
         self._version = 0
+        self._lacking: set[int] = set()  # earlier versions that were requested and are not offered
         #: requests so far, for reports and tests
         self.requests = 0
 
@@ -97,6 +101,7 @@ class RestApi:
         if not self._version:
             tried = (number for number in VERSIONS if self._send("GET", f"v0.0.{number}/ping/", None) is not None)
             self._version = next(tried, 0)
+            self._lacking.clear()
         if not self._version:
             raise SlurmError(
                 f"slurmrestd at {self.address} offers none of the API versions v0.0.{VERSIONS[-1]} to "
@@ -105,16 +110,26 @@ class RestApi:
             )
         return self._version
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> dict[str, Any]:
-        """Return the answer to a request such as `ask("GET", "jobs/")`.
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, newest: int = VERSIONS[0], **query: str
+    ) -> dict[str, Any]:
+        """Return the answer to a request such as `ask("GET", "jobs/")`, by the version `newest` instead of a later one
+        if slurmrestd offers it.
 
         Raises:
             RestError: Slurm refuses.
             SlurmError: slurmrestd does not answer, or its answer is invalid.
         """
-        target = f"v0.0.{self.version}/{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+        target = quote(path) + (f"?{urlencode(query)}" if query else "")
+        version = min(self.version, newest)
+        if version in self._lacking:
+            version = self.version
         try:
-            answer = self._send(method, target, body)
+            answer = self._send(method, f"v0.0.{version}/{target}", body)
+            if answer is None and version < self.version:
+                self._lacking.add(version)
+                version = self.version
+                answer = self._send(method, f"v0.0.{version}/{target}", body)
         except RestError:
             raise
         except SlurmError:
@@ -122,7 +137,7 @@ class RestApi:
             raise
         if answer is None:
             self._version = 0
-            raise SlurmError(f"slurmrestd at {self.address} does not support {method} {target}")
+            raise SlurmError(f"slurmrestd at {self.address} does not support {method} v0.0.{version}/{target}")
         return answer
 
     def _send(self, method: str, where: str, body: Mapping[str, Any] | None) -> dict[str, Any] | None:

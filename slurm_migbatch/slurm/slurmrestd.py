@@ -25,7 +25,7 @@ from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, chec
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.reservations import NodeReservation
-from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
+from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, SHARING, RestApi, RestError
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
@@ -80,7 +80,7 @@ class SlurmrestdClient(CliClient):
         unread: dict[str, str] = {}
         tiers = restrows.tiers(self.api.ask("GET", "partitions/"), unread.__setitem__)
         self._odd_partitions.name(unread)
-        answer, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
+        answer, now = self.api.ask("GET", "jobs/", newest=SHARING, flags="ALL"), time.time()
         rows = restrows.jobs(answer, now, reserved=self._reserved, coming=self._coming)
         return in_order(self._known([row.with_ending_run_count(now) for row in rows]), tiers)
 

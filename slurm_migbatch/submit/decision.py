@@ -63,5 +63,14 @@ def as_utf8(text: str) -> str:
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
+def as_bytes(value: Any) -> Any:
+    """Return a JSON document with its texts as those of requests, a character for each byte."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("latin-1")
+    if isinstance(value, Mapping):
+        return {as_bytes(key): as_bytes(item) for key, item in value.items()}
+    return [as_bytes(item) for item in value] if isinstance(value, list) else value
+
+
 Decide = Callable[[str, float], SubmitDecision]
 """Makes a decision whose answer has been given, of its name and its time: only the record needs it."""

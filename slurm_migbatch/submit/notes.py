@@ -56,6 +56,9 @@ MESSAGES: Final = {
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
     "for the next submission only",
+    "per_gpu_kept": "CPUs and memory stay those of the former slices, also by DefCpuPerGPU and DefMemPerGPU: scontrol "
+    "update NumCPUs= and MinMemoryNode= change them",
+    "tasks_alone": "--ntasks-per-gpu alone requests no slices: state their number too, --gpus=<number>",
     "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
 }
 """Messages about an accepted job; rendered into the Lua shims too."""

@@ -21,6 +21,7 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.slurm.client import SLURM_LIMIT
+from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS
 from slurm_migbatch.submit import nodes, per_gpu
 from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
 from slurm_migbatch.submit.decision import SubmitDecision
@@ -202,7 +203,8 @@ class _Job:
             return self._modify_elastic(merged, now, marker, tres_given=tres_given)
         answer = self._grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
-            return replace(answer, changes=self._differing(answer.changes, now))
+            answer = replace(answer, changes=self._differing(answer.changes, now))
+            return self._with_defaults_noted(answer, merged) if tres_given and marker else answer
         if marker and isinstance(answer, Pass):  # the job requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
@@ -231,6 +233,14 @@ class _Job:
             answer = replace(answer, changes={**others, "comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
 
+    def _with_defaults_noted(self, answer: Accept, request: JobRequest) -> Accept:
+        """Add to an answer that changes the slices that what a partition gives jobs for each GPU does not follow."""
+        parts = (self.catalog.partitions.get(name) for name in (request.partition or "").split(","))
+        if "comment" not in answer.changes or all(part is None or part.gpu_defaults == NO_DEFAULTS for part in parts):
+            return answer
+        note = MESSAGES["per_gpu_kept"]
+        return replace(answer, message=f"{answer.message}; {note}" if answer.message else message_of([note]))
+
     def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request
         if tres_given and (marker or mentions(getattr(request, name) for name in TRES_FIELDS)):
@@ -247,10 +257,12 @@ class _Job:
 
     def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
         """Grant slices to the request; `elastic`: it already is an elastic training job."""
-        if not mentions(getattr(request, name) for name in TRES_FIELDS):
-            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = list(dict.fromkeys(name for name in (request.partition or "").split(",") if name))
         managed = [name for name in names if name in self.catalog]
+        if not mentions(getattr(request, name) for name in TRES_FIELDS):
+            if request.ntasks_per_tres and managed and request.now is None:  # Slurm requests GPUs then
+                return Pass(MESSAGES["tasks_alone"])
+            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         asking = read(request, gpus=bool(managed))
         if asking is None:
             return Pass()

@@ -98,3 +98,19 @@ def test_odd_comment_of_a_node_does_not_affect_other_nodes(bed: Cluster) -> None
     assert not re.search(r"cannot parse.*node n[12]\b", bed.daemons.log("migbatchd").read_text(errors="replace"))
     bed.run(["scontrol", "update", "NodeName=n1", "Comment="])
     settled(bed)
+
+
+def test_names_of_partitions_may_have_letters_beyond_ascii(bed: Cluster) -> None:
+    """The submit service gets Slurm's bytes, migbatchd reads text."""
+    nodes = "Nodes=n1,n2,no-mig-slice-free1"
+    for name in ("großrechner", "кластер"):
+        bed.run(["scontrol", "create", f"PartitionName={name}", nodes, "State=UP"])
+        until("its jobs", lambda name=name: sbatch(bed, "-p", name, "--gres=mig:7g.80gb", "--hold")[0])
+        for option in ("--gres=mig:auto", "--gpus=1"):
+            job, message = sbatch(bed, "-p", name, option, wrap="echo $MIGBATCH_PROFILE")
+            assert job, message
+            assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED" and bed.output(job).strip(), message
+            until("its partition in migacct", lambda job=job, name=name: account(bed, job)["partition"] == name)
+            assert (account(bed, job)["asked"], account(bed, job)["source"]) == (option, "service")
+    refused, message = sbatch(bed, "-p", "other", "--gres=mig:auto")
+    assert not refused and "großrechner" in message, message

@@ -139,6 +139,11 @@ def test_scripts_with_cpus_and_memory_per_gpu_run_unchanged(stack: Cluster, opti
     assert f" NumCPUs={3 * tasks} " in of_job and f" MinMemoryNode={50 * tasks}M " in of_job, of_job
 
 
+def test_user_of_tasks_for_each_gpu_alone_is_told_to_state_the_slices(stack: Cluster) -> None:
+    job, message = sbatch(stack, "-n2", "--ntasks-per-gpu=1", wrap="true")
+    assert not job and "state their number too, --gpus=<number>" in message, message
+
+
 def test_job_that_such_a_script_submits_starts_its_steps(stack: Cluster) -> None:
     inner = "sbatch --wait -o inner.out --gres=mig:1g.10gb --wrap 'srun echo stepped'; cat inner.out"
     job, message = sbatch(stack, "--gpus=1", "--cpus-per-gpu=3", wrap=inner)

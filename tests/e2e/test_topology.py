@@ -30,9 +30,13 @@ YAML = """\
       - switch: s2
         nodes: n3
 {own}"""
-#: the first releases with blocks and with topology.yaml
+SHAPES = "dims: {x: %d, y: 1, z: 1}, placements: [{dims: {x: 1, y: 1, z: 1}}, {dims: {x: 2, y: 1, z: 1}}]"
+TORUS = f"- topology: fabric\n  torus3d:\n    toruses:\n      - {{name: t1, nodes: 'n[1-3]', {SHAPES % 3}}}\n"
+RING = "- topology: fabric\n  ring:\n    rings:\n      - {ring: r1, nodes: 'n[1-3]'}\n"
+#: the first releases with blocks, with topology.yaml, and with toruses and rings
 HAS_BLOCKS = (24, 11)
 HAS_YAML = (25, 5)
+HAS_TORUSES = (26, 5)
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +151,19 @@ def test_jobs_wait_with_topology_yaml(slurm_root: str) -> None:
         # supply is not planned by switch: on n2 and n3 Slurm would let the second wait for minutes
         pair = ("-N2", "-w", "n1,n2", "--switches=1")
         assert started(bed, "--gres=mig:7g.80gb") and started(bed, "--gres=mig:3g.40gb:2", *pair)
+
+
+def test_jobs_wait_in_toruses_and_rings(slurm_root: str) -> None:
+    if SlurmRoot(Path(slurm_root) if slurm_root else None).version() < HAS_TORUSES:
+        return
+    nodes = f"{SWITCH}, nodes: 'no-mig-slice-free[1-2]'"
+    torus, ring = f"      - {{name: {nodes}, {SHAPES % 2}}}\n", f"      - {{ring: {nodes}}}\n"
+    with Cluster(nodes=3, gpus=1, migbatch="all", slurm_root=slurm_root) as bed:
+        for text, found in ((TORUS, "warn"), (TORUS + torus, "ok"), (RING, "warn"), (RING + ring, "ok")):
+            bed.slurm_conf.with_name("topology.yaml").write_text(text)
+            bed.restart("slurmctld")
+            until("the nodes", lambda: set(bed.node_states().values()) == {"idle"})
+            assert [line.split()[0] for line in doctor(bed)] == [found], text
+            assert started(bed, "--gres=mig:7g.80gb") and started(bed, "--gres=mig:3g.40gb:2")
+            if found == "ok":
+                assert started(bed, "--gres=mig:7g.80gb", "-N2") and started(bed, "--gres=mig:3g.40gb:2", "-N2")

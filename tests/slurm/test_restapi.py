@@ -207,6 +207,14 @@ def test_exclusive_jobs_are_those_that_share_nothing() -> None:
     assert not (row.exclusive or row.unread), "a release may not state it"
 
 
+@pytest.mark.parametrize("offered", [True, False])
+def test_exclusive_jobs_are_seen_where_only_an_earlier_version_states_it(serve: Serve, offered: bool) -> None:
+    earlier = (200, {"jobs": [{**JOB, "shared": ["none"]}]}) if offered else (404, "Unable to find requested URL")
+    client, _ = serve({"v0.0.44/jobs/": earlier, "v0.0.45/jobs/": (200, {"jobs": [JOB]})})
+    for _ in range(2):
+        assert [row.exclusive for row in client.jobs()] == [offered]
+
+
 def test_the_least_time_of_pending_jobs_is_read_while_a_reservation_is_coming() -> None:
     half = {**JOB, "time_minimum": {**NUMBER, "number": 30}}
     jobs = {"jobs": [JOB, {**half, "job_id": 8}, {**half, "job_id": 9, "job_state": ["RUNNING"]}]}

@@ -49,6 +49,17 @@ def test_update_of_a_running_job_keeps_its_grant_and_changed_flag(shim: Shim) ->
 
 
 @pytest.mark.parametrize(
+    ("partition", "gres", "told"), [("mixed", TWO, True), ("mixed", ONE, False), ("gpu", TWO, False)]
+)
+def test_user_who_changes_slices_is_told_that_cpus_and_memory_by_default_stay(
+    shim: Shim, partition: str, gres: str, told: bool
+) -> None:
+    present = Present(True, partition, ONE, comment="[mig:1g.10gb:1#7fq3k2ab]")
+    answer = shim(JobRequest(1001, None, tres_per_node=gres, now=present))
+    assert not isinstance(answer, Refuse) and ("NumCPUs= and MinMemoryNode=" in answer.message) == told
+
+
+@pytest.mark.parametrize(
     ("change", "gres", "code"),
     [
         ({"tres_per_node": "mig:9g.90gb"}, "gres:mig:1g.10gb:1", 2072),

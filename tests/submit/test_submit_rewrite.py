@@ -480,6 +480,21 @@ def test_batch_jobs_may_state_the_tasks_that_they_have_for_each_gpu(
 
 
 @pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"num_tasks": 2, "ntasks_per_tres": 1}, True),
+        ({"num_tasks": 2, "ntasks_per_tres": 1, "batch": 1, "comment": "mine"}, True),
+        ({"num_tasks": 2, "ntasks_per_tres": 1, "partition": "cpu"}, False),
+        ({"num_tasks": 2}, False),
+    ],
+)
+def test_tasks_for_each_gpu_alone_request_no_slice_and_the_user_is_told(ask, fields, told: bool) -> None:
+    """Slurm requests GPUs for them, and refuses the job without saying so."""
+    answer = ask(None, **fields)
+    assert isinstance(answer, Pass) and ("state their number too, --gpus=<number>" in answer.message) == told
+
+
+@pytest.mark.parametrize(
     ("fields", "each", "tasks", "nodes"),
     [
         ({"tres_per_job": "gres:gpu:2"}, 1, 2, 1),
@@ -700,6 +715,10 @@ def test_jobs_get_their_slices_share_of_the_partitions_defaults_for_each_gpu(
 
 
 def test_an_update_does_not_change_cpus_or_memory_by_the_partitions_defaults(ask) -> None:
-    now = Present(partition="mixed", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1]")
+    now = Present(partition="mixed", tres_per_node="gres:mig:1g.10gb:1", comment="[mig:1g.10gb:1#k]")
     answer = ask("gres:gpu:1", now=now, partition="mixed")
     assert isinstance(answer, Accept) and not {"cpus_per_task", "pn_min_memory"} & set(answer.changes)
+    told = "scontrol update NumCPUs= and MinMemoryNode= change them"
+    assert told in answer.message
+    assert told not in ask("gres:mig:1g.10gb:1", now=now, partition="mixed").message
+    assert told not in ask("gres:gpu:1", now=replace(now, partition="gpu"), partition=None).message

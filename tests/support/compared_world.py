@@ -42,6 +42,8 @@ TELLING: tuple[list[str], ...] = (
     [],
     ["--gres=mig:7g.80gb:1", "--mem=3G", "-N", "2", "-n", "2"],
     ["--gres=mig:7g.80gb:1", "--mem-per-cpu=3333M", "-n", "2"],
+    ["--gres=mig:1g.10gb:1", "-H", "--exclusive"],
+    ["--gres=mig:1g.10gb:1", "-H", "--exclusive=user"],
 )
 #: 22.05 refuses these at submission; pyslurm shows nothing of them
 UNCOUNTED = (["--gres=mig:1g.10gb"], ["--gres=mig:7g.80gb,mig:1g.10gb:1"], ["--gres=mig:3g.40gb,mig:2g.20gb"])

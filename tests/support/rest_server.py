@@ -7,7 +7,7 @@ import socketserver
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-#: status and body by path without its version and query; a body that is not text is sent as JSON
+#: status and body by path without its query, with or without the version; a body that is not text is sent as JSON
 Answers = dict[str, tuple[int, Any]]
 PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
 
@@ -24,8 +24,10 @@ class RestHandler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.server.headers.append(dict(self.headers))
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name = self.path.partition("?")[0].split("/", 3)[-1]
-        status, body = self.server.answers.get(name, (404, "Unable to find requested URL"))
+        versioned = self.path.partition("?")[0].removeprefix("/slurm/")
+        named = (versioned, versioned.partition("/")[2])
+        answers = self.server.answers
+        status, body = next((answers[name] for name in named if name in answers), (404, "Unable to find requested URL"))
         if callable(body):
             body = body()
         text = (body if isinstance(body, str) else json.dumps(body)).encode("utf-8", "surrogateescape")
