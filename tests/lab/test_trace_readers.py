@@ -85,6 +85,11 @@ SPOT = """job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,sub
 239,13,A10,20,1,1,0,2764799,HP
 437,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
 """
+PM100 = """job_id,job_state,nodes,num_gpus_alloc,num_nodes_alloc,run_time,submit_time,time_limit,user_id
+4,COMPLETED,"[12, 15]",8,2,600,2020-05-07 11:45:30+00:00,60,52
+5,COMPLETED,[12],0,1,600,2020-05-07 11:45:31+00:00,60,52
+6,RUNNING,[12],4,1,600,2020-05-07 11:45:32+00:00,60,52
+"""
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
@@ -100,12 +105,12 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
     [
         (
             "",
-            "is empty; its first line should name submit_time or timestamp, duration, "
-            "gpu_num or num_gpus or num_gpu or gpu_request",
+            "is empty; its first line should name submit_time or timestamp, duration or run_time, "
+            "gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc",
         ),
         (
             "timestamp,duration,gpus,cluster\n",
-            ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request; "
+            ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc; "
             "found timestamp, duration, gpus, cluster",
         ),
     ],
@@ -244,6 +249,9 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     served, spot = joblog.read(write(SPOT), A100, ["HP"]).jobs
     assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
+    pm100 = joblog.read(write(PM100))
+    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52"),)
+    assert pm100.notices == ("1 jobs without a GPU are skipped", "1 jobs that have not run or not ended are skipped")
 
 
 @pytest.mark.parametrize(
