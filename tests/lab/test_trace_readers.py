@@ -568,6 +568,14 @@ SACCT = """JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State
 """  # noqa: E501
 
 
+@pytest.mark.parametrize("elapsed", ["INVALID", "Unknown", ""])
+def test_sacct_line_without_a_run_time_is_told_as_such(write: Write, elapsed: str) -> None:
+    trace = sacct.read(write(SACCT.replace("|01:00:00|1-00:00:00|", f"|{elapsed}|1-00:00:00|")))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert "1 jobs whose run time is not known are skipped" in trace.notices
+    assert "1 jobs that ended within a second are skipped" in trace.notices
+
+
 def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Write) -> None:
     trace = sacct.read(write(SACCT), infer=("live",))
     serve, train, old = trace.jobs
