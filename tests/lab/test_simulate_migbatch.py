@@ -322,6 +322,16 @@ def test_elastic_training_jobs_get_loans_and_give_them_back(write: Callable[...,
     assert not any(job_run.preempted for job_run in result.runs if job_run.job.kind == "infer")
 
 
+def test_elastic_training_is_not_stopped_for_slices_on_which_it_is_no_faster(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/mig:1g.10gb=1", 20 + 5 * n) for n in range(10))
+    jobs += "".join(line(10 + n, "gres/mig:1g.10gb=1", 5, "infer") for n in range(10))
+    base = BASE.replace('"whole"', '"linear"')
+    (policy,) = simulated(write('config = "lends.toml"\nelastic = true\n', jobs, base))["policies"]
+    train = policy["figures"]["train"]
+    assert train["done"]["mean"] == 10
+    assert train["restarts"]["max"]["mean"] == 0, "speeds of kind linear are at most those on the requested slice"
+
+
 def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
     loaded = scenario.load(write("[run]\nuntil_s = 900\n"))
     result = play(loaded, ScenarioData(loaded), 0)

@@ -85,6 +85,11 @@ SPOT = """job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,sub
 239,13,A10,20,1,1,0,2764799,HP
 437,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
 """
+PM100 = """job_id,job_state,nodes,num_gpus_alloc,num_nodes_alloc,run_time,submit_time,time_limit,user_id
+4,COMPLETED,"[12, 15]",8,2,600,2020-05-07 11:45:30+00:00,60,52
+5,COMPLETED,[12],0,1,600,2020-05-07 11:45:31+00:00,60,52
+6,RUNNING,[12],4,1,600,2020-05-07 11:45:32+00:00,60,52
+"""
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
@@ -100,12 +105,12 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
     [
         (
             "",
-            "is empty; its first line should name submit_time or timestamp, duration, "
-            "gpu_num or num_gpus or num_gpu or gpu_request",
+            "is empty; its first line should name submit_time or timestamp, duration or run_time, "
+            "gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc",
         ),
         (
             "timestamp,duration,gpus,cluster\n",
-            ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request; "
+            ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc; "
             "found timestamp, duration, gpus, cluster",
         ),
     ],
@@ -244,6 +249,9 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     served, spot = joblog.read(write(SPOT), A100, ["HP"]).jobs
     assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
+    pm100 = joblog.read(write(PM100))
+    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52"),)
+    assert pm100.notices == ("1 jobs without a GPU are skipped", "1 jobs that have not run or not ended are skipped")
 
 
 @pytest.mark.parametrize(
@@ -558,6 +566,14 @@ SACCT = """JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State
 106|quick|ann|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:00:00|00:00:00|1:00|FAILED||gres/gpu=1
 107|old|cy|gpu|2026-01-05T10:00:01|2026-01-05T10:00:01|2026-01-05T10:01:01|00:01:00|Partition_Limit|TIMEOUT||gres/gpu:a100_3g.40gb=1
 """  # noqa: E501
+
+
+@pytest.mark.parametrize("elapsed", ["INVALID", "Unknown", ""])
+def test_sacct_line_without_a_run_time_is_told_as_such(write: Write, elapsed: str) -> None:
+    trace = sacct.read(write(SACCT.replace("|01:00:00|1-00:00:00|", f"|{elapsed}|1-00:00:00|")))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert "1 jobs whose run time is not known are skipped" in trace.notices
+    assert "1 jobs that ended within a second are skipped" in trace.notices
 
 
 def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Write) -> None:

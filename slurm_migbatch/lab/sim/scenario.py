@@ -113,7 +113,11 @@ class SpeedsPart:
         one_of("whole", "linear", "table", "predictor"),
     )
     path: str = key("", "Table or directory of measurements (table), or of the predictor's training data (predictor).")
-    exponent: float = key(1.0, "linear: speed is the share of compute slices to this power.", between(0.0, 2.0))
+    exponent: float = key(
+        1.0,
+        "linear: speed is the share of the requested compute slices to this power, at most 1.",
+        between(0.0, 2.0),
+    )
     shared: float = key(2.0, "Slowdown of two jobs on one slice.", between(1.0, 100.0))
     pairs: str = key(
         "", "Table app1,app2,slowdown1,slowdown2 of known pairs on one slice; lines with a profile are not used."

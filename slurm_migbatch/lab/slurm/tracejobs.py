@@ -200,8 +200,9 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
     fields = {"user": _USER.sub("_", job.user) or "user", "uid": uid, "num_nodes": nodes}
     slowest = 1.0
     if manner.open(job):
-        least = _least(job, course, manner)
-        fields["comment"] = _hints(job, least, manner)
+        enough = _enough(job, course, manner)
+        least = enough[0] if enough else None
+        fields["comment"] = _hints(job, least, job.largest or _largest(enough, course), manner)
         slowest = course.rate([least]) if least is not None else 1.0  # the time limit must suffice on that slice
     seconds = max(1, math.ceil(job.claimed / slowest + job.costs.cold_start_s))
     return Submission(
@@ -238,24 +239,31 @@ def _most_on_gpu(geometry: Geometry, profile: Profile | None) -> int:
     return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
 
 
-def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
-    """Return the smallest slice, at least the requested one, on which the job can run; None if there is none."""
+def _enough(job: SimulatedJob, course: Course, manner: Manner) -> list[Profile]:
+    """Return the slices, at least the requested one, on which the job can run; the smallest first."""
     asked = job.profile
-    for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
-        profile = info.profile
-        sufficient = asked is None or (profile.compute >= asked.compute and profile.memory_gb >= asked.memory_gb)
-        if not profile.suffix and sufficient and course.rate([profile]) > 0:
-            return profile
-    return None
+    return [
+        info.profile
+        for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices))
+        if not info.profile.suffix
+        and (asked is None or (info.profile.compute >= asked.compute and info.profile.memory_gb >= asked.memory_gb))
+        and course.rate([info.profile]) > 0
+    ]
 
 
-def _hints(job: SimulatedJob, least: Profile | None, manner: Manner) -> str:
+def _largest(enough: Sequence[Profile], course: Course) -> Profile | None:
+    """Return the smallest of these slices on which the job is as fast as on any; None if it is the last one."""
+    rates = [course.rate([profile]) for profile in enough]
+    return next((profile for profile, rate in zip(enough[:-1], rates, strict=False) if rate >= max(rates)), None)
+
+
+def _hints(job: SimulatedJob, least: Profile | None, largest: Profile | None, manner: Manner) -> str:
     model = job.app.lower()
     hints = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
     if hints["model"] and 0 < job.batch <= _MOST_BATCH:
         hints["batch"] = str(job.batch)
     if manner.lent(job):
-        hints |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
+        hints |= {"min": least.gres_type if least else "", "max": largest.gres_type if largest else ""}
         hints["signal"] = "usr1"
     elif 0 < job.tasks <= _MOST_ITEMS:
         hints["items"] = str(job.tasks)

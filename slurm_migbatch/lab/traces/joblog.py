@@ -2,7 +2,8 @@
 
 The names of the columns determine whose log it is: SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's
 Acme (`trace_seren.csv`, `trace_kalos.csv`), Alibaba's PAI of 2020 in the form of its simulator (`pai_job_*_100K.csv`),
-Alibaba's spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CSV of two public artifacts.
+Alibaba's spot GPUs of 2026 (`job_info_df.csv`), CINECA's PM100 (`job_table.parquet`, written as CSV), or Microsoft's
+Philly as the CSV of two public artifacts.
 
 Note: durations are those on the GPUs of the source, and those of Philly's jobs include one attempt only. If a log has
 no users, the virtual cluster or organization is used instead, because a scheduler would consider its share. The times
@@ -27,11 +28,13 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
 SUBMITTED: Final = ("submit_time", "timestamp")
-GPUS: Final = ("gpu_num", "num_gpus", "num_gpu", "gpu_request")
+DURATION: Final = ("duration", "run_time")
+GPUS: Final = ("gpu_num", "num_gpus", "num_gpu", "gpu_request", "num_gpus_alloc")
 """GPUs of a job, or of each of its instances."""
 INSTANCES: Final = ("worker_num", "num_inst")
-USER: Final = ("user", "vc", "cluster", "organization")
+USER: Final = ("user", "user_id", "vc", "cluster", "organization")
 NAME: Final = ("job_id", "job_name")
+STATE: Final = ("state", "job_state")
 GROUPS: Final = ("job_type", "type", "vc", "cluster", "organization")
 """What may say that a job is inference."""
 MOST_GPUS: Final = 10**6
@@ -67,23 +70,28 @@ class _Columns(NamedTuple):
     """The columns of one file."""
 
     submitted: str
+    duration: str
     gpus: str
     instances: str | None
     user: str | None
     name: str | None
+    state: str | None
     groups: tuple[str, ...]
 
     @classmethod
     def of(cls, line: CsvLine) -> _Columns:
-        submitted, gpus = line.first_of(SUBMITTED), line.first_of(GPUS)
+        submitted, duration, gpus = line.first_of(SUBMITTED), line.first_of(DURATION), line.first_of(GPUS)
         assert submitted is not None
+        assert duration is not None
         assert gpus is not None
         return cls(
             submitted,
+            duration,
             gpus,
             line.first_of(INSTANCES),
             line.first_of(USER),
             line.first_of(NAME),
+            line.first_of(STATE),
             tuple(column for column in GROUPS if line.has(column)),
         )
 
@@ -101,15 +109,15 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
     left_out: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
     wrong = WrongRows()
-    for line in lines(path, ("|".join(SUBMITTED), "duration", "|".join(GPUS)), wrong=wrong):
+    for line in lines(path, ("|".join(SUBMITTED), "|".join(DURATION), "|".join(GPUS)), wrong=wrong):
         columns = columns or _Columns.of(line)
         with wrong:
             gpus = _known(line, columns.gpus, MOST_GPUS)
-            duration = _known(line, "duration")
+            duration = _known(line, columns.duration)
             if not gpus:
                 left_out["without a GPU"] += 1
                 continue
-            if not duration or (line.has("state") and line.text("state").upper() in _UNFINISHED):
+            if not duration or (columns.state and line.text(columns.state).upper() in _UNFINISHED):
                 left_out["that have not run or not ended"] += 1
                 continue
             if gpus > 1 and gpus != int(gpus):

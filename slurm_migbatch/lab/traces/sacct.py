@@ -103,7 +103,8 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
                 continue
             work = _seconds(line, "Elapsed", 1)
             if not work:
-                left_out["jobs that ended within a second"] += 1
+                known = work is not None
+                left_out["jobs that ended within a second" if known else "jobs whose run time is not known"] += 1
                 continue
             partition = line.text("Partition") if infer else ""
             ran_in.add(partition)
