@@ -37,6 +37,11 @@ def _empty() -> bytes:
 class Away:
     """A database that does not answer."""
 
+    moved = False
+
+    def reconnect(self) -> None:
+        """Do nothing; see Store."""
+
     def __getattr__(self, name: str) -> Any:
         def fail(*args: Any, **more: Any) -> None:
             raise OperationalError("select", {}, Exception("database is locked"))
