@@ -523,6 +523,27 @@ def test_loan_with_the_cheapest_restart_is_reclaimed_and_one_at_its_limit_of_res
     assert ended_for([THREE], capacities, worn)[0] == ["c"]
 
 
+def test_loan_beside_inference_is_reclaimed_before_one_on_a_gpu_of_training_alone():
+    """Else inference on small parts of every GPU leaves no room for a job that needs a whole one."""
+    capacities = [
+        gpu(0, lent=[LentSlot(slot(THREE, 0), "cheap"), LentSlot(slot(THREE, 4), "alone")]),
+        gpu(1, [slot(THREE, 4)], [LentSlot(slot(FOUR, 0), "beside")]),
+    ]
+    cheap, alone, beside = (
+        runs(name, SlotReference("n0", number, place), since=0.0, restart_s=restart_s)
+        for name, number, place, restart_s in (
+            ("cheap", 0, slot(THREE, 0), 10.0),
+            ("alone", 0, slot(THREE, 4), 20.0),
+            ("beside", 1, slot(FOUR, 0), 90.0),
+        )
+    )
+    jobs = [cheap, alone, beside]
+    assert ended_for([ONE], capacities, jobs)[0] == ["beside"]
+    assert ended_for([ONE, ALL], capacities, jobs)[0] == ["beside", "cheap", "alone"]
+    assert ended_for([FOUR, THREE], capacities, jobs)[0] == ["beside", "cheap"]
+    assert ended_for([ONE], capacities, [cheap, alone, replace(beside, since=NOW)])[0] == ["cheap"]
+
+
 def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
     """Both places would fit job 8 once their loans are about to end, and job 11 needs the one on n0."""
     old, both = [slot(ONE, at) for at in (4, 5, 6)], frozenset({"n0", "n1"})

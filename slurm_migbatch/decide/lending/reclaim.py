@@ -3,9 +3,9 @@
 Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs that
 complete, of signalled loans), serves it first. Space of a loan that ends for one job serves another job only if no
 other space does, so the next round reclaims no further loan for the first. If free space is not sufficient the loans
-with the lowest loss end: one, or all that cover the place of a larger slice; protected ones last. So do those whose
-CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost training more than it
-saved inference.
+with the lowest loss end, one, or all that cover the place of a larger slice: first on GPUs that have other jobs than
+loans, then on those that have none; protected ones last. So do those whose CPUs inference lacks. None ends for
+inference that is only expected: in `bench lending` that cost training more than it saved inference.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _ReclaimPlanner:
             free = _free(profile, _with_taken(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
             if free is None:
-                reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended)
+                reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended, capacity_at)
                 if not reclaimed:
                     return None
                 lost += sum(loan.loss for loan in reclaimed)
@@ -241,12 +241,25 @@ class _ReclaimPlanner:
             capacity_at[capacity.node, capacity.gpu] = changed[capacity.node, capacity.gpu] = capacity
         return _Found(changed, tuple(ended), lost)
 
-    def _cheapest(self, lent_sets: Iterable[frozenset[SlotReference]], ended: Collection[int]) -> list[_Candidate]:
-        """Return the loans of the set with the lowest loss, sets with a protected one last; none if no set may end."""
+    def _cheapest(
+        self,
+        lent_sets: Iterable[frozenset[SlotReference]],
+        ended: Collection[int],
+        capacity_at: Mapping[tuple[str, int], GpuCapacity],
+    ) -> list[_Candidate]:
+        """Return the loans of the set with the lowest loss; none if no set may end.
+
+        Sets with a protected one come last, and before them those on GPUs that training has alone: inference on parts
+        of many GPUs would leave no room for a job that needs more of one.
+        """
         sets = [[self._loan_at(place, ended) for place in sorted(lent_set, key=str)] for lent_set in lent_sets]
         return min(
             ([loan for loan in loans if loan is not None] for loans in sets if None not in loans),
-            key=lambda loans: (any(loan.protected for loan in loans), sum(loan.loss for loan in loans)),
+            key=lambda loans: (
+                any(loan.protected for loan in loans),
+                not capacity_at[loans[0].place.node, loans[0].place.gpu].taken,
+                sum(loan.loss for loan in loans),
+            ),
             default=[],
         )
 
