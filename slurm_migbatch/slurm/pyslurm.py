@@ -35,7 +35,6 @@ from typing import IO, Any
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import UNREAD, WHOLE, JobRow, SlurmError
 from slurm_migbatch.slurm.dependencies import MOST, jobs_waited_for
-from slurm_migbatch.slurm.listing import sharing_of
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
@@ -51,6 +50,8 @@ ASKED_OFTEN = 5000
 # packages next to migbatch may be built for another release of Python.
 _PACKAGES = Path(__file__).parent.parent.parent
 _RUN = "import runpy, sys; sys.path.append({!r}); runpy.run_module({!r}, run_name='__main__')"
+#: resource_sharing of a job that shares its nodes with none, whichever release slurmctld has
+_NOT_SHARED = "NO"
 _WORKER = ("-c", _RUN.format(str(_PACKAGES), "slurm_migbatch.slurm.pyslurm_worker"))
 
 
@@ -206,13 +207,12 @@ class PyslurmClient(CliClient):
             answer = self._question("jobs")
         except _NotShown:
             return super().jobs()
-        now, alone = time.time(), sharing_of(self.version()).alone
+        now = time.time()
         try:
             listed = [dict(zip(JOB, values, strict=True)) for values in answer["jobs"]]
             gres = self._gres_of(listed)
             rows = [
-                _row_or_unread(job, answer["users"], gres[job["id"]], now, alone).with_ending_run_count(now)
-                for job in listed
+                _row_or_unread(job, answer["users"], gres[job["id"]], now).with_ending_run_count(now) for job in listed
             ]
         except (ValueError, TypeError, KeyError) as error:
             raise SlurmError(f"cannot parse the jobs of pyslurm: {error!r}") from error
@@ -253,14 +253,14 @@ class PyslurmClient(CliClient):
         return {number: text for number, (_, text, _) in cache.items()}
 
 
-def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float, alone: str) -> JobRow:
+def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
     try:
-        return _row(job, users, gres, now, alone)
+        return _row(job, users, gres, now)
     except (ValueError, TypeError, KeyError, NodeListError) as error:
         return JobRow(int(job["id"]), state=UNREAD, reason=repr(error))
 
 
-def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float, alone: str) -> JobRow:
+def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
     pending = job["state"] in WAITING
     task, throttle = _task(job)
     limit = job["time_limit"]
@@ -300,7 +300,7 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
         # pyslurm has no value for the 0 of a job that is to have all memory
         memory_per_node=job["memory_per_node"] or (0 if job["memory_per_cpu"] or job["memory_per_gpu"] else WHOLE),
         memory_per_cpu=job["memory_per_cpu"] or 0,
-        exclusive=job["resource_sharing"] == alone,
+        exclusive=job["resource_sharing"] == _NOT_SHARED,
     )
 
 
