@@ -247,9 +247,8 @@ class RunningCluster:
         return seen
 
     def output(self, job: int, user: str = "mbalice") -> str:
-        """Read the default output file of a batch job of `user`; empty: slurmd has not created it yet."""
-        file = self.home(user) / f"slurm-{job}.out"
-        return file.read_text() if file.exists() else ""
+        """Read the default output file of a batch job of `user`."""
+        return (self.home(user) / f"slurm-{job}.out").read_text()
 
     def user(self, name: str) -> users.User:
         """Return one of the test users."""

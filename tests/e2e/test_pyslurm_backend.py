@@ -14,7 +14,7 @@ import pytest
 
 from slurm_migbatch.testbed import pyslurmroot
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, gate, holding, sbatch, sights, until, untroubled
+from tests.support.end_to_end import account, gate, holding, output_so_far, sbatch, sights, until, untroubled
 
 pytestmark = pytest.mark.pyslurm
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES"
@@ -46,7 +46,7 @@ def test_jobs_get_their_slices_before_and_after_a_crash_of_pyslurm(new_cluster: 
     assert first, message
     bed.wait_job(first, "RUNNING")
     node, uuid = holding(bed, first)
-    until("its output", lambda: sights(bed.output(first)) == {"batch": [uuid]})
+    until("its output", lambda: sights(output_so_far(bed, first)) == {"batch": [uuid]})
 
     before = workers(bed)
     assert before

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_migbatch.testbed import restd
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, gate, holding, sbatch, sights, until, untroubled
+from tests.support.end_to_end import account, gate, holding, output_so_far, sbatch, sights, until, untroubled
 
 pytestmark = pytest.mark.slurmrestd
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES"
@@ -27,7 +27,7 @@ def test_jobs_get_their_slices_before_and_after_slurmrestd_is_down(new_cluster: 
     assert first, message
     bed.wait_job(first, "RUNNING")
     node, uuid = holding(bed, first)
-    until("its output", lambda: sights(bed.output(first)) == {"batch": [uuid]})
+    until("its output", lambda: sights(output_so_far(bed, first)) == {"batch": [uuid]})
 
     bed.kill(restd.NAME)
     until("migbatchd's word that it cannot ask", lambda: "cannot be reached" in log.read_text())

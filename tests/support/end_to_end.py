@@ -52,6 +52,14 @@ def refused(bed: Cluster, *options: str, user: str = "mbalice") -> str:
     return output
 
 
+def output_so_far(bed: Cluster, job: int) -> str:
+    """Return the output of a job that has started; empty if slurmd has not created the file yet."""
+    try:
+        return bed.output(job)
+    except FileNotFoundError:
+        return ""
+
+
 def sights(text: str) -> dict[str, list[str]]:
     """Return the devices that the batch script (`batch`) and the tasks (`task 0` ...) of a SHOW job saw."""
     return {
