@@ -225,7 +225,7 @@ class _ReclaimPlanner:
             free = _free(profile, _with_taken(capacity_at.values(), kept_for_others)) if kept_for_others else None
             free = free or _free(profile, capacity_at.values())
             if free is None:
-                reclaimed = self._cheapest(lent_sets_for(profile, capacity_at.values()), ended, capacity_at)
+                reclaimed = self._cheapest(profile, capacity_at, ended)
                 if not reclaimed:
                     return None
                 lost += sum(loan.loss for loan in reclaimed)
@@ -242,16 +242,14 @@ class _ReclaimPlanner:
         return _Found(changed, tuple(ended), lost)
 
     def _cheapest(
-        self,
-        lent_sets: Iterable[frozenset[SlotReference]],
-        ended: Collection[int],
-        capacity_at: Mapping[tuple[str, int], GpuCapacity],
+        self, profile: Profile, capacity_at: Mapping[tuple[str, int], GpuCapacity], ended: Collection[int]
     ) -> list[_Candidate]:
-        """Return the loans of the set with the lowest loss; none if no set may end.
+        """Return the loans with the lowest loss whose end makes room for a slice; none if there are no such loans.
 
         Sets with a protected one come last, and before them those on GPUs that training has alone: inference on parts
         of many GPUs would leave no room for a job that needs more of one.
         """
+        lent_sets = lent_sets_for(profile, capacity_at.values())
         sets = [[self._loan_at(place, ended) for place in sorted(lent_set, key=str)] for lent_set in lent_sets]
         return min(
             ([loan for loan in loans if loan is not None] for loans in sets if None not in loans),

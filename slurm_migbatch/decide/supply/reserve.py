@@ -445,11 +445,11 @@ class Reserver:
 
     def _any_being_stopped(self, by_gpu: Mapping[int, list[Slot]]) -> bool:
         """Return whether a job that is being stopped uses any of these slots."""
-        for index, slots in by_gpu.items():
-            mask = Layout(slots).mask
-            if any(lease.stopping and lease.slot.placement.mask & mask for lease in self._fleet.gpu(index).gpu.leases):
-                return True
-        return False
+        return any(
+            lease.stopping and lease.slot.placement.mask & Layout(slots).mask
+            for index, slots in by_gpu.items()
+            for lease in self._fleet.gpu(index).gpu.leases
+        )
 
     def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
