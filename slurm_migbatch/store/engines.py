@@ -92,9 +92,8 @@ def _server(url: URL, readonly: bool) -> Engine:
 def _notice_lost_host(connection: Any, _record: Any) -> None:
     """Set the options of a connection's socket; one that is not of TCP has none."""
     with suppress(OSError, AttributeError):
-        handle = getattr(
-            connection, "_sock", connection
-        ).fileno()  # PyMySQL's connection has no other way to its socket
+        # PyMySQL's connection has no other way to its socket
+        handle = getattr(connection, "_sock", connection).fileno()
         with socket.socket(fileno=os.dup(handle)) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _HOST_LOST:

@@ -51,24 +51,10 @@ SAME_SIZE: Final = 0.2
 """Tolerance of a size in a name below the model's own size."""
 LARGER: Final = 0.06
 """Tolerance above it: a model of a larger size needs more."""
-SENSES: Final = frozenset(
-    [
-        "vl",
-        "vlm",
-        "vision",
-        "ocr",
-        "audio",
-        "asr",
-        "speech",
-        "omni",
-        "llava",
-        "voxtral",
-        "molmo",
-        "molmo2",
-        "xcomposer2",
-        "xcomposer2d5",
-    ]
-)
+SENSES: Final = frozenset([
+    "vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral", "molmo", "molmo2",
+    "xcomposer2", "xcomposer2d5",
+])  # fmt: skip
 """Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
 SENSED: Final = re.compile(
     r"[a-z]*(?:vl|vlm|vla|vision|ocr|audio|asr|speech|omni|llava|vila)[0-9.]*|voxtral|ultravox|salmonn|xgen|mm|v|"
