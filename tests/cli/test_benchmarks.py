@@ -15,7 +15,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.table import TableCompiler
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.experiments import measured_once
