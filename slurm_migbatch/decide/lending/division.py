@@ -17,6 +17,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
+from slurm_migbatch.decide.lending.sizes import exchange, give, raise_sizes
 from slurm_migbatch.decide.lending.values import NOTHING, Division, ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
@@ -195,9 +196,9 @@ def _sizes(
         gpu = cluster.smallest(job, cluster.useful(job))
         if gpu is None:
             return None
-        assignments.append(cluster.give(job, *gpu))
-    cluster.raise_sizes(assignments, move=False)
-    cluster.exchange(assignments, move=False)
+        assignments.append(give(cluster, job, *gpu))
+    raise_sizes(cluster, assignments, move=False)
+    exchange(cluster, assignments, move=False)
     return tuple(assignment.profile for assignment in assignments)
 
 
