@@ -128,8 +128,8 @@ def _with_job(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | N
     """Return the best division of a GPU with one more job; None if it does not fit."""
     all_jobs = frozenset(held.job for held in plan.jobs)
     groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), all_jobs])
-    candidates = [more for group in groups if (more := _divided(plan, job, group, hysteresis)) is not None]
-    return max(candidates, key=lambda more: more.work, default=None)
+    candidates = [divided for group in groups if (divided := _divided(plan, job, group, hysteresis)) is not None]
+    return max(candidates, key=lambda divided: divided.work, default=None)
 
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[int], hysteresis: Hysteresis) -> _Plan | None:
