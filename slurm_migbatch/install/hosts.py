@@ -133,7 +133,7 @@ def node(
 
 
 def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
-    """Where Enroot is installed, add a hook that gives containers their slices, and what mounts TaskProlog there.
+    """Add a hook of Enroot that gives containers their slices, and what mounts TaskProlog there, where Enroot is.
 
     With pyxis Slurm runs TaskProlog inside the container, and the task fails if it does not exist there. A site with a
     TaskProlog of its own mounts that already.
@@ -254,7 +254,7 @@ def _runs(path: str, hook: str) -> bool:
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
-    """If slurm.conf names cli_filter/lua and the host has no script for it, add one that changes nothing."""
+    """Add a script that changes nothing if slurm.conf names cli_filter/lua and the host has none for it."""
     filters = scripts.plugins(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():
