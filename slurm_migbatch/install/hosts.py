@@ -113,6 +113,15 @@ def node(
         )
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
+    _site_hooks(plan, places, conf, edit=edit, release=release)
+    _cli_filter(plan, conf)
+    _enroot(plan, places, conf, task_python or python)
+    plan.next.append(start_unit(UNIT))
+    return plan
+
+
+def _site_hooks(plan: HostPlan, places: Places, conf: Conf, *, edit: bool, release: tuple[int, ...]) -> None:
+    """Have the site's own hooks run ours, where slurm.conf cannot name both."""
     for key, hook in HOOKS:
         path = str(places.hooks / hook)
         if not _is_sites_alone(conf, key, path):
@@ -126,10 +135,6 @@ def node(
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
             continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, path, edit)
-    _cli_filter(plan, conf)
-    _enroot(plan, places, conf, task_python or python)
-    plan.next.append(start_unit(UNIT))
-    return plan
 
 
 def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
