@@ -194,7 +194,7 @@ def _configuration(path: str | None, *, named: bool) -> Config | Servers:
 
 
 def _may_read(config: Config) -> bool:
-    """Whether this user may open the record; on a database server only root, whoever can read its URL."""
+    """Return whether this user may open the record; on a database server only root, whoever can read its URL."""
     from slurm_migbatch.query.login import LOGIN_CONF
 
     scheme, _, rest = config.store.url.partition("://")

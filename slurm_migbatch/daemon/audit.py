@@ -61,7 +61,7 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
         held = Counter(
             (run[0], slot.profile)
             for gpu in node.gpus
-            for slot, run in (*gpu.leases, *gpu.guests)
+            for slot, run in gpu.holders
             if run[0] in allowed and run[1] >= allowed[run[0]][0]
         )
         surplus: dict[int, dict[Profile, int]] = {}
@@ -152,9 +152,7 @@ class OrphanWatch:
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow], now: float) -> list[Orphan]:
         """Process one snapshot; return the new ones among the `present` ones."""
-        holders = (
-            (name, *run) for name, node in facts.items() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)
-        )
+        holders = ((name, *run) for name, node in facts.items() for gpu in node.gpus for _, run in gpu.holders)
         current = orphans(holders, jobs)
         self._since = {orphan: self._since.get(orphan, now) for orphan in current}
         before = self.present

@@ -31,7 +31,7 @@ from slurm_migbatch.predict.serving import rates_at_limit
 from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.users import uid_of
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load

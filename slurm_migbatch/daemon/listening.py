@@ -24,13 +24,13 @@ class Listening:
     """The addresses of one server."""
 
     def __init__(
-        self, api: ApiServer, listen: str, settings: Callable[[], Mapping[str, str]], whom: str, section: str
+        self, api: ApiServer, listen: str, settings: Callable[[], Mapping[str, str]], clients: str, section: str
     ) -> None:
         """Set up. `listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError;
-        `whom`: who is served, for the log.
+        `clients`: who is served, for the log.
         """
         self._api, self._configured, self._settings = api, listen, settings
-        self._whom, self._section = whom, section
+        self._clients, self._section = clients, section
 
     def begin(self) -> None:
         """Listen on the configured address, or on loopback. Raises OSError."""
@@ -39,7 +39,7 @@ class Listening:
     async def follow(self) -> None:
         """Listen on slurmctld's addresses, including those that this host gets later, unless one is configured."""
         fault = FaultReporter(
-            f"cannot determine the address to listen on for {self._whom}",
+            f"cannot determine the address to listen on for {self._clients}",
             f"set [{self._section}] listen, or start slurmctld",
             log,
         )
@@ -56,7 +56,7 @@ class Listening:
                             raise
                 if all(is_loopback(address) for address in self._api.addresses if not address.startswith("/")):
                     raise OSError(
-                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self._whom} can reach"
+                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self._clients} can reach"
                     )
                 fault.succeeded()
             except (SlurmError, OSError) as error:
@@ -65,4 +65,4 @@ class Listening:
 
     def _listen(self, host: str) -> None:
         if self._api.listen(host):
-            log.info("serving %s", self._whom, extra={"address": host, "port": self._api.port})
+            log.info("serving %s", self._clients, extra={"address": host, "port": self._api.port})

@@ -68,19 +68,19 @@ def unreadable_file(error: PermissionError) -> Finding:
     return Finding(UNKNOWN, "files", f"{error.filename}: {error.strerror}", "run migbatch doctor as root")
 
 
-def unreadable(path: str, who: Reader | None) -> str:
+def unreadable(path: str, user: Reader | None) -> str:
     """Return the part of a path that a user cannot read, with its mode; empty if all can be read. Without a user,
     only the permissions of others count.
     """
-    return closed_to(path, who, 0o4)
+    return closed_to(path, user, 0o4)
 
 
-def closed_to(path: str, who: Reader | None, wanted: int) -> str:
+def closed_to(path: str, user: Reader | None, wanted: int) -> str:
     """Return the part of a path that denies a user access, as `unreadable` does.
 
     `wanted`: the permission on the path itself, 4 to read, 2 to write.
     """
-    if who is not None and who.uid == 0:
+    if user is not None and user.uid == 0:
         return ""
     for part in [*reversed(Path(path).parents), Path(path)]:
         last = part == Path(path)
@@ -89,15 +89,15 @@ def closed_to(path: str, who: Reader | None, wanted: int) -> str:
         except OSError as error:
             return f"{part}: {error.strerror}"
         needed = 0o1 if not last else wanted | 0o1 if stat.S_ISDIR(status.st_mode) else wanted
-        if _bits(status, who) & needed != needed:
+        if _bits(status, user) & needed != needed:
             return f"{part} (mode {status.st_mode & 0o7777:04o}, owner {_owner(status.st_uid)})"
     return ""
 
 
-def _bits(status: os.stat_result, who: Reader | None) -> int:
-    if who is not None and status.st_uid == who.uid:
+def _bits(status: os.stat_result, user: Reader | None) -> int:
+    if user is not None and status.st_uid == user.uid:
         return status.st_mode >> 6
-    if who is not None and status.st_gid in who.groups:
+    if user is not None and status.st_gid in user.groups:
         return status.st_mode >> 3
     return status.st_mode
 

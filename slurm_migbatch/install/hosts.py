@@ -113,6 +113,15 @@ def node(
         )
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
+    _site_hooks(plan, places, conf, edit=edit, release=release)
+    _cli_filter(plan, conf)
+    _enroot(plan, places, conf, task_python or python)
+    plan.next.append(start_unit(UNIT))
+    return plan
+
+
+def _site_hooks(plan: HostPlan, places: Places, conf: Conf, *, edit: bool, release: tuple[int, ...]) -> None:
+    """Have the site's own hooks run ours, where slurm.conf cannot name both."""
     for key, hook in HOOKS:
         path = str(places.hooks / hook)
         if not _is_sites_alone(conf, key, path):
@@ -126,14 +135,10 @@ def node(
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
             continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, path, edit)
-    _cli_filter(plan, conf)
-    _enroot(plan, places, conf, task_python or python)
-    plan.next.append(start_unit(UNIT))
-    return plan
 
 
 def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
-    """Where Enroot is installed, add a hook that gives containers their slices, and what mounts TaskProlog there.
+    """Add a hook of Enroot that gives containers their slices, and what mounts TaskProlog there, where Enroot is.
 
     With pyxis Slurm runs TaskProlog inside the container, and the task fails if it does not exist there. A site with a
     TaskProlog of its own mounts that already.
@@ -254,7 +259,7 @@ def _runs(path: str, hook: str) -> bool:
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
-    """If slurm.conf names cli_filter/lua and the host has no script for it, add one that changes nothing."""
+    """Add a script that changes nothing if slurm.conf names cli_filter/lua and the host has none for it."""
     filters = scripts.plugins(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():

@@ -22,18 +22,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, InsufficientResources
+from slurm_migbatch.mig.driver import DriverError, GpuLost, Instance
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
-from slurm_migbatch.node import cudaform, effects, ending, guest, handoff, owner, placement, plan, progress
-from slurm_migbatch.node.caps import Caps, CapsOpen
+from slurm_migbatch.node import cudaform, ending, guest, handoff, owner, placement, plan, progress
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.jobmaps import JobMaps
+from slurm_migbatch.node.instances import GRACE_S, InstanceMaker, Retry
 from slurm_migbatch.node.journal import Journal, JournalError, Overlap
 from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
 from slurm_migbatch.node.liveness import LivenessError
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
 
 ATTEMPTS = 12
-GRACE_S = 2.0
 SLURM_QUERY_S = 10.0
 """How long a Prolog without a free slot may ask Slurm whether other runs are over."""
 HOST_WAIT_S = 3.0
@@ -67,14 +65,6 @@ class _NoFreeSlot(Exception):
 
 class Unsafe(Exception):
     """A GPU is unreliable; the node should be drained."""
-
-
-class _Retry(Exception):
-    """A slot proved unusable; choose again without it."""
-
-    def __init__(self, place: placement.GpuSlot | None, why: str) -> None:
-        super().__init__(why)
-        self.place = place
 
 
 class AllocatedSlices(NamedTuple):
@@ -107,19 +97,17 @@ class Allocator:
         journal: Journal,
         paths: Paths,
         gpus: Gpus,
-        caps: Caps,
+        maker: InstanceMaker,
         repairer: Repairer,
         run_repairer: RunRepairer,
-        maps: JobMaps,
     ) -> None:
         self._config = config
         self._journal = journal
         self._paths = paths
         self._gpus = gpus
-        self._caps = caps
+        self._maker = maker
         self._repairer = repairer
         self._run_repairer = run_repairer
-        self._maps = maps
 
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
         """Allocate the run's slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
@@ -145,7 +133,7 @@ class Allocator:
                 raise _why_refused(grant, lost, passing, f"{why}. {full}" if why else str(full)) from None
             try:
                 return self._apply(start, claims)
-            except _Retry as again:
+            except Retry as again:
                 why = str(again)
                 if again.place is not None:
                     excluded.add(again.place)
@@ -300,27 +288,29 @@ class Allocator:
         self, start: _Start, claims: Sequence[placement.SlotClaim], gpus: dict[str, NvmlGpu]
     ) -> AllocatedSlices:
         env, owner_id, deadline = start.env, start.owner_id, start.deadline
-        existing = {uuid: self._existing_instances(gpu) for uuid, gpu in gpus.items()}
+        existing = {uuid: self._maker.existing(gpu) for uuid, gpu in gpus.items()}
         for claim in claims:
             for mig_slice in claim.evict:
-                self._evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
+                self._maker.evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
         places = {(claim.gpu, claim.slot) for claim in claims}
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         # earlier claims on a GPU that is lost remain until it can be repaired
         rows = [row for row in rows if (row.gpu, row.slot) in places]
         if len(rows) != len(claims):
-            raise _Retry(None, "the chosen idle slice no longer exists")
+            raise Retry(None, "the chosen idle slice no longer exists")
         prepared: list[tuple[JournalSlice, Instance | None]] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"creating {row.slot}")
             gpu = gpus[row.gpu]
             if row.beside is not None:
-                prepared.append((self._join(gpu, row, existing[row.gpu]), None))
+                prepared.append((self._maker.join(gpu, row, existing[row.gpu]), None))
+            elif row.warm:
+                prepared.append((row, self._maker.warm(gpu, row, existing[row.gpu])))
             else:
-                prepared.append((row, self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)))
+                prepared.append((row, self._maker.make(gpu, row)))
         # after the writes to the journal: if one fails, no device is open that no hand-off names
         ready = [
-            row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env)
+            row if instance is None else self._maker.open_devices(gpus[row.gpu], row, instance, env)
             for row, instance in prepared
         ]
         given = []
@@ -347,98 +337,6 @@ class Allocator:
             minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
             new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
         handoff.write(self._paths.job, new_handoff)
-
-    def _existing_instances(self, gpu: NvmlGpu) -> dict[Slot, Instance]:
-        """Return the GPU's instances by slot; unknown and missing ones are repaired first.
-
-        A missing one's ids, and with them its devices, may be given to the instances to be created.
-        """
-        instances = gpu.instances()
-        rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
-        known, uuids = {row.slot for row in rows}, {instance.mig_uuid for instance in instances}
-        missing = any(row.state == "held" and row.mig_uuid is not None and row.mig_uuid not in uuids for row in rows)
-        if missing or any(instance.slot not in known for instance in instances):
-            self._repairer.repair_gpu(gpu, Deadline(GRACE_S), have_lock=True)
-            instances = gpu.instances()
-        return {instance.slot: instance for instance in instances}
-
-    def _evict(
-        self, gpu: NvmlGpu, mig_slice: JournalSlice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
-    ) -> None:
-        """Destroy an idle instance, unless another hook that needs its space too has done so."""
-        row = self._mark_for_eviction(mig_slice, owner_id)
-        if row is None:
-            return
-        instance = existing.pop(mig_slice.slot, None)
-        elapsed = 0
-        if instance is not None:
-            try:
-                elapsed = self._repairer.destroy(gpu, instance, min(self._config.busy_retry, deadline.remaining))
-            except Busy as error:
-                self._repairer.park(row, str(error))
-                raise _Retry(None, f"{mig_slice} is still in use: {error}") from None
-        with self._journal.write():
-            self._journal.drop(row)
-            self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
-
-    def _mark_for_eviction(self, mig_slice: JournalSlice, owner_id: str) -> JournalSlice | None:
-        """Mark an idle instance for destruction; None if it no longer exists. Needs the GPU's lock."""
-        row = self._current_row(mig_slice)
-        if row is not None and row.state == "idle":  # the hook that had marked it gave up
-            with self._journal.write():
-                row = self._current_row(mig_slice)
-                if row is not None and row.state == "idle":
-                    row = self._journal.put(row._replace(state="evict", owner=owner_id))
-        if row is not None and row.state != "evict":
-            raise _Retry(None, f"{mig_slice} was to be destroyed but is now {row.state}")
-        return row
-
-    def _current_row(self, mig_slice: JournalSlice) -> JournalSlice | None:
-        """Read a row again; its id alone is not sufficient, because SQLite reuses the ids of deleted rows."""
-        rows = self._journal.slices(
-            "id=? AND gpu=? AND mig_uuid IS ?", (mig_slice.id, mig_slice.gpu, mig_slice.mig_uuid)
-        )
-        return rows[0] if rows and rows[0].slot == mig_slice.slot else None
-
-    def _warm(self, gpu: NvmlGpu, row: JournalSlice, existing: dict[Slot, Instance]) -> Instance:
-        instance = existing.get(row.slot)
-        if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
-            raise _Retry(None, f"{row} does not match the journal")
-        pids = gpu.processes(instance)
-        if pids:
-            self._repairer.park(row, f"in use by process {', '.join(map(str, pids[:4]))}")
-            raise _Retry(None, f"processes still use {row}")
-        return instance
-
-    def _join(self, gpu: NvmlGpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
-        """Check that the slice to share exists; the user already owns its devices."""
-        instance = existing.get(row.slot)
-        if instance is None or instance.mig_uuid != row.mig_uuid:
-            self._repairer.repair_gpu(gpu, Deadline(GRACE_S), have_lock=True)
-            raise _Retry(None, f"{row} does not match the journal")
-        return row
-
-    def _make(self, gpu: NvmlGpu, row: JournalSlice) -> Instance:
-        start = time.monotonic()
-        effects.point("driver create")
-        try:
-            instance = gpu.create(row.slot)
-        except InsufficientResources as error:
-            raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
-        elapsed = round((time.monotonic() - start) * 1000)
-        self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # closed until all are created
-        with self._journal.write():
-            self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
-        return instance
-
-    def _open_devices(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
-        """Make the user the owner of the capability devices; clear the job map first, which may name another job."""
-        self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
-        try:
-            minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, env.uid, known=row.warm)
-        except CapsOpen:
-            raise _Retry(None, f"{row} was recreated by another program") from None
-        return row.on(instance, minors)
 
     def _commit(self, start: _Start, done: Sequence[JournalSlice], planned: bool) -> AllocatedSlices:
         """Mark the run as running on its slices, and add the event. Raises TooLate if another hook has the run."""
@@ -477,7 +375,7 @@ class Allocator:
             return row
         rows = self._journal.slices("owner=? AND state='intent' AND ordinal IS ?", (owner_id, row.ordinal))
         if not rows:
-            raise _Retry(None, f"{row} was to be shared but no longer exists")
+            raise Retry(None, f"{row} was to be shared but no longer exists")
         return rows[0]
 
     def _sharing_fields(self, held: Sequence[JournalSlice]) -> dict[str, list[int]]:

@@ -20,6 +20,7 @@ from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.instances import InstanceMaker
 from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, move_aside
 from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
@@ -68,8 +69,9 @@ class Executor:
         self.journal = journal
         self.run_repairer = RunRepairer(journal, self.paths, self.caps, self.liveness, self.maps)
         self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.maps, self.run_repairer)
+        self.maker = InstanceMaker(self.config, journal, self.caps, self.repairer, self.maps)
         self._allocator = Allocator(
-            self.config, journal, self.paths, self.gpus, self.caps, self.repairer, self.run_repairer, self.maps
+            self.config, journal, self.paths, self.gpus, self.maker, self.repairer, self.run_repairer
         )
         repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file), self.maps)
 

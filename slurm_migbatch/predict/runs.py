@@ -272,7 +272,7 @@ def select_learnable(
             rows = [observation.row for observation in measured]
             values = [observation.value(figure) or 0.0 for observation in measured]
             physical, present = (
-                {id(one): value - mean for one, value, mean in zip(measured, values, means, strict=True)}
+                {id(point): value - mean for point, value, mean in zip(measured, values, means, strict=True)}
                 for means in (physics(figure, key, rows, known, gpu), expect(figure, key, rows, known, gpu))
             )
             alone = figure == "memory" and known.doubt == 0

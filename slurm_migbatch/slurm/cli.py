@@ -347,7 +347,7 @@ class CliClient:
                 raise _failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
-                for output in pool.map(lambda some: self._scancel(*options, *some), chunks(tasks, 8)):
+                for output in pool.map(lambda chunk: self._scancel(*options, *chunk), chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(output)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:

@@ -284,12 +284,12 @@ def _memory(requested: str, tres: str, num_nodes: int) -> tuple[int, int]:
     squeue does not show which of them MinMemory is: the memory in all tells. A job that has started shows none if
     memory is no consumable resource; then it does not matter.
     """
-    each, total = _mib(requested), _mib(next((word[4:] for word in tres.split(",") if word.startswith("mem=")), ""))
-    if each is None:
+    least, total = _mib(requested), _mib(next((word[4:] for word in tres.split(",") if word.startswith("mem=")), ""))
+    if least is None:
         return 0, 0
-    if each == 0:
+    if least == 0:
         return WHOLE, 0
-    return (each, 0) if not total or each * num_nodes == total else (0, each)
+    return (least, 0) if not total or least * num_nodes == total else (0, least)
 
 
 def _mib(text: str) -> int | None:
@@ -323,10 +323,10 @@ def alone_commands(names: Sequence[str]) -> Iterator[tuple[Sequence[str], str, t
     scontrol shows the nodes of a list in its order, and reports names that are no node in between. It exits with 1.
     """
     for start in range(0, len(names), _ALONE):
-        some = names[start : start + _ALONE]
+        named = names[start : start + _ALONE]
         # letters only: Slurm takes digits at the end of a name for a number
         mark = "no-node-" + "".join(secrets.choice(string.ascii_lowercase) for _ in range(16))
-        yield some, mark, (*NODES_COMMAND, ",".join(f"{name},{mark}" for name in some))
+        yield named, mark, (*NODES_COMMAND, ",".join(f"{name},{mark}" for name in named))
 
 
 def parse_alone(output: str, names: Sequence[str], mark: str) -> dict[str, str] | None:

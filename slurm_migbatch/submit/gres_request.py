@@ -310,18 +310,18 @@ def nodes_of_tasks(asking: GresRequest, request: JobRequest) -> int | None:
     Slurm allocates as many (tried on 22.05), with GPUs on each.
     """
     tasks = request.num_tasks or 1
-    each = request.ntasks_per_node or tasks
+    on_node = request.ntasks_per_node or tasks
     if (
         asking.field != "tres_per_job"
-        or tasks % each
-        or tasks == each
-        or not (request.min_nodes or 1) <= tasks // each
+        or tasks % on_node
+        or tasks == on_node
+        or not (request.min_nodes or 1) <= tasks // on_node
         or request.max_nodes
         or request.req_nodes
         or request.now is not None
     ):
         return None
-    return tasks // each
+    return tasks // on_node
 
 
 def nodes_of(request: JobRequest) -> int | None:

@@ -27,17 +27,17 @@ def with_tasks(asking: GresRequest, request: JobRequest, slices: int) -> tuple[J
     """Return the request with the tasks of a new batch job that states them by --ntasks-per-gpu alone, `slices` on each
     node, and the fields to set for them; the request itself if they are stated otherwise or its nodes are not known.
     """
-    each, (nodes, _) = (request.ntasks_per_tres or 0) * slices, nodes_and_tasks(asking, request)
-    if nodes is None and request.num_tasks == each and (request.min_nodes or 1) == 1 and not names_several(request):
+    on_node, (nodes, _) = (request.ntasks_per_tres or 0) * slices, nodes_and_tasks(asking, request)
+    if nodes is None and request.num_tasks == on_node and (request.min_nodes or 1) == 1 and not names_several(request):
         nodes = 1  # sbatch has counted the tasks of `--gres=gpu:2 --ntasks-per-gpu=1`
     elif request.num_tasks:
         return request, {}
-    if each * (nodes or 0) <= 1 or request.ntasks_per_node not in (None, 0, each):
+    if on_node * (nodes or 0) <= 1 or request.ntasks_per_node not in (None, 0, on_node):
         return request, {}
     nodes = nodes or 1
-    stated = replace(request, num_tasks=each * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=each)
+    stated = replace(request, num_tasks=on_node * nodes, min_nodes=nodes, max_nodes=nodes, ntasks_per_node=on_node)
     changes = {name: str(getattr(stated, name)) for name in ("num_tasks", "min_nodes", "max_nodes", "ntasks_per_node")}
-    return stated, {**changes, "min_cpus": str(each * nodes * (request.cpus_per_task or 1))}
+    return stated, {**changes, "min_cpus": str(on_node * nodes * (request.cpus_per_task or 1))}
 
 
 def requested(asking: GresRequest, request: JobRequest, slices: int) -> dict[str, str]:

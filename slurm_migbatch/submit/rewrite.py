@@ -1,65 +1,25 @@
 """Rewrite a user's request to the one that Slurm gets: a pure function of request, catalog, chooser and policy.
 
 `mig:auto` becomes a profile, whole-GPU requests on MIG partitions become the full profile, and the marker that the
-node's Prolog reads goes to the end of the comment. The marker always matches the GRES, and only this module
-and root can write one. `gres_templates/job_submit.lua.j2` implements the same steps for use without the
+node's Prolog reads goes to the end of the comment (`submit.grants`). The marker always matches the GRES, and only the
+submit filter and root can write one. `gres_templates/job_submit.lua.j2` implements the same steps for use without the
 service; a property test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
-from slurm_migbatch.mig.grant import MAX_PARTS, Grant, GrantError, parse_comment
-from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.limits import NO_LIMITS, JobLimits, limits_of
-from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
-from slurm_migbatch.predict.selection import Chooser, SliceChoice
+from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS
-from slurm_migbatch.submit import nodes, per_gpu
 from slurm_migbatch.submit.comment import CLEARED, has_marker, split_marker, with_marker
-from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.gres_request import (
-    AUTO,
-    MAX_COUNT,
-    GresRequest,
-    auto_again,
-    by_profile,
-    check_options,
-    count_of,
-    even_tasks,
-    is_auto,
-    is_open,
-    mentions,
-    named_offer,
-    nodes_of,
-    nodes_of_tasks,
-    per_node,
-    read,
-    takes_one_node,
-    whole_gpu,
-    wider,
-)
-from slurm_migbatch.submit.nodes import NodeChoice
-from slurm_migbatch.submit.notes import (
-    MESSAGES,
-    below_weights,
-    converted,
-    message_of,
-    named_slice,
-    several,
-    tight,
-    times,
-    unapplied,
-    unknown,
-    whole,
-)
+from slurm_migbatch.submit.grants import NO_PAST, Granter, Past
+from slurm_migbatch.submit.gres_request import auto_again, mentions
+from slurm_migbatch.submit.notes import MESSAGES, message_of
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,
@@ -71,47 +31,10 @@ from slurm_migbatch.submit.request import (
     Present,
     Refuse,
 )
-from slurm_migbatch.submit.script import recurring_key
 from slurm_migbatch.workload import excluded as excluding
-from slurm_migbatch.workload import hints as hinting
-from slurm_migbatch.workload.buckets import Bucket
-from slurm_migbatch.workload.catalog import NODE_FEATURE, Partition, ProfileOffer, SiteCatalog
-from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.loans import (
-    LOAN,
-    LONGEST_MARK,
-    PREFIX_OF_OLD_RELEASES,
-    decision_name,
-    is_marked,
-    waiting_count,
-)
-from slurm_migbatch.workload.refusal import Refusal, show, show_name
-
-Past = Mapping[str, Sequence[PastRun]]
-"""Runs of recurring jobs, the newest last, by the job's key."""
-NO_PAST: Final[Past] = MappingProxyType({})
-_UNRECORDED: Final = frozenset({"", AUTO, LOAN})
-"""Names in the markers of jobs that were granted while the service was down."""
-
-
-@dataclass(frozen=True)
-class SubmitPolicy:
-    """Settings of the site.
-
-    Attributes:
-        trusted_uids: users whose updates of jobs are not restricted: root, SlurmUser, and the user migbatchd runs as.
-            Of their own jobs only root's are left as they are: the Prolog asks slurmctld about these.
-        hints_in_extra: whether hints in --extra are read too.
-        runs: how earlier runs choose the profile of jobs without hints.
-        advise: whether users are told that earlier runs used little of a whole GPU.
-        describe: the migbatch program by which user commands describe models on disk; empty if none does.
-    """
-
-    trusted_uids: frozenset[int] = frozenset({0})
-    hints_in_extra: bool = False
-    runs: RunsPolicy = NO_RUNS
-    advise: bool = False
-    describe: str = ""
+from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
+from slurm_migbatch.workload.loans import LONGEST_MARK, PREFIX_OF_OLD_RELEASES, is_marked
+from slurm_migbatch.workload.refusal import Refusal
 
 
 def rewrite(
@@ -128,49 +51,36 @@ def rewrite(
 
     `past` are the runs of recurring jobs by their key.
     """
-    job = _Job(request, catalog, chooser, policy, decision_id, ts, past)
+    granter = Granter(request, catalog, chooser, policy, decision_id, ts, past)
     try:
-        return job.submit() if request.now is None else job.modify(request.now)
+        if request.now is None:
+            return _submit(request, policy, granter)
+        return _Update(request, request.now, catalog, policy, granter).answer()
     except Refusal as refusal:
         return Refuse(str(refusal), refusal.code)
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """Result of a decision; `name` is the decision's name in the marker."""
-
-    name: str
-    granted: str
-    reason: str
-    message: str
-    bucket: Bucket | None
-    choice: SliceChoice | None = None
-    advice: Advice | None = None
+def _submit(request: JobRequest, policy: SubmitPolicy, granter: Granter) -> Answer:
+    _check_lengths(request)
+    if has_marker(request.comment) or has_marker(request.extra):
+        raise Refusal("forged")
+    if not request.uid and request.uid in policy.trusted_uids:
+        return Pass()
+    return granter.grant(request, old_marker="")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Update:
+    """An update of a job: `request` has the changed fields, `now` the present ones."""
+
     request: JobRequest
+    now: Present
     catalog: SiteCatalog
-    chooser: Chooser
     policy: SubmitPolicy
-    decision_id: str
-    ts: float
-    past: Past
+    granter: Granter
 
-    # -- submission and update --------------------------------------------------------------------------------------
-
-    def submit(self) -> Answer:
-        request = self.request
-        _check_lengths(request)
-        if has_marker(request.comment) or has_marker(request.extra):
-            raise Refusal("forged")
-        if not request.uid and request.uid in self.policy.trusted_uids:
-            return Pass()
-        return self._grant(request, old_marker="")
-
-    def modify(self, now: Present) -> Answer:
-        request = self.request
+    def answer(self) -> Answer:
+        request, now = self.request, self.now
         if request.uid in self.policy.trusted_uids:
             return Pass()
         _check_lengths(request)
@@ -190,7 +100,7 @@ class _Job:
         if request.req_nodes and marker and now.pending:
             raise Refusal("nodes_later", NODE_FEATURE + "...")
         if not now.pending:
-            return self._modify_started(marker, excluded, tres_given=tres_given)
+            return self._of_started(marker, excluded, tres_given=tres_given)
         if not (tres_given or moved or marker):
             return Pass()
         kept: dict[str, Any] = {
@@ -200,28 +110,29 @@ class _Job:
         }
         merged = replace(request, **kept, comment=_either(request.comment, text), exc_nodes=excluded)
         if elastic:
-            return self._modify_elastic(merged, now, marker, tres_given=tres_given)
-        answer = self._grant(merged, old_marker=marker)
+            return self._of_elastic(merged, marker, tres_given=tres_given)
+        answer = self.granter.grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
-            answer = replace(answer, changes=self._differing(answer.changes, now))
+            answer = replace(answer, changes=self._differing(answer.changes))
             return self._with_defaults_noted(answer, merged) if tres_given and marker else answer
         if marker and isinstance(answer, Pass):  # the job requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
 
-    def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
+    def _of_elastic(self, merged: JobRequest, marker: str, *, tres_given: bool) -> Answer:
         """Handle an update of a training job that waits for idle slices, or just got one and has not started.
 
         If its user changes something else, it keeps its GRES, as set by root. If the user requests a dedicated slice,
         by naming a profile, changing its partition or removing role=train, it becomes an ordinary job, provided that
         Slurm drops the old GRES type of a pending job.
         """
+        now = self.now
         keeps = (now.tres_per_node or "").startswith(PREFIX_OF_OLD_RELEASES)
         if tres_given and keeps:
             raise Refusal("loan_kept")
         if not tres_given:
             merged = replace(merged, tres_per_node=auto_again(now.tres_per_node or ""))
-        answer = self._grant(merged, old_marker=marker, elastic=True)
+        answer = self.granter.grant(merged, old_marker=marker, elastic=True)
         if not isinstance(answer, Accept):  # it requests no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         if not answer.waits:
@@ -231,7 +142,7 @@ class _Job:
             comment = with_marker(merged.comment or "", marker, merged.exc_nodes, longest=LONGEST_MARK)
             others = {name: text for name, text in answer.changes.items() if name == "partition"}
             answer = replace(answer, changes={**others, "comment": comment})
-        return replace(answer, changes=self._differing(answer.changes, now))
+        return replace(answer, changes=self._differing(answer.changes))
 
     def _with_defaults_noted(self, answer: Accept, request: JobRequest) -> Accept:
         """Add to an answer that changes the slices that what a partition gives jobs for each GPU does not follow."""
@@ -241,7 +152,7 @@ class _Job:
         note = MESSAGES["per_gpu_kept"]
         return replace(answer, message=f"{answer.message}; {note}" if answer.message else message_of([note]))
 
-    def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
+    def _of_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request
         if tres_given and (marker or mentions(getattr(request, name) for name in TRES_FIELDS)):
             raise Refusal("running")
@@ -249,292 +160,9 @@ class _Job:
             return Pass()
         return Accept({"comment": with_marker(request.comment, marker, excluded)}, "")
 
-    def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
-        present = {name: _either(getattr(self.request, name), getattr(now, name, None)) or "" for name in changes}
+    def _differing(self, changes: Mapping[str, str]) -> dict[str, str]:
+        present = {name: _either(getattr(self.request, name), getattr(self.now, name, None)) or "" for name in changes}
         return {name: value for name, value in changes.items() if value != present[name]}
-
-    # -- the grant ---------------------------------------------------------------------------------------------
-
-    def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
-        """Grant slices to the request; `elastic`: it already is an elastic training job."""
-        names = list(dict.fromkeys(name for name in (request.partition or "").split(",") if name))
-        managed = [name for name in names if name in self.catalog]
-        if not mentions(getattr(request, name) for name in TRES_FIELDS):
-            if request.ntasks_per_tres and managed and request.now is None:  # Slurm requests GPUs then
-                return Pass(MESSAGES["tasks_alone"])
-            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
-        asking = read(request, gpus=bool(managed))
-        if asking is None:
-            return Pass()
-        self._check_partitions(names, managed, asking)
-        choice = nodes.choose(request, self.catalog, managed, MESSAGES["nodes_left"])
-        kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
-        partition = self.catalog.view(managed, kinds)
-        asking = by_profile(asking, partition)
-        texts = [request.comment or "", *([request.extra or ""] if self.policy.hints_in_extra else [])]
-        hints = hinting.parse(*texts)
-        unread = hinting.unread(*texts)
-        limits = limits_of(hints, partition)
-        check_options(asking, request)
-        batch = request.now is None and request.batch == 1
-        notes = self._ignored(unread, request.extra, asking)
-        if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
-            answer = self._lend(request, asking, partition, hints, limits, old_marker)
-        else:
-            answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
-            if spread := self._spread(request, asking, slices, choice, managed):
-                request = spread
-                answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
-                number = str(request.min_nodes)
-                answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
-                notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
-            nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
-        if others := [name for name in names if name not in managed]:
-            answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
-            notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
-        return self._among(answer, choice, notes)
-
-    def _spread(
-        self,
-        request: JobRequest,
-        asking: GresRequest,
-        slices: Mapping[str, int],
-        choice: NodeChoice,
-        managed: Collection[str],
-    ) -> JobRequest | None:
-        """Return the request for the fewest nodes that can hold the `slices` in equal shares; None if one node can, or
-        the request does not leave the number open.
-        """
-        numbers = tuple(wider(asking, request, sum(slices.values())))
-        if not numbers or nodes.able_to_hold(slices, choice, self.catalog, managed) != 0:
-            return None
-        for number in numbers:
-            share = {kind: count // number for kind, count in slices.items()}
-            if (nodes.able_to_hold(share, choice, self.catalog, managed) or 0) >= number:
-                return replace(request, min_nodes=number, max_nodes=number)
-        return None
-
-    def _ignored(self, unread: str, extra: str | None, asking: GresRequest) -> list[str]:
-        """Return notes on text that is not read as hints, if the profile is left to migbatch."""
-        if not any(is_auto(part) for part in asking.parts):
-            return []
-        notes = [MESSAGES["unread"] % show(unread)] if unread else []
-        if extra and not self.policy.hints_in_extra and hinting.is_hint(extra):
-            notes.append(MESSAGES["extra"])
-        return notes
-
-    def _among(self, answer: Accept, choice: NodeChoice, notes: list[str]) -> Accept:
-        """Return the answer with notes and the changes that let it pend for its nodes; updates do not change nodes."""
-        new = self.request.now is None
-        if new and choice.note:
-            notes.append(choice.note)
-        if new and self.request.uncatalogued:
-            notes.append(MESSAGES["reserved"] % self.catalog.stem)
-        changes = {**answer.changes, **choice.changes} if new else answer.changes
-        wanted = int(changes.get("min_nodes", self.request.min_nodes or 1))
-        if new and 0 < self.catalog.catalog_nodes < wanted:
-            notes.append(MESSAGES["catalog"] % wanted)
-        message = "; ".join([answer.message, *notes]) if answer.message else message_of(notes)
-        return replace(answer, changes=changes, message=message)
-
-    def _check_partitions(self, names: Sequence[str], managed: Sequence[str], asking: GresRequest) -> None:
-        """Refuse partitions without MIG GPUs, unless a job for slices names others too: it can start only there,
-        whereas one for GPUs may start in each.
-        """
-        if not self.catalog.partitions:
-            raise Refusal("no_site")
-        if not managed:
-            raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
-        if len(managed) < len(names) and any(part.name == "gpu" for part in asking.parts):
-            raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
-
-    def _compose(
-        self,
-        request: JobRequest,
-        asking: GresRequest,
-        partition: Partition,
-        hints: Hints,
-        limits: JobLimits,
-        old_marker: str,
-    ) -> tuple[Accept, dict[str, int]]:
-        """Accept the request; return the answer, and the number of slices by GRES type."""
-        slices: dict[Profile, int] = {}
-        messages = [named_slice(part, partition) for part in asking.parts if part.as_gpu]
-        choice: SliceChoice | None = None
-        warned: set[Profile] = set()
-        reason = "explicit"
-        free = any(is_auto(part) for part in asking.parts)  # then the hints apply to that part only
-        chosen = all(is_auto(part) for part in asking.parts)
-        in_environment = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
-        for part in asking.parts:
-            count = per_node(asking, count_of(part, partition.profile_list), request)
-            if part.name == "gpu":
-                offer = whole_gpu(part, partition)
-                messages.append(whole(part, partition, times(count, offer)))
-                messages += unapplied(offer, NO_LIMITS if free else limits)
-                messages += self._advise(offer, partition)
-                reason = "whole_gpu" if choice is None else choice.reason
-            elif is_auto(part):
-                choice = choice or self.chooser.choose(
-                    hints, partition, self._recurring(), self.policy.runs, passes_batch=in_environment
-                )
-                offer, reason = choice.offer, choice.reason
-                messages.append(MESSAGES["chosen"] % (times(count, offer), choice.text))
-            else:
-                offer = named_offer(part, partition, NO_LIMITS if free else limits)
-                if not free and offer.profile not in warned:
-                    warned.add(offer.profile)
-                    messages += tight(self.chooser, offer, partition, hints)
-            slices[offer.profile] = slices.get(offer.profile, 0) + count
-            if slices[offer.profile] > MAX_COUNT:
-                raise Refusal("count", str(slices[offer.profile]))
-        if len(slices) > MAX_PARTS:
-            raise Refusal("kinds")
-        messages += [*several(asking, request, sum(slices.values())), *below_weights(self.chooser, hints, asking)]
-        grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
-        prefix = asking.parts[0].prefix
-        granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
-        comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
-        changes = _changes(request, asking, granted, comment, partition, slices)
-        messages += converted(changes)
-        if hints.retry and request.now is None and request.batch == 1:
-            changes["requeue"] = "1"
-            if prefix == PREFIX_OF_OLD_RELEASES:
-                messages.append(MESSAGES["retry_later"])
-        bucket = choice.bucket if choice is not None else None
-        if choice is not None and choice.batch is not None:
-            advice: Advice | None = Advice(choice.batch, 1)
-        else:
-            advice = self._advice(bucket, hints, partition, grant)
-        outcome = _Outcome(grant.decided, grant.gres, reason, message_of(messages), bucket, choice, advice)
-        decision = self._decision(request, partition, hints, outcome)
-        advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        accepted = Accept(changes, outcome.message, decision, advised)
-        return accepted, {profile.gres_type: count for profile, count in slices.items()}
-
-    def _lend(
-        self,
-        request: JobRequest,
-        asking: GresRequest,
-        partition: Partition,
-        hints: Hints,
-        limits: JobLimits,
-        old_marker: str,
-    ) -> Accept:
-        """Accept an elastic training job, which waits for one slice of any profile that it may have."""
-        total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
-        if total != 1 or not (nodes_of(request) == 1 or takes_one_node(asking, request)):
-            raise Refusal("loan_one", partition.name)
-        allowed = [offer for offer in partition.plain if limits.within(offer)]
-        if not allowed:
-            raise Refusal("range_empty", partition.name, partition.profile_list)
-        bucket = self.chooser.bucket(hints)
-        fitting = self.chooser.holding(hints, partition, allowed)
-        low, high = fitting[0].profile.gres_type, fitting[-1].profile.gres_type
-        old_name = old_marker.partition("#")[2].removesuffix("]")
-        name = old_name if old_name.startswith(LOAN) else decision_name(self.decision_id)
-        prefix = asking.parts[0].prefix
-        marker = f"[mig:{LOAN}:1#{name}]"
-        comment = with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
-        smallest = {fitting[0].profile: 1}
-        changes = _changes(
-            request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment, partition, smallest
-        )
-        if request.now is None:
-            changes["requeue"] = "1"
-        notes = [*below_weights(self.chooser, hints, asking), *unknown(self.chooser, hints), *converted(changes)]
-        if hints.retry and request.now is None:
-            notes.append(MESSAGES["loan_retry"])
-        message = message_of([MESSAGES["loan"] % (low, high, low), *notes])
-        outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
-        return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
-
-    @cached_property
-    def _key(self) -> str:
-        """Key of the recurring job; empty if it cannot be recognised."""
-        request = self.request
-        if request.digest is None or request.now is not None:
-            return ""
-        return recurring_key(
-            request.uid, request.account or "", request.partition or "", request.name or "", request.digest
-        )
-
-    def _recurring(self) -> RecurringJob | None:
-        key = self._key
-        return RecurringJob(show_name(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
-
-    def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
-        """Return the note, if the site enables it, for a job that requests a whole GPU and whose runs used less."""
-        job = self._recurring() if self.policy.advise and self.policy.runs.runs else None
-        advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
-        return [advice] if advice else []
-
-    def _decision(
-        self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome
-    ) -> SubmitDecision | None:
-        """Return the decision for the record; None for an update of a job whose decision is not in the record."""
-        bucket, choice = outcome.bucket, outcome.choice
-        update = self.request.now is not None
-        if update and outcome.name in _UNRECORDED:
-            return None
-        own = {name: text for name in TRES_FIELDS if (text := getattr(self.request, name))}
-        kept = update and not own and outcome.name not in (self.decision_id, decision_name(self.decision_id))
-        if not own and not kept:  # an update of something else, because of which the same request is granted anew
-            own = {name: text for name in TRES_FIELDS if (text := getattr(request, name))}
-        return SubmitDecision(
-            id=outcome.name,
-            ts=self.ts,
-            uid=request.uid,
-            user=request.user,
-            partition=partition.name,
-            job_id=request.job_id,
-            asked={**own, **{name: text for name in TEXT_FIELDS if (text := getattr(request, name))}},
-            hints=hints,
-            bucket=choice.label if choice is not None else "" if bucket is None else bucket.name,
-            predictor=self.chooser.predictor.version,
-            candidates=() if choice is None else choice.candidates,
-            granted=outcome.granted,
-            reason=outcome.reason,
-            message=outcome.message,
-            advice=outcome.advice,
-            recurring=self._key,
-            engine=self.request.engine or "",
-            kept=kept,
-        )
-
-    def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
-        """Return the advice for jobs whose slices are all of one profile; it is never a reason to refuse."""
-        if len(grant.parts) != 1:
-            return None
-        try:
-            bucket = bucket or self.chooser.bucket(hints)
-        except Refusal:
-            return None
-        if bucket is None:
-            return None
-        advice = self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type], hints.batch)
-        # the user's own batch size is kept, even if it is between two edges of the grid
-        if advice is None or not hints.batch or advice.batch == hints.batch:
-            return advice
-        return replace(advice, batch=hints.batch)
-
-    def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
-        """Return the grant with its decision's name: the old one if only the comment changes.
-
-        Without a recorded decision, the name `auto` means that the user named no profile.
-        """
-        try:
-            old_grant = parse_comment(old_marker)
-        except GrantError:
-            old_grant = None
-        if (
-            old_grant is not None
-            and old_grant.decision
-            and old_grant.parts == grant.parts
-            and not old_grant.decision.startswith(LOAN)
-        ):
-            return old_grant
-        return Grant(grant.parts, name)
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:
@@ -542,43 +170,6 @@ def _check_lengths(holder: JobRequest | Present) -> None:
         text = getattr(holder, name, None)
         if text is not None and len(text) > SLURM_LIMIT:
             raise Refusal("text_long", option, str(len(text)))
-
-
-def _changes(
-    request: JobRequest,
-    asking: GresRequest,
-    granted: Sequence[str],
-    comment: str,
-    partition: Partition,
-    slices: Mapping[Profile, int],
-) -> dict[str, str]:
-    """Return the fields to set for the GRES in `granted`, `slices` on each node."""
-    count = sum(slices.values())
-    if asking.field == "tres_per_node":
-        first = asking.entries.index(asking.parts[0])
-        tres = ",".join([*asking.others[:first], *granted, *asking.others[first:]])
-    else:
-        present = next((a.others for a in asking.again if a.field == "tres_per_node"), [request.tres_per_node])
-        tres = ",".join([*filter(None, present), *granted])
-    if len(tres) > SLURM_LIMIT:
-        raise Refusal("gres_long")
-    changes = {**{again.field: ",".join(again.others) for again in asking.again}, "tres_per_node": tres}
-    changes["comment"] = comment
-    if asking.field != "tres_per_node":
-        changes[asking.field] = ",".join(asking.others)
-    request, tasks_of_slices = per_gpu.with_tasks(asking, request, count)
-    changes |= tasks_of_slices
-    if takes_one_node(asking, request):
-        changes["max_nodes"] = "1"
-    elif nodes_filled := nodes_of_tasks(asking, request):
-        changes |= dict.fromkeys(("min_nodes", "max_nodes"), str(nodes_filled))
-    if tasks := even_tasks(asking, request, count):
-        changes["ntasks_per_node"] = str(tasks)
-    changes |= per_gpu.requested(asking, request, count)
-    changes |= per_gpu.by_default(asking, request, changes, partition, slices)
-    if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
-        changes["tres_bind"] = ""
-    return changes
 
 
 def _either(given: str | None, present: str | None) -> str | None:

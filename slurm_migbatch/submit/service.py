@@ -22,8 +22,9 @@ from slurm_migbatch.submit.alike import AlikeAnswers, KeyedRequest
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.script import condense, recurring_key
 from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog

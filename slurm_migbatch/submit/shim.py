@@ -15,8 +15,8 @@ from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.comment import DECISION_BYTES
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.notes import MESSAGES
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.script import MOST_BYTES
 from slurm_migbatch.submit.table import (
     BASE,

@@ -15,35 +15,11 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.table import TableCompiler
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from tests.support.daemon_fakes import GEOMETRY
 from tests.support.experiments import measured_once
-
-GEOMETRY = Geometry.from_dict(
-    {
-        "version": 1,
-        "name": "NVIDIA H100 80GB HBM3",
-        "profiles": [
-            {
-                "profile": name,
-                "profile_id": number,
-                "compute_slices": compute,
-                "memory_slices": memory,
-                "memory_mib": memory * 9984,
-                "sm_count": compute * 16,
-                "copy_engines": 1,
-                "decoders": 0,
-                "encoders": 0,
-                "jpegs": 0,
-                "ofas": 0,
-                "max_instances": limit,
-                "placements": [[0, memory]],
-            }
-            for name, number, compute, memory, limit in (("1g.10gb", 19, 1, 1, 7), ("7g.80gb", 0, 7, 8, 1))
-        ],
-    }
-)
 
 
 def test_hooks_are_measured_with_and_without_the_agent(monkeypatch):
@@ -72,7 +48,7 @@ def test_hooks_are_measured_with_and_without_the_agent(monkeypatch):
 
 
 def test_answers_that_the_shim_finds_in_its_table_are_timed_in_lua(tmp_path):
-    catalog = SiteCatalog({"gpu": Partition("gpu", (GpuKind("h100-80gb", GEOMETRY, 989, 3352),))})
+    catalog = SiteCatalog({"gpu": Partition("gpu", (GpuKind("h100-80gb", Geometry.from_dict(GEOMETRY), 989, 3352),))})
     script, table = tmp_path / "job_submit.lua", tmp_path / "table.lua"
     script.write_text(shim.render(shim.JOB_SUBMIT, socket="", table=str(table), catalog=catalog, policy=SubmitPolicy()))
     table.write_text(TableCompiler(Chooser(LearnedPredictor())).text(catalog))

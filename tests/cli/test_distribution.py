@@ -26,7 +26,7 @@ from pathlib import Path
 import slurm_migbatch
 from slurm_migbatch import site
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 counts = {"1g.10gb": 7, "none": 0}

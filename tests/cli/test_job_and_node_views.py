@@ -26,33 +26,8 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId
+from tests.support.daemon_fakes import GEOMETRY
 
-
-def info(name, number, compute, memory, limit, starts):
-    counts = dict.fromkeys(("decoders", "encoders", "jpegs", "ofas"), 0)
-    return {
-        "profile": name,
-        "profile_id": number,
-        "compute_slices": compute,
-        "memory_slices": memory,
-        "memory_mib": memory * 9984,
-        "sm_count": compute * 16,
-        "copy_engines": compute,
-        "max_instances": limit,
-        "placements": [[start, memory] for start in starts],
-        **counts,
-    }
-
-
-GEOMETRY = {
-    "version": 1,
-    "name": "NVIDIA H100 80GB HBM3",
-    "profiles": [
-        info("1g.10gb", 19, 1, 1, 7, range(7)),
-        info("3g.40gb", 9, 3, 4, 2, range(0, 8, 4)),
-        info("7g.80gb", 0, 7, 8, 1, range(1)),
-    ],
-}
 GPU = {"uuid": "GPU-a", "minor": 0, "index": 0, "name": GEOMETRY["name"], "mig": True, "geometry": GEOMETRY}
 DECISION = {
     "id": "7fq3k",
@@ -559,5 +534,6 @@ def test_slurm_conf_is_built_from_what_nodes_report():
     site = describe_site(cut_by_mig(inventory, {"n1", "n2", "n3"}), (24, 11), "no-mig-slice-free")
     (line,) = site.nodes
     assert line.names == "n[1-2]"
-    assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "1g.10gb": 7, "none": 0}
-    assert site.catalog.counts == {"7g.80gb": 1, "3g.40gb": 2, "1g.10gb": 7, "none": 0, "loan": 2, "guest": 1}
+    assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "2g.20gb": 0, "1g.10gb": 7, "none": 0}
+    most = {"7g.80gb": 1, "3g.40gb": 2, "2g.20gb": 3, "1g.10gb": 7}
+    assert site.catalog.counts == {**most, "none": 0, "loan": 2, "guest": 1}

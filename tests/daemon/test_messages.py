@@ -22,8 +22,9 @@ from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.table import TableCompiler
 from tests.support.daemon_fakes import GEOMETRY, gpu, inventory, state
 from tests.support.examples import examples

@@ -17,7 +17,8 @@ from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Mode
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import ElasticArray, Throttle
-from slurm_migbatch.decide.dispatch.retype import Pending, Retype
+from slurm_migbatch.decide.dispatch.pending import Pending
+from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.model import LendingRules

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurm_migbatch.decide.dispatch.pending import Pending
 from slurm_migbatch.decide.dispatch.pipelines import (
     LATE,
     MOST_JOBS,
@@ -20,7 +21,8 @@ from slurm_migbatch.decide.dispatch.pipelines import (
     plan_pipelines,
     why_pipeline,
 )
-from slurm_migbatch.decide.dispatch.retype import MOST, Pending, Promise, RetypeHistory, promise_of
+from slurm_migbatch.decide.dispatch.promises import Promise, promise_of
+from slurm_migbatch.decide.dispatch.retype import MOST, RetypeHistory
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.profile import Profile

@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node
-from slurm_migbatch.decide.dispatch.retype import (
-    Promise,
-    Retype,
-    RetypeHistory,
-    marked,
-    marker_corrections,
-    name_of,
-    promise_from_record,
-    promise_of,
-    retypes,
-    undone,
-    without_place,
-)
+from slurm_migbatch.decide.dispatch.pending import marked, name_of, without_place
+from slurm_migbatch.decide.dispatch.promises import Promise, promise_from_record, promise_of
+from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, marker_corrections, retypes, undone
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot

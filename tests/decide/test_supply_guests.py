@@ -286,7 +286,7 @@ def test_view_lists_the_remaining_runs_of_a_shared_slice(steps: list[tuple[str, 
             continue
         view.apply("n1", [event])
         (gpu,) = view.facts()["n1"].gpus
-        assert [run[0] for _, run in (*gpu.leases, *gpu.guests)] == holders
+        assert [run[0] for _, run in gpu.holders] == holders
         reloaded = LiveView()
         reloaded.load({"n1": [{"uuid": "g", "mig": True, "geometry": H100.to_dict()}]}, [Held(job) for job in holders])
         (loaded,) = reloaded.facts()["n1"].gpus

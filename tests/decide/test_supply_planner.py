@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Mode, Node, Reservation
 from slurm_migbatch.decide.supply import planner as planner_module
+from slurm_migbatch.decide.supply import reserve as reserve_module
 from slurm_migbatch.decide.supply.admission import When
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
+from slurm_migbatch.decide.supply.soonest import SoonestPlaces
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -464,17 +466,17 @@ def test_plans_converge_when_they_are_carried_out(data: st.DataObject) -> None:
     assert [(r.job, r.places) for r in found.reservations] == [(r.job, r.places) for r in before.reservations]
 
 
-class _LooksAtAll(Reserver):
+class _LooksAtAll(SoonestPlaces):
     """Searches every GPU again for each reservation, and fails where that finds another place."""
 
-    def _first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
-        found = super()._first(pool, profile)
+    def first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
+        found = super().first(pool, profile)
         fleet, best = self._fleet, None
         for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index.__getitem__):
             for gpu in fleet.on(name) if fleet.plannable(name) else ():
-                soonest = self._soonest(gpu, profile)
-                if soonest is not None and (best is None or self._rank_of(soonest[0]) < best[0]):
-                    best = self._rank_of(soonest[0]), soonest[0], gpu, soonest[1]
+                soonest = self.soonest(gpu, profile)
+                if soonest is not None and (best is None or self.rank_of(soonest[0]) < best[0]):
+                    best = self.rank_of(soonest[0]), soonest[0], gpu, soonest[1]
         assert found == (None if best is None else best[1:])
         return found
 
@@ -485,7 +487,7 @@ def test_reservation_is_where_a_search_of_all_gpus_finds_it(data: st.DataObject)
     nodes = data.draw(clusters())
     planner, found = Planner(), ClusterPlan({})
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(planner_module, "Reserver", _LooksAtAll)
+        context.setattr(reserve_module, "SoonestPlaces", _LooksAtAll)
         for now in (NOW, NOW + 1, NOW + data.draw(st.floats(0, 5000))):
             queue = data.draw(queues([n.name for n in nodes]))
             found = planner.plan(nodes, queue, now, found.reservations, moving=data.draw(MOVING))

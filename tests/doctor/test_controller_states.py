@@ -55,7 +55,7 @@ from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
 from tests.support.lua_shim import plant_modules

@@ -20,7 +20,7 @@ import slurm_migbatch
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, hasten, settled, until
+from tests.support.end_to_end import account, cancel, hasten, settled, until
 
 PACKAGE = Path(slurm_migbatch.__file__).parent
 EXAMPLES = PACKAGE.parent / "sbatch_examples"
@@ -41,9 +41,7 @@ def training(stack: Cluster) -> Iterator[Path]:
     for path in (home, *home.rglob("*")):
         os.chown(path, user.uid, user.gid)
     yield home
-    for owner in stack.users:
-        stack.run(["scancel", "-u", owner.name])
-    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
+    cancel(stack)
 
 
 def submit(bed: Cluster, home: Path, script: str) -> int:

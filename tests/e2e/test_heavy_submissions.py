@@ -12,7 +12,7 @@ import pytest
 
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import marked, sbatch, until, untroubled
+from tests.support.end_to_end import cancel, marked, sbatch, untroubled
 
 LONG = 1_500_000
 #: for Slurm 23.11, whose slurmctld itself takes time that grows with the square of the number of prefixes `gres:`
@@ -95,9 +95,7 @@ def no_jobs_left(stack: Cluster) -> Iterator[None]:
     """Cancel what a test left; no node may be in trouble, and every process must still run."""
     yield
     stack.daemons.check()
-    for user in stack.users:
-        stack.run(["scancel", "-u", user.name])
-    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
+    cancel(stack)
     untroubled(stack)
 
 

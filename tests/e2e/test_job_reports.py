@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import account, gate, holding, sbatch, settled, until
+from tests.support.end_to_end import account, cancel, gate, holding, sbatch, settled, until
 
 PID = 2**22 + 9
 """Above any pid: the simulated driver keeps such a process until it is ended."""
@@ -56,9 +56,7 @@ for call in (
 def no_jobs_left(stack: Cluster) -> Iterator[None]:
     """Cancel what a test left running, so that it does not affect the next one."""
     yield
-    for user in stack.users:
-        stack.run(["scancel", "-u", user.name])
-    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
+    cancel(stack)
 
 
 def progress_file(bed: Cluster, node: str, job: int) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.install import scripts
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.spec import Hooks

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_migbatch.mig.grant import GrantError, parse_comment
 from slurm_migbatch.node.scontrol import LAST_WITH_COLON, ScontrolError, grant_of
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError

@@ -15,7 +15,18 @@ import pytest
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import drops_old_gres_type
-from tests.support.end_to_end import PATIENCE_S, held, leases, more_rounds, on_offer, sbatch, settled, until, untroubled
+from tests.support.end_to_end import (
+    PATIENCE_S,
+    cancel,
+    held,
+    leases,
+    more_rounds,
+    on_offer,
+    sbatch,
+    settled,
+    until,
+    untroubled,
+)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 LENDING = {
@@ -40,9 +51,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def _clean(bed: Cluster) -> Iterator[None]:
     yield
-    for user in bed.users:
-        bed.run(["scancel", "-u", user.name])
-    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
+    cancel(bed)
     settled(bed)
 
 

@@ -33,10 +33,6 @@ def test_fully_overlapped_phases_cost_the_longer_one():
     assert hidden.iteration_s(2, 1, 40) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_half_a_gpu_doubles_only_the_gradient_time():
-    assert PLAIN.iteration_s(2, 1, 10, relative=0.5) == pytest.approx(0.45)
-
-
 def test_larger_batch_has_lower_statistical_efficiency():
     model = job()
     assert model.efficiency(32) == 1.0
@@ -73,18 +69,17 @@ def test_inconsistent_batch_limits_are_refused():
     replicas=st.integers(1, 64),
     nodes=st.integers(1, 16),
     noise=st.floats(0, 1e5),
-    relative=st.floats(0.1, 1.0),
 )
-def test_best_batch_respects_all_limits(replicas, nodes, noise, relative):
+def test_best_batch_respects_all_limits(replicas, nodes, noise):
     model = job(noise=noise)
-    best = model.best(replicas, nodes, relative)
+    best = model.best(replicas, nodes)
     if best is None:
         assert nodes > replicas or replicas * model.least_local > model.largest_batch
         return
     assert best.batch == replicas * best.local * (best.accumulated + 1)
     assert best.local <= model.most_local
     assert best.batch >= model.first_batch
-    assert best.goodput <= model.steps.throughput(replicas, nodes, best.local, best.accumulated, relative) * (1 + 1e-9)
+    assert best.goodput <= model.steps.throughput(replicas, nodes, best.local, best.accumulated) * (1 + 1e-9)
 
 
 def rows_of(steps, layouts, locals_=(8, 16, 32, 64, 128)):

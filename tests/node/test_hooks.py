@@ -516,7 +516,7 @@ def test_instances_are_listed_again_after_a_repair_that_destroys_one(node, monke
     node.make_by_hand("1g.10gb", 4, 1)
     monkeypatch.setattr(node.executor.caps, "grant", refuse)
     (gpu,) = node.executor.gpus.managed()
-    assert node.executor._allocator._existing_instances(gpu) == {}
+    assert node.executor.maker.existing(gpu) == {}
     assert node.instances() == {}
 
 

@@ -17,8 +17,9 @@ from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.speed import TokenFigures
+from slurm_migbatch.predict.requests import canonical
 from slurm_migbatch.predict.samples import samples_of
-from slurm_migbatch.predict.selection import Chooser, canonical
+from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn

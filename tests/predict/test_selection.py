@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict import selection
+from slurm_migbatch.predict import requests
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.limits import limits_of
@@ -219,7 +219,7 @@ def test_earlier_choices_do_not_change_later_ones() -> None:
 
 def test_number_of_remembered_workloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any user can query any number of workloads."""
-    monkeypatch.setattr(selection, "_MOST_WORKLOADS", 4)
+    monkeypatch.setattr(requests, "_MOST_WORKLOADS", 4)
     chooser = Chooser(LearnedPredictor())
     for tokens in range(4000, 4009):
         chooser.choose(Hints("llama-3.1-8b", llm=LlmHints(max_model_len=tokens)), GPU)

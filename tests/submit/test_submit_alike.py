@@ -14,8 +14,8 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol, service
 from slurm_migbatch.submit.alike import AlikeAnswers, KeyedRequest
 from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import JobRequest
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.script import recurring_key
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog

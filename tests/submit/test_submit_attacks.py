@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.gres import counts
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim

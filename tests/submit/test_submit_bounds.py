@@ -18,8 +18,9 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import TEXTS, Accept, JobRequest, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog

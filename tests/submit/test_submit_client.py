@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import pytest
 
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import LATER, LUA, Shim, plant_modules

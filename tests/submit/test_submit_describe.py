@@ -11,7 +11,7 @@ import pytest
 
 from slurm_migbatch.config import loads
 from slurm_migbatch.config.reader import ConfigError
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.shim import CLI_FILTER, render
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import SITE

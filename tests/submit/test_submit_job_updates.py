@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import new_id
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from tests.support.gpu_kinds import SITE

@@ -8,8 +8,9 @@ import pytest
 
 from slurm_migbatch.daemon.facts import SitePredictions
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.loans import loan_hints

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog

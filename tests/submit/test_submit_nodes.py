@@ -16,8 +16,9 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.nodes import READ, listed
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, layouts_of

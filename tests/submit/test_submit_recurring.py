@@ -9,8 +9,8 @@ from slurm_migbatch.predict.recurring import DONE, FAILED, OUT_OF_MEMORY, PastRu
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import SubmitDecision
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.script import MOST_BYTES, digest, recurring_key
 from slurm_migbatch.submit.service import SubmitService
 from tests.support.gpu_kinds import SITE

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.rewrite import SubmitPolicy
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
 from slurm_migbatch.submit.table import TableCompiler, write_table

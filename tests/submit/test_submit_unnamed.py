@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from tests.support.gpu_kinds import SITE
 
 HINTS = "migbatch: model=bert-large batch=32"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
-from slurm_migbatch.decide.dispatch.retype import Pending, Promise, marked, promise_of
+from slurm_migbatch.decide.dispatch.pending import Pending, marked
+from slurm_migbatch.decide.dispatch.promises import Promise, promise_of
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant

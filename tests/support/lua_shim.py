@@ -14,8 +14,8 @@ from types import TracebackType
 
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE

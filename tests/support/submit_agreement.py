@@ -8,10 +8,12 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.llm.choice import Targets
-from slurm_migbatch.predict.selection import Chooser, canonical
+from slurm_migbatch.predict.requests import canonical
+from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.comment import split_marker
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.hints import NO_LLM, Hints
 from slurm_migbatch.workload.refusal import Refusal

@@ -22,6 +22,11 @@ class GpuFacts:
     warm: Layout = EMPTY
     guests: tuple[tuple[Slot, tuple[int, int]], ...] = ()
 
+    @property
+    def holders(self) -> tuple[tuple[Slot, tuple[int, int]], ...]:
+        """All slots with a run, once for each run that holds one."""
+        return (*self.leases, *self.guests)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

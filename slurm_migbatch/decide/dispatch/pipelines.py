@@ -24,16 +24,9 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.decide.dispatch.retype import (
-    MOST,
-    Option,
-    Pending,
-    Promise,
-    Retype,
-    RetypeHistory,
-    can_be_named,
-    marked,
-)
+from slurm_migbatch.decide.dispatch.pending import Pending, marked
+from slurm_migbatch.decide.dispatch.promises import Option, Promise
+from slurm_migbatch.decide.dispatch.retype import MOST, Retype, RetypeHistory, can_be_named
 from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import OTHERS, JobRow

@@ -19,23 +19,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
-from typing import Any, Final
+from functools import cache
+from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
-from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.dispatch.pending import Pending, marked, name_of
+from slurm_migbatch.decide.dispatch.promises import Option, Promise
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
-from slurm_migbatch.decide.snapshot import WeighedProfile, passed_s
-from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, strip
+from slurm_migbatch.decide.snapshot import passed_s
+from slurm_migbatch.mig.grant import CHANGED, Grant, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import SLURM_LIMIT, JobRow
 from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
-from slurm_migbatch.workload.excluded import user_text
-from slurm_migbatch.workload.loans import GRES, LOAN, drops_old_gres_type
+from slurm_migbatch.workload.loans import GRES
 
 PATIENCE: Final = 2.0
 """A job without a deadline should be done within so many times its duration on the granted slice."""
@@ -43,178 +43,10 @@ USUAL_S: Final = 600.0
 """Assumed duration of a job without items and time limit."""
 MOST: Final = 256
 """Jobs considered in one round, the first in Slurm's order with alternatives."""
-CHOSEN: Final = frozenset({"fits", "batch_chosen", "by_memory", "unknown_model", "no_hints", "runs_few"})
-"""Reasons of decisions (`predict.selection.REASONS`, `predict.recurring.SENTENCES`) that met the request with a profile
-that the user did not name.
-"""
-UNNAMED: Final = "auto"
-"""The decision's name if the compiled table chose: it has no record."""
 LONGEST_LIST: Final = 2000
 """Maximum characters of a list of tasks passed to scontrol."""
 _LONGEST_NAME: Final = 16
 """Maximum characters of a decision's name in a marker."""
-_PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
-"""Characters of hints. A comment with anything else belongs to the user and is not changed."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A profile that a job can have; `rate` is the conservative items a second of one slice, None: unknown."""
-
-    profile: Profile
-    rate: float | None = None
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a decision promised a job: the granted profile, and all that meet the request, including it.
-
-    `items` of the whole job (None: unknown), `deadline_s` from its start; `terms` describes the request. `retry`: it
-    may be retried on a larger slice (retry=oom).
-    """
-
-    granted: Profile
-    options: tuple[Option, ...]
-    items: int | None = None
-    deadline_s: int | None = None
-    terms: str = ""
-    retry: bool = False
-
-    def seconds(self, profile: Profile, slice_count: int = 1) -> float | None:
-        """Return the maximum duration on `slice_count` slices of a profile; None if unknown."""
-        rate = next((option.rate for option in self.options if option.profile == profile), None)
-        return None if not rate or self.items is None else self.items / (rate * slice_count)
-
-    def within(self, seconds: float, slice_count: int = 1) -> Promise:
-        """Return the promise of a job that has to be done in so many seconds, on `slice_count` slices."""
-        options = (o for o in self.options if (takes := self.seconds(o.profile, slice_count)) and takes <= seconds)
-        return replace(self, options=tuple(options))
-
-
-def promise_of(
-    granted: Profile, candidates: Iterable[WeighedProfile], items: int | None, deadline_s: int | None, terms: str = ""
-) -> Promise | None:
-    """Return the alternatives of a job that was granted this profile; None if there are none."""
-    listed = list(candidates)
-    granted_candidate = next((c for c in listed if c.profile == granted), None)
-    if granted_candidate is None or not granted_candidate.ok:
-        return None
-
-    def is_as_good(other: WeighedProfile) -> bool:
-        if not other.ok or other.memory_mib < granted_candidate.memory_mib:
-            return False
-        if granted_candidate.rate is None or other.rate is None:
-            return other.rate == granted_candidate.rate and other.profile.compute >= granted.compute
-        return deadline_s is not None or other.rate >= granted_candidate.rate
-
-    options = tuple(Option(c.profile, c.rate) for c in listed if is_as_good(c))
-    return Promise(granted, options, items, deadline_s, terms) if len(options) > 1 else None
-
-
-def promise_from_record(row: Mapping[str, Any]) -> Promise | None:
-    """Return the promise of a decision in the store's format (`Store.decision`); None if it has no alternatives."""
-    facts, hints = row.get("facts"), row.get("hints")
-    facts, hints = (part if isinstance(part, dict) else {} for part in (facts, hints))
-    if facts.get("reason") not in CHOSEN:
-        return None
-    counts = slices(str(row.get("chosen") or ""))
-    if len(counts) != 1:
-        return None
-    candidates = []
-    for candidate in row.get("candidates") or ():
-        try:
-            profile, memory = Profile.parse(str(candidate["profile"])), int(candidate["capacity_mib"])
-            bounds = candidate.get("throughput_per_s_range")
-            candidates.append(
-                WeighedProfile(profile, memory, float(bounds[0]) if bounds else None, bool(candidate["ok"]))
-            )
-        except (KeyError, TypeError, ValueError, IndexError):  # an old record, or created by hand
-            return None
-    promise = promise_of(next(iter(counts)), candidates, hints.get("items"), hints.get("deadline_s"), _terms(hints))
-    return promise and replace(promise, retry=hints.get("retry") == "oom")
-
-
-def _terms(hints: Mapping[str, Any]) -> str:
-    terms = []
-    if hints.get("slo_us"):
-        terms.append(f"slo={hints['slo_us'] / 1000:g}ms")
-    if hints.get("deadline_s"):
-        terms.append(f"deadline={hints['deadline_s']}s")
-    if hints.get("pipeline"):
-        terms.append(f"pipeline={hints['pipeline']}")
-    if hints.get("mem_mib"):
-        terms.append(f"mem={hints['mem_mib']}MiB")
-    terms += [f"{bound}={hints[bound]}" for bound in ("min", "max") if hints.get(bound)]
-    return " ".join(terms)
-
-
-# -- pending jobs ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A pending job, or tasks of an array, without a place.
-
-    `copies` tasks of it have none; each requests `slice_count` slices of `profile`.
-    """
-
-    row: JobRow
-    grant: Grant
-    pool: frozenset[str]
-    copies: int
-
-    @property
-    def profile(self) -> Profile:
-        """The requested profile."""
-        return self.grant.parts[0][0]
-
-    @property
-    def slice_count(self) -> int:
-        """Number of slices of the profile that a task requests."""
-        return self.grant.parts[0][1]
-
-    @property
-    def arrived(self) -> float:
-        """Time since which it has been eligible, unix seconds."""
-        return max(self.row.submit, self.row.eligible or 0.0)
-
-
-def without_place(
-    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
-) -> Iterator[Pending]:
-    """Yield the pending jobs that may be re-typed, according to Slurm's rows, in Slurm's order.
-
-    Args:
-        demands: jobs that could start with enough supply.
-        placed: how many tasks of a job have a place.
-    """
-    for demand in demands:
-        copies = demand.copies - placed.get(demand.job, 0)
-        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
-            continue
-        row = jobs.get(demand.job)
-        grant = None if row is None else marked(row.comment)
-        if row is None or grant is None or grant.parts[0] != demand.parts[0] or not drops_old_gres_type(row.gres):
-            continue
-        yield Pending(row, grant, demand.pool, copies)
-
-
-@lru_cache(maxsize=1 << 15)
-def marked(comment: str) -> Grant | None:
-    """Return the filter's grant of a job whose profile may have been its choice.
-
-    None for every other job, and if the text before the marker has more than hints.
-    """
-    try:
-        grant = parse_comment(comment)
-    except GrantError:
-        return None
-    if grant is None or not grant.decision or grant.decision.startswith(LOAN) or len(grant.parts) != 1:
-        return None
-    return grant if _PLAIN.fullmatch(user_text(comment)) else None
-
-
-# -- updates ---------------------------------------------------------------------------------------------------------
 
 
 def regranted(row: JobRow, grant: Grant) -> dict[str, str] | None:
@@ -317,16 +149,6 @@ class RetypeHistory:
         for by_name in (self.last, self.given, self.barred):
             for name in [name for name in by_name if name not in present]:
                 del by_name[name]
-
-
-def name_of(row: JobRow) -> str:
-    """Return the name of a job.
-
-    12 for a job, and for the common row of an array's tasks; 12_3 for a task with its own row.
-    """
-    if row.array_job is not None and row.array_task is not None and row.array_task.isdigit():
-        return f"{row.array_job}_{row.array_task}"
-    return str(row.job_id)
 
 
 def retypes(

@@ -34,34 +34,20 @@ from slurm_migbatch.decide.dispatch.arrays import (
     throttles,
 )
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
+from slurm_migbatch.decide.dispatch.pending import Pending, name_of, without_place
 from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey, plan_pipelines
-from slurm_migbatch.decide.dispatch.retype import (
-    UNNAMED,
-    Pending,
-    Promise,
-    Retype,
-    RetypeHistory,
-    marker_corrections,
-    name_of,
-    promise_from_record,
-    promise_of,
-    retypes,
-    undone,
-    without_place,
-)
+from slurm_migbatch.decide.dispatch.promises import REMEMBERED, Promise, PromiseBook, keep, promise_from_record
+from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, marker_corrections, retypes, undone
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.excluded import user_text
 
 _ABSENT_S: Final = (1.0, 60.0)
 """A decision missing from the record may be on its way: it is queried again after this time, then less often."""
 _LOOKED_AFTER_S: Final = 60.0
 """How long tasks of a re-typed array may turn out to have started at that moment."""
-_REMEMBERED: Final = 100_000
-"""Maximum number of decisions kept in memory."""
 _CLOCKS_S: Final = 60.0
 """Largest difference between the clocks of slurmctld's and migbatchd's hosts."""
 _COMPUTE_SLICES: Final = 7
@@ -223,7 +209,7 @@ def plan_dispatch(
     settled = _verify(view, memory)
     memory.turns.forget_but(snapshot.jobs)
     arrays, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
-    promises = _Promises(memory, snapshot.predictions, snapshot.now)
+    promises = PromiseBook(memory.promises, memory.absent, snapshot.predictions, snapshot.now)
     placeable = _placeable(view, arrays, memory, snapshot.predictions)
     if settings.arrays:
         _count_served(view, placeable, memory)
@@ -245,7 +231,7 @@ def plan_dispatch(
 
 
 def _retypes(
-    view: _View, waiting: Iterable[Pending], promises: _Promises, before: Sequence[Retype], memory: DispatchMemory
+    view: _View, waiting: Iterable[Pending], promises: PromiseBook, before: Sequence[Retype], memory: DispatchMemory
 ) -> list[Retype]:
     """Return jobs that get another profile: those of pipelines first, and none twice in a round."""
     settled = {change.pending.row.job_id for change in before}
@@ -323,39 +309,7 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     return view
 
 
-# -- promises ----------------------------------------------------------------------------------------------------------
-
-
-class _Promises:
-    """The alternatives of each pending job; `missing` are decisions needed for that."""
-
-    def __init__(self, memory: DispatchMemory, predictions: Predictions, now: float) -> None:
-        self._memory, self._predictions, self._now = memory, predictions, now
-        self.missing: dict[str, None] = {}
-
-    def of(self, pending: Pending) -> Promise | None:
-        """Return the alternatives of a job; None for nothing, or unknown."""
-        name, known = pending.grant.decided, self._memory.promises
-        key = f"{user_text(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
-        if key in known:
-            return known[key]
-        if name != UNNAMED:
-            if self._memory.absent.get(name, (0.0, 0.0))[0] <= self._now:
-                self.missing[name] = None
-            return None
-        promise, hints = None, hints_of(pending.row.comment)
-        if hints is not None:
-            # the compiled table chose, as the service does; the name of a pipeline does not change the answer
-            choice = self._predictions.candidates(replace(hints, pipeline=None), pending.row.partition)
-            promise = None if choice is None else promise_of(*choice, hints.items, hints.deadline_s)
-        _keep(self._memory, key, promise)
-        return promise
-
-
-def _keep(memory: DispatchMemory, key: str, promise: Promise | None) -> None:
-    while len(memory.promises) >= _REMEMBERED:
-        memory.promises.popitem(last=False)
-    memory.promises[key] = promise
+# -- answers of the record -------------------------------------------------------------------------------------------
 
 
 def _learn(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
@@ -367,8 +321,8 @@ def _learn(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
             memory.absent[name] = now + delay_s, delay_s
         else:
             memory.absent.pop(name, None)
-            _keep(memory, name, promise_from_record(row))
-    if len(memory.absent) > _REMEMBERED:
+            keep(memory.promises, name, promise_from_record(row))
+    if len(memory.absent) > REMEMBERED:
         memory.absent.clear()
     if answers.arrays is not None:
         memory.runs = {

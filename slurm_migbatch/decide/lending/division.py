@@ -9,7 +9,7 @@ others in the same way, on whole GPUs; the search over slices is an addition.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
+from slurm_migbatch.decide.lending.sizes import exchange, give, raise_sizes
 from slurm_migbatch.decide.lending.values import NOTHING, Division, ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
@@ -69,28 +70,12 @@ def divide(
     for job in (*waiting[:_JOBS], *(slow_jobs[:_JOBS] if not waiting else ())):
         if job.job in changed_jobs:  # another division gives it another slice
             continue
-        best: tuple[float, int, _Plan] | None = None
-        current_work = _speed(job) * hysteresis.loan_s
-        for number, plan in enumerate(plans[:_GPUS]):
-            plan = divided.get(number, plan)
-            if (
-                job.job in plan.profiles
-                or not _may_use(job, plan.capacity)
-                or not _has_resources(job, plan.capacity, assigned)
-            ):
-                continue
-            if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
-                continue
-            extended = _with_job(plan, job, hysteresis)
-            if extended is None:
-                continue
-            gain = extended.work - plan.work - current_work
-            if gain > MARGIN * hysteresis.loan_s and (best is None or gain > best[0]):
-                best = gain, number, extended
+        current = {number: divided.get(number, plan) for number, plan in enumerate(plans[:_GPUS])}
+        best = _best(current, job, changed_jobs, assigned, hysteresis)
         if best is None:
             continue
-        _, number, extended = best
-        stops = len(extended.changed - divided.get(number, plans[number]).changed)
+        number, extended = best
+        stops = len(extended.changed - current[number].changed)
         if stopped + stops > most:
             break
         stopped += stops
@@ -123,12 +108,42 @@ def _plan(capacity: GpuCapacity, running: Mapping[int, ElasticJob], now: float, 
     return _Plan(capacity, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * hysteresis.loan_s)
 
 
+def _best(
+    plans: Mapping[int, _Plan],
+    job: ElasticJob,
+    changed_jobs: Set[int],
+    assigned: Mapping[str, Resources],
+    hysteresis: Hysteresis,
+) -> tuple[int, _Plan] | None:
+    """Return the number of the GPU that gains most by a division with one more job, and that division; None if none
+    gains enough.
+    """
+    best: tuple[float, int, _Plan] | None = None
+    current_work = _speed(job) * hysteresis.loan_s
+    for number, plan in plans.items():
+        if (
+            job.job in plan.profiles
+            or not _may_use(job, plan.capacity)
+            or not _has_resources(job, plan.capacity, assigned)
+        ):
+            continue
+        if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
+            continue
+        extended = _with_job(plan, job, hysteresis)
+        if extended is None:
+            continue
+        gain = extended.work - plan.work - current_work
+        if gain > MARGIN * hysteresis.loan_s and (best is None or gain > best[0]):
+            best = gain, number, extended
+    return None if best is None else best[1:]
+
+
 def _with_job(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
     """Return the best division of a GPU with one more job; None if it does not fit."""
     all_jobs = frozenset(held.job for held in plan.jobs)
     groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), all_jobs])
-    candidates = [more for group in groups if (more := _divided(plan, job, group, hysteresis)) is not None]
-    return max(candidates, key=lambda more: more.work, default=None)
+    candidates = [divided for group in groups if (divided := _divided(plan, job, group, hysteresis)) is not None]
+    return max(candidates, key=lambda divided: divided.work, default=None)
 
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[int], hysteresis: Hysteresis) -> _Plan | None:
@@ -195,9 +210,9 @@ def _sizes(
         gpu = cluster.smallest(job, cluster.useful(job))
         if gpu is None:
             return None
-        assignments.append(cluster.give(job, *gpu))
-    cluster.raise_sizes(assignments, move=False)
-    cluster.exchange(assignments, move=False)
+        assignments.append(give(cluster, job, *gpu))
+    raise_sizes(cluster, assignments, move=False)
+    exchange(cluster, assignments, move=False)
     return tuple(assignment.profile for assignment in assignments)
 
 

@@ -31,16 +31,10 @@ from math import inf
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.capacity import Assignment, LendingCapacity
+from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.division import divide
-from slurm_migbatch.decide.lending.values import (
-    Division,
-    ElasticJob,
-    GpuCapacity,
-    Lending,
-    Reason,
-    Target,
-)
+from slurm_migbatch.decide.lending.sizes import Assignment, exchange, give, grow, raise_sizes, releases_of
+from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, Reason, Target
 from slurm_migbatch.mig.profile import Profile
 
 _NO_CAPACITY: Final = ("capacity", "idle", "reserve")
@@ -81,10 +75,11 @@ def lend(
             del lacking[assignment.elastic_job.job]
         short = cluster.place_reserve(reserve)
     all_placed = not any(reason in _NO_CAPACITY for reason in lacking.values())
-    cluster.raise_sizes(assignments, move=all_placed)  # space that a move leaves free is for jobs that wait for room
-    cluster.exchange(assignments, move=all_placed)
-    grows = cluster.grow(elastic_jobs, releases - len(assignments)) if all_placed else ()
-    grants = cluster.releases(assignments)
+    # space that a move leaves free is for jobs that wait for room
+    raise_sizes(cluster, assignments, move=all_placed)
+    exchange(cluster, assignments, move=all_placed)
+    grows = grow(cluster, elastic_jobs, releases - len(assignments)) if all_placed else ()
+    grants = releases_of(cluster, assignments)
     divisions: Sequence[Division] = ()
     if not grows:
         touched = {(grant.node, grant.gpu) for grant in grants}
@@ -120,13 +115,13 @@ def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit:
             continue
         gpu = cluster.gpu_of(elastic_job, target) if len(assignments) < limit else None
         if gpu is not None:
-            assignments.append(cluster.give(elastic_job, gpu, target.profile))
+            assignments.append(give(cluster, elastic_job, gpu, target.profile))
         else:
             unplaced.append((elastic_job, target))
     for elastic_job, target in unplaced:
         placement = cluster.smallest(elastic_job, (target.profile,)) if len(assignments) < limit else None
         if placement is not None:
-            assignments.append(cluster.give(elastic_job, *placement))
+            assignments.append(give(cluster, elastic_job, *placement))
     return assignments
 
 
@@ -152,7 +147,7 @@ def _start(
                 hopeless[key] = cluster.reason(elastic_job, useful)
             lacking[elastic_job.job] = hopeless[key]
             continue
-        started.append(cluster.give(elastic_job, *gpu))
+        started.append(give(cluster, elastic_job, *gpu))
     return started, lacking
 
 
@@ -173,7 +168,7 @@ def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], 
             elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair]
         )
         if placement is not None:
-            started.append(cluster.give(elastic_job, *placement, reserved=True))
+            started.append(give(cluster, elastic_job, *placement, reserved=True))
     return started
 
 

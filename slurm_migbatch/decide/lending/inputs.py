@@ -81,7 +81,7 @@ def without_false_runs(facts: Mapping[str, NodeFacts], job_views: Mapping[int, J
     corrected = {
         name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
         for name, node in facts.items()
-        if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
+        if any(is_false(name, run) for gpu in node.gpus for _, run in gpu.holders)
     }
     return {**facts, **corrected} if corrected else facts
 
@@ -89,8 +89,5 @@ def without_false_runs(facts: Mapping[str, NodeFacts], job_views: Mapping[int, J
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
     """Return where each run has its slice."""
     return {
-        run: (name, gpu.uuid, slot)
-        for name, node in facts.items()
-        for gpu in node.gpus
-        for slot, run in (*gpu.leases, *gpu.guests)
+        run: (name, gpu.uuid, slot) for name, node in facts.items() for gpu in node.gpus for slot, run in gpu.holders
     }

@@ -45,7 +45,7 @@ class Resources(NamedTuple):
         return Resources(self.cpus + other.cpus, self.memory + other.memory)
 
     def __str__(self) -> str:
-        """What there is of it, for messages."""
+        """Return the names of those that are not 0, for messages."""
         return " and ".join(name for name, count in (("CPUs", self.cpus), ("memory", self.memory)) if count > 0)
 
 

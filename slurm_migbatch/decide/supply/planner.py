@@ -315,8 +315,8 @@ class _PlanRound:
     def _claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Place the claim of a demand."""
         limit = self.demands[claim[0]].limit_s
-        if limit is not None and limit < self.reserver.least_limit_s:
-            self.reserver.least_limit_s = limit
+        if limit is not None and limit < self.reserver.search.least_limit_s:
+            self.reserver.search.least_limit_s = limit
         self.fleet.claim(at, claim)
 
     def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:

@@ -108,9 +108,9 @@ def evaluate(pairs: Sequence[MeasuredPair]) -> dict[str, Any]:
 
 
 def _size(size: str, pairs: Sequence[MeasuredPair]) -> dict[str, Any]:
-    here = [pair for pair in pairs if pair.size == size]
+    of_size = [pair for pair in pairs if pair.size == size]
     others = [pair for pair in pairs if pair.size != size]
-    usual, constant = SharingRules().slowdown, median(slowdown for pair in here for slowdown in pair.slowdown)
+    usual, constant = SharingRules().slowdown, median(slowdown for pair in of_size for slowdown in pair.slowdown)
     factor = fitted(others) if others else SWITCHING
     ways = {
         "as shipped": _by_activity(SWITCHING),
@@ -118,17 +118,17 @@ def _size(size: str, pairs: Sequence[MeasuredPair]) -> dict[str, Any]:
         "assumed": _by_constant(usual),
         "best constant": _by_constant(constant),
     }
-    work = [together_rate(*pair.slowdown) for pair in here]
+    work = [together_rate(*pair.slowdown) for pair in of_size]
     return {
         "size": size,
-        "pairs": len(here),
-        "activity": round(median(share for pair in here for share in pair.activity), 3),
+        "pairs": len(of_size),
+        "activity": round(median(share for pair in of_size for share in pair.activity), 3),
         "slowdown": round(constant, 3),
         "work": round(median(work), 3),
         "losing": round(fmean(part < 1 for part in work), 3),
         "fitted": factor,
-        "errors": {name: round(_error(here, way), 2) for name, way in ways.items()},
-        "work_errors": {name: round(_work_error(here, way), 2) for name, way in ways.items()},
+        "errors": {name: round(_error(of_size, way), 2) for name, way in ways.items()},
+        "work_errors": {name: round(_work_error(of_size, way), 2) for name, way in ways.items()},
     }
 
 
@@ -146,7 +146,7 @@ def fitted(pairs: Sequence[MeasuredPair]) -> float:
     by_size = [[pair for pair in pairs if pair.size == size] for size in sorted(sizes)]
 
     def error(factor: float) -> float:
-        return fmean(_error(here, _by_activity(factor)) for here in by_size)
+        return fmean(_error(of_size, _by_activity(factor)) for of_size in by_size)
 
     return min(TRIED, key=error)
 

@@ -330,11 +330,11 @@ def _load(seconds: Seconds, load: float, seeds: int, progress: Progress) -> dict
 
 
 def _best_layout(
-    drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]
+    drawn: Sequence[Sequence[Auto]], layouts: Mapping[str, Mapping[Profile, int]]
 ) -> tuple[str, list[Ends]] | None:
     """Return the layout with the lowest mean completion time over all seeds, of those that keep every limit."""
     lowest: tuple[float, str, list[Ends]] | None = None
-    for name, slices in some.items():
+    for name, slices in layouts.items():
         runs = [ends for jobs in drawn if (ends := static(jobs, slices)) is not None]
         if len(runs) == len(drawn):
             mean = statistics.fmean(_mean(ends) for ends in runs)

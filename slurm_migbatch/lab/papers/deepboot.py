@@ -173,7 +173,7 @@ class ReclaimCandidate(Generic[Slot]):
     horizon_s: float = 600.0
 
     def loss(self, given_back: int) -> float:
-        """Work lost, in seconds of one slice's speed, when `given_back` slices are returned."""
+        """Return the work lost, in seconds of one slice's speed, when `given_back` slices are returned."""
         if not given_back:
             return 0.0
         after = self.count - given_back

@@ -9,8 +9,6 @@ DeepBoot (Chen et al., IEEE TPDS 2023) uses unchanged:
 - both overlap: `(grad^gamma + sync^gamma)^(1/gamma)`; accumulated steps only compute gradients;
 - an item in a batch of size M teaches `(phi + M0) / (phi + M)` of what it teaches in a batch of size M0; phi is the
   gradient noise scale.
-
-`relative` is our addition: on a MIG slice gradients take `1 / relative` times as long as on the whole GPU.
 """
 
 from __future__ import annotations
@@ -49,12 +47,9 @@ class Steps:
     beta_r: float
     gamma: float
 
-    def gradient_s(self, local: float, relative: float = 1.0) -> float:
-        """Return the seconds for gradients of a batch of `local` items on a device.
-
-        `relative` is the device's speed against a whole GPU.
-        """
-        return (self.alpha_c + self.beta_c * local) / relative
+    def gradient_s(self, local: float) -> float:
+        """Return the seconds for gradients of a batch of `local` items on a GPU."""
+        return self.alpha_c + self.beta_c * local
 
     def exchange_s(self, replicas: int, nodes: int) -> float:
         """Return the seconds of an exchange of gradients between replicas."""
@@ -63,19 +58,17 @@ class Steps:
         alpha, beta = (self.alpha_n, self.beta_n) if nodes > 1 else (self.alpha_r, self.beta_r)
         return alpha + beta * (replicas - 2)
 
-    def iteration_s(
-        self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0
-    ) -> float:
+    def iteration_s(self, replicas: int, nodes: int, local: float, accumulated: int = 0) -> float:
         """Return the seconds of one update: `accumulated` steps without an exchange, and one with it."""
-        gradient, exchange = self.gradient_s(local, relative), self.exchange_s(replicas, nodes)
+        gradient, exchange = self.gradient_s(local), self.exchange_s(replicas, nodes)
         longer, shorter = max(gradient, exchange), min(gradient, exchange)
         overlapped: float = longer * (1.0 + (shorter / longer) ** self.gamma) ** (1.0 / self.gamma)
         return accumulated * gradient + overlapped
 
-    def throughput(self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0) -> float:
+    def throughput(self, replicas: int, nodes: int, local: float, accumulated: int = 0) -> float:
         """Return items per second of all replicas."""
         items = replicas * local * (accumulated + 1)
-        return items / self.iteration_s(replicas, nodes, local, accumulated, relative)
+        return items / self.iteration_s(replicas, nodes, local, accumulated)
 
 
 class Best(NamedTuple):
@@ -123,7 +116,7 @@ class Goodput:
         """Return how much an item teaches in a batch of this size, relative to a batch of size M0."""
         return (self.noise + self.first_batch) / (self.noise + batch)
 
-    def best(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> Best | None:
+    def best(self, replicas: int, nodes: int = 1) -> Best | None:
         """Return the best batch; None if the largest batch is too small for this many replicas."""
         least = max(self.first_batch, self.least_local * replicas)
         if replicas < 1 or nodes > replicas or least > self.largest_batch:
@@ -140,7 +133,7 @@ class Goodput:
             batch = replicas * local * (accumulated + 1)
             if batch > self.largest_batch and best is not None:
                 continue
-            rate = self.steps.throughput(replicas, nodes, local, accumulated, relative) * self.efficiency(batch)
+            rate = self.steps.throughput(replicas, nodes, local, accumulated) * self.efficiency(batch)
             if best is None or rate > best.goodput:
                 best = Best(rate, batch, local, accumulated)
         return best

@@ -131,8 +131,8 @@ def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
     enough = [
         s for s in service.settings if rate_left < base.rate * (1 - TOLERANCE) and s.rate * (1 + TOLERANCE) >= rate_left
     ]
-    rest = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
-    return Counter({base: count} if count else {}) + Counter([rest])
+    last = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
+    return Counter({base: count} if count else {}) + Counter([last])
 
 
 def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:

@@ -13,8 +13,9 @@ from slurm_migbatch.lab.slurm.record import MemoryRecord
 from slurm_migbatch.lab.slurm.run import SlurmSimulation, Submission
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 FIRST_UID: Final = 10_000

@@ -78,7 +78,6 @@ class JobQueue(ABC):
         states: Iterable[str] = ("IDLE",),
         features: Iterable[str] = (),
         cpus: int = 64,
-        memory: int = 0,
     ) -> NodeRecord:
         """Add a node; `conf` are its mig counts by type in slurm.conf and gres.conf."""
         machine = NodeRecord(
@@ -90,7 +89,6 @@ class JobQueue(ABC):
             set(states),
             frozenset(features),
             cpus,
-            memory,
         )
         self.machines[name] = machine
         for partition in machine.partitions:

@@ -300,18 +300,15 @@ class Slurmctld(JobQueue):
         if job in self.queue and self.queue[job].state == "RUNNING":
             self._leave(job, state)
 
-    def released(self, job: int, node: str | None = None) -> None:
-        """Record that the Epilog has run on a node, or on all of them."""
+    def released(self, job: int) -> None:
+        """Record that the Epilog has run on all nodes of the job."""
         row, facts = self.queue.get(job), self._facts.get(job)
         if row is None or facts is None or row.state != "COMPLETING":
             return
-        finished_nodes = facts.epilogs if node is None else tuple(name for name in facts.epilogs if name == node)
-        facts.epilogs = tuple(name for name in facts.epilogs if name not in finished_nodes)
-        for name in finished_nodes:
+        for name in facts.epilogs:
             self.machines[name].completing -= 1
             self._touch(self.machines[name])
-        if facts.epilogs:
-            return
+        facts.epilogs = ()
         if facts.after == "PENDING":
             self._pend_again(row)
         else:

@@ -292,9 +292,9 @@ class Architecture:
         parameters = self.active - self.encoder - self.aside
         return 2.0 * parameters + 4.0 * self.attending * self.heads * self.head * (before + crossed)
 
-    def operations(self, tokens: float, before: float = 0.0) -> float:
-        """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""
-        pairs = tokens * (before + tokens / 2)
+    def operations(self, tokens: float) -> float:
+        """Return the operations of a pass over a sequence of `tokens`."""
+        pairs = tokens * tokens / 2
         return (
             2.0 * self.active * tokens + 4.0 * (self.attending + self.encoder_layers) * self.heads * self.head * pairs
         )

@@ -300,8 +300,8 @@ def of_size(numbers: Mapping[str, int], parameters: int) -> dict[str, int]:
     width = described.get(key) or described.get("ffn") or 4 * described["hidden"]
     narrowest = build({**described, key: 1}).parameters
     if excess > 0 and narrowest < computed.parameters:
-        each = (computed.parameters - narrowest) / (width - 1)
-        described[key] = max(width - math.ceil(excess / each), 1)
+        of_column = (computed.parameters - narrowest) / (width - 1)
+        described[key] = max(width - math.ceil(excess / of_column), 1)
     found = build(described)
     beyond = parameters - found.parameters
     if beyond < 0 and not found.groups:  # layers share their attention, too
@@ -319,7 +319,7 @@ def _apart(config: Mapping[str, Any], inner: list[Mapping[str, Any]], depth: int
     for key, part in config.items():
         if not isinstance(part, dict) or depth == NESTED:
             continue
-        if key not in _TYPED and not any(part is one for one in inner):
+        if key not in _TYPED and not any(part is known for known in inner):
             total += _part(part) if number(part, KEYS["experts"]) else _tower(part)
         if not key.endswith("encoder"):
             total += _apart(part, inner, depth + 1)
@@ -479,7 +479,7 @@ def _stretched(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str,
 
 def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     listed = text.get("num_shared_expert")  # of Hunyuan A13B, for each layer
-    shared = max(listed) if isinstance(listed, list) and all(type(one) is int for one in listed) and listed else 0
+    shared = max(listed) if isinstance(listed, list) and all(type(count) is int for count in listed) and listed else 0
     shared = number(text, SHARED) or shared
     if not numbers.get("experts"):
         return {}

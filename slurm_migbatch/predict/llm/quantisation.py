@@ -54,7 +54,7 @@ def _compressed(config: Mapping[str, Any]) -> str:
     if not isinstance(groups, dict) or not groups:
         return ""
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
-    bits = [one.get("num_bits") for one in weights if isinstance(one, dict)]
+    bits = [kind.get("num_bits") for kind in weights if isinstance(kind, dict)]
     if bits and all(number == 4 for number in bits):
         form = str(config.get("format"))
         return "nvfp4" if "nvfp4" in form else "mxfp4a16" if "mxfp4" in form else "w4a16"
@@ -69,7 +69,7 @@ def _of_modelopt(config: Mapping[str, Any]) -> str:
         if isinstance(layers, dict)
         else []
     )
-    algorithms = [str(one).lower() for one in own or [config.get("quant_algo")]]
+    algorithms = [str(name).lower() for name in own or [config.get("quant_algo")]]
     algorithm = max(sorted({*algorithms}), key=algorithms.count)
     return "modelopt-fp4" if "fp4" in algorithm else "int4" if "4" in algorithm else "modelopt"
 

@@ -82,9 +82,9 @@ def training_counts(words: Sequence[str]) -> set[int]:
     """Return the places of numbers that count the steps, tokens or samples of a training: `step-50k-105b`,
     `100b-tokens`.
     """
-    things = {place for place, word in enumerate(words[1:]) if word in _COUNTED}
+    counted = {place for place, word in enumerate(words[1:]) if word in _COUNTED}
     steps = [place for place in range(1, len(words)) if words[place - 1] == "step" and _STEPS.fullmatch(words[place])]
-    return things.union(*((place, place + 1) for place in steps))
+    return counted.union(*((place, place + 1) for place in steps))
 
 
 def _rounded_up(match: re.Match[str]) -> float:
