@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -153,6 +153,8 @@ class DemandBook:
         self._supply: frozenset[str] = frozenset()
         #: for each row of the queue its demand; the row itself if that depends on more than the row; None for nothing
         self._entries: list[Demand | JobRow | None] = []
+        #: rows that are their own entries, by identity
+        self._unsettled: set[int] = set()
         #: by the identity of rows whose array has a throttle, their last demand
         self._throttled: dict[int, Demand] = {}
         #: pending components of heterogeneous jobs, by the row's identity
@@ -184,7 +186,13 @@ class DemandBook:
                 object as long as its results are the same.
         """
         self._learn(queue, tuple(nodes), frozenset(supply), loan)
-        avoided, site = avoid or {}, self._site
+        if avoid or self._unsettled:
+            return self._settled(queue, now, avoid or {})
+        return cast("list[Demand]", list(filter(None, self._entries)))
+
+    def _settled(self, queue: JobQueue, now: float, avoided: Mapping[int, Collection[str]]) -> list[Demand]:
+        """Return the demands of all entries, including those that depend on more than their row; see `of`."""
+        site = self._site
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
         pending: list[Demand] = []
@@ -229,6 +237,7 @@ class DemandBook:
         self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
             for row in queue.removed:
+                self._unsettled.discard(id(row))
                 self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
             old_entries, self._entries = self._entries, []
@@ -237,7 +246,7 @@ class DemandBook:
                 self._entries += self._entries_of(queue, new)
         else:
             self._site, self._loan = _Site(*_node_facts(nodes, supply)), loan
-            self._throttled, self._components = {}, {}
+            self._unsettled, self._throttled, self._components = set(), {}, {}
             self._entries = self._entries_of(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
@@ -259,11 +268,13 @@ class DemandBook:
         """Return the entry of a pending row; see `_entries`."""
         if row.het_job is not None:
             self._components[id(row)] = row.het_job
+            self._unsettled.add(id(row))
             return row
         if GRES not in row.gres or _waits_for_jobs(row):
             return None
         runnable = _waits_for_resources(row)
         if runnable is None or row.throttle is not None:
+            self._unsettled.add(id(row))
             return row
         demand = self._demand(queue, row, {}) if runnable else None
         return demand if demand is not None and demand.parts else None

@@ -180,17 +180,30 @@ class Pending:
 
 
 def without_place(
-    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
+    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int], free_capacity: FreeCapacity
 ) -> Iterator[Pending]:
     """Yield the pending jobs that may be re-typed, according to Slurm's rows, in Slurm's order.
 
     Args:
         demands: jobs that could start with enough supply.
         placed: how many tasks of a job have a place.
+        free_capacity: where nothing is left for as many slices as a job has, it is not yielded.
     """
+
+    @cache
+    def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
+        return any(free_capacity.count(pool, profile, slice_count, 1) for profile in free_capacity.kinds(pool))
+
+    possible: dict[int, bool] = {}  # by the ids of demands' kinds: faster to compare than the kinds, for long queues
     for demand in demands:
+        fits = possible.get(id(demand.kind))
+        if fits is None:
+            one_profile = demand.nodes == 1 and len(demand.parts) == 1
+            fits = possible[id(demand.kind)] = one_profile and anything_fits(demand.pool, demand.parts[0][1])
+        if not fits or demand.apart is not None:
+            continue
         copies = demand.copies - placed.get(demand.job, 0)
-        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
+        if copies < 1:
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
@@ -313,6 +326,8 @@ class RetypeHistory:
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
         """Remove all jobs but these."""
+        if not (self.last or self.given or self.barred):
+            return
         present = {name_of(row) for row in jobs}
         for by_name in (self.last, self.given, self.barred):
             for name in [name for name in by_name if name not in present]:
@@ -351,16 +366,12 @@ def retypes(
     def fits(pool: frozenset[str], profile: Profile, slice_count: int) -> bool:
         return free_capacity.count(pool, profile, slice_count, 1) > 0
 
-    @cache
-    def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
-        return any(fits(pool, profile, slice_count) for profile in sorted(free_capacity.kinds(pool)))
-
     considered = 0
     for pending in waiting:
         if considered == MOST:
             break
         pool, slice_count = pending.pool, pending.slice_count
-        if not anything_fits(pool, slice_count) or not history.free(pending.row, now):
+        if not history.free(pending.row, now):
             continue
         promise = promises(pending)
         if promise is None:
@@ -458,7 +469,7 @@ def undone(jobs: Iterable[JobRow], history: RetypeHistory) -> list[Retype]:
     gets the pending reason QOSMaxGRESPerUser.)
     """
     changes = []
-    for row in jobs:
+    for row in jobs if history.last else ():
         last = history.last.get(name_of(row))
         if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
