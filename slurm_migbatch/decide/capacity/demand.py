@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, cast
 
@@ -153,8 +154,6 @@ class DemandBook:
         self._supply: frozenset[str] = frozenset()
         #: for each row of the queue its demand; the row itself if that depends on more than the row; None for nothing
         self._entries: list[Demand | JobRow | None] = []
-        #: rows that are their own entries, by identity
-        self._unsettled: set[int] = set()
         #: by the identity of rows whose array has a throttle, their last demand
         self._throttled: dict[int, Demand] = {}
         #: pending components of heterogeneous jobs, by the row's identity
@@ -186,26 +185,11 @@ class DemandBook:
                 object as long as its results are the same.
         """
         self._learn(queue, tuple(nodes), frozenset(supply), loan)
-        if avoid or self._unsettled:
-            return self._settled(queue, now, avoid or {})
-        return cast("list[Demand]", list(filter(None, self._entries)))
-
-    def _settled(self, queue: JobQueue, now: float, avoided: Mapping[int, Collection[str]]) -> list[Demand]:
-        """Return the demands of all entries, including those that depend on more than their row; see `of`."""
-        site = self._site
+        avoided, site = avoid or {}, self._site
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
         pending: list[Demand] = []
-        row: JobRow
-        entries: Iterable[Demand | JobRow] = filter(None, self._entries)
-        for entry in entries:
-            if isinstance(entry, Demand):
-                if entry.job not in avoided:
-                    pending.append(entry)
-                    continue
-                row = queue.rows[entry.job]
-            else:
-                row = entry
+        for row in self._unsettled(queue, avoided, pending):
             if row.het_job is not None:
                 group = components.setdefault(row.het_job, [])
                 if not (GRES not in row.gres and site.has_others(row)):
@@ -220,6 +204,23 @@ class DemandBook:
                 if demand is not None and demand.parts:
                     pending.append(demand)
         return pending
+
+    def _unsettled(
+        self, queue: JobQueue, avoided: Mapping[int, Collection[str]], pending: list[Demand]
+    ) -> Iterator[JobRow]:
+        """Yield the rows whose demand depends on more than the row; append the demands of others before each."""
+        entries: Iterator[Demand | JobRow] = filter(None, self._entries)
+        for kind, stretch in groupby(entries, type):
+            if kind is Demand and not avoided:
+                pending += cast("Iterator[Demand]", stretch)
+                continue
+            for entry in stretch:
+                if not isinstance(entry, Demand):
+                    yield entry
+                elif entry.job in avoided:
+                    yield queue.rows[entry.job]
+                else:
+                    pending.append(entry)
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
         """Return the demand of a running job after a restart; call it only after `of` for the same queue."""
@@ -237,7 +238,6 @@ class DemandBook:
         self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
             for row in queue.removed:
-                self._unsettled.discard(id(row))
                 self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
             old_entries, self._entries = self._entries, []
@@ -246,7 +246,7 @@ class DemandBook:
                 self._entries += self._entries_of(queue, new)
         else:
             self._site, self._loan = _Site(*_node_facts(nodes, supply)), loan
-            self._unsettled, self._throttled, self._components = set(), {}, {}
+            self._throttled, self._components = {}, {}
             self._entries = self._entries_of(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
@@ -268,13 +268,11 @@ class DemandBook:
         """Return the entry of a pending row; see `_entries`."""
         if row.het_job is not None:
             self._components[id(row)] = row.het_job
-            self._unsettled.add(id(row))
             return row
         if GRES not in row.gres or _waits_for_jobs(row):
             return None
         runnable = _waits_for_resources(row)
         if runnable is None or row.throttle is not None:
-            self._unsettled.add(id(row))
             return row
         demand = self._demand(queue, row, {}) if runnable else None
         return demand if demand is not None and demand.parts else None
