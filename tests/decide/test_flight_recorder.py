@@ -50,7 +50,7 @@ DERIVED = {
     "SupplyMemory": {"planner", "queue", "nodes", "demands", "offers"},
     "RetypeHistory": {"hold_s"},
     "LendingMemory": {"waiting", "growing", "job_views", "round"},
-    "ElasticJobs": {"_predictions", "_restart_s", "_checkpoint_s", "_speeds"},
+    "ElasticJobs": {"_predictions", "_restart_s", "_checkpoint_s", "_speeds", "waiting"},
     "Expectation": {"_days", "_day_s"},
     "LevelGaps": {"_part", "_day", "_around", "_days", "_ages", "_relevant"},
     "SliceSharing": {"_enabled"},

@@ -20,7 +20,7 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
-from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
+from slurm_migbatch.decide.lending.inputs import LendingInputs, PoolBook, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder
 from slurm_migbatch.decide.lending.pools import delayed
@@ -455,6 +455,45 @@ def test_idle_times_of_gpus_invented_by_a_node_are_forgotten() -> None:
 def view_of_inputs(inputs: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
     job_views = job_views_of(inputs.rows, ["train"])
     return view_of(inputs, job_views, ledger or Ledger(), idle or Idleness(), elastic_jobs(), {})
+
+
+def test_pending_jobs_that_have_not_changed_are_the_same_objects_in_the_next_round() -> None:
+    rows = [elastic(1, reason="Resources"), elastic(2, reason="Resources", cpus=4)]
+    known, ledger = elastic_jobs(), Ledger()
+    views: dict[int, JobView] = {}
+    inputs = lending_inputs(rows)
+
+    def following(rows: list[JobRow], empty: tuple[str, ...] = ()) -> tuple[Any, ...]:
+        """View the next snapshot; it is equal to that of a migbatchd that sees it as its first one."""
+        nonlocal views
+        now = lending_inputs(rows, empty=empty)
+        now = replace(now, now=inputs.now + 60, waiting=inputs.waiting, growing=inputs.growing)
+        views = job_views_of(rows, ["train"], views)
+        first = elastic_jobs()
+        first.use(known._predictions)
+        for run, report in known.reports.items():
+            first.report(run, report)
+        alone = replace(now, waiting=PoolBook())
+        found = view_of(now, views, ledger, Idleness(), known, {}).elastic_jobs
+        assert found == view_of(alone, job_views_of(rows, ["train"]), ledger, Idleness(), first, {}).elastic_jobs
+        return found
+
+    before = following(rows)
+    found = following(rows)
+    assert [job is earlier for job, earlier in zip(found, before, strict=True)] == [True, True]
+    rows = [rows[0], elastic(2, reason="Resources", cpus=8)]
+    assert following(rows)[0] is found[0] and following(rows)[1].cpus == 8
+    assert {job.nodes for job in following(rows, empty=("n2",))} == {frozenset({"n1", "n2"})}
+    ledger.past[1] = LoanHistory(hits=2)
+    assert [job.hits for job in following(rows)] == [2, 0]
+    del ledger.past[1]
+    known.report((2, 0), Report(ckpt_s=7.0))
+    assert [job.restart_s for job in following(rows)] == [40.0, 37.0]
+    known.use(SimpleNamespace(version="2", training_speeds=lambda hints, partition: {ONE: 0.5}))
+    model = [replace(row, comment=row.comment.replace("signal", "model=bert-large signal")) for row in rows]
+    assert following(model)[0].speeds == {ONE: 0.5}
+    known.use(SimpleNamespace(version="3", training_speeds=lambda hints, partition: {ONE: 0.25}))
+    assert following(model)[0].speeds == {ONE: 0.25}
 
 
 def inference(job: int, name: str, **more: object) -> JobRow:

@@ -323,16 +323,26 @@ def test_profile_that_the_user_requested_since_a_retype_is_kept() -> None:
 def test_jobs_that_are_never_retyped(row: JobRow) -> None:
     rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
     wanted = demands([row], rows, {"a1"}, NOW)
-    assert list(without_place(wanted, {row.job_id: row}, {})) == []
+    assert list(without_place(wanted, {row.job_id: row}, {}, free_capacity())) == []
 
 
 def test_job_placed_by_supply_is_not_retyped() -> None:
     rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
     row, array = job(1), job(2, array_job=2, array_task="1-5", tasks=5)
     wanted = demands([row, array], rows, {"a1"}, NOW)
-    jobs = {1: row, 2: array}
-    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {1: 1, 2: 3})] == [(2, 2)]
-    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {})] == [(1, 1), (2, 5)]
+    jobs, free = {1: row, 2: array}, free_capacity()
+    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {1: 1, 2: 3}, free)] == [(2, 2)]
+    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {}, free)] == [(1, 1), (2, 5)]
+
+
+def test_jobs_where_nothing_is_free_for_their_slices_are_not_considered() -> None:
+    pools = {1: EVERYWHERE, 2: frozenset({"a1"}), 3: frozenset({"a1"})}
+    counts = {1: 1, 2: 1, 3: 2}
+    rows = {n: job(n, comment=f"[mig:1g.6gb:{count}#abc12345]") for n, count in counts.items()}
+    wanted = [Demand(n, ((P("1g.6gb"), count),), pools[n]) for n, count in counts.items()]
+    room_for_one = free_capacity(h1=None, h2=None, a1=plan_free(A30, EMPTY, [P("1g.6gb")] * 3))
+    for free, expected in ((free_capacity(a1=None), [1]), (room_for_one, [1, 2])):
+        assert [p.row.job_id for p in without_place(wanted, rows, {}, free)] == expected
 
 
 def test_retype_to_a_slower_slice_keeps_the_time_limit() -> None:
@@ -494,7 +504,7 @@ def test_jobs_of_a_full_gpu_model_are_retyped_for_an_idle_model() -> None:
     plan, free = left(nodes, wanted)
     placed = {name: p.copies for name, p in plan.placed.items()}
     assert placed == {1: 1}
-    waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)
+    waiting = without_place(wanted, {row.job_id: row for row in rows}, placed, free)
     found = retypes(NOW, waiting, lambda p: promise(), free, RetypeHistory())
     assert [(retype.targets, retype.after.name) for retype in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
     again = [Demand(n, ((P("1g.10gb" if n > 1 else "1g.6gb"), 1),), EVERYWHERE) for n in range(1, 6)]

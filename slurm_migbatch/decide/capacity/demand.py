@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -188,16 +189,7 @@ class DemandBook:
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
         pending: list[Demand] = []
-        row: JobRow
-        entries: Iterable[Demand | JobRow] = filter(None, self._entries)
-        for entry in entries:
-            if isinstance(entry, Demand):
-                if entry.job not in avoided:
-                    pending.append(entry)
-                    continue
-                row = queue.rows[entry.job]
-            else:
-                row = entry
+        for row in self._unsettled(queue, avoided, pending):
             if row.het_job is not None:
                 group = components.setdefault(row.het_job, [])
                 if not (GRES not in row.gres and site.has_others(row)):
@@ -212,6 +204,23 @@ class DemandBook:
                 if demand is not None and demand.parts:
                     pending.append(demand)
         return pending
+
+    def _unsettled(
+        self, queue: JobQueue, avoided: Mapping[int, Collection[str]], pending: list[Demand]
+    ) -> Iterator[JobRow]:
+        """Yield the rows whose demand depends on more than the row; append the demands of others before each."""
+        entries: Iterator[Demand | JobRow] = filter(None, self._entries)
+        for kind, stretch in groupby(entries, type):
+            if kind is Demand and not avoided:
+                pending += cast("Iterator[Demand]", stretch)
+                continue
+            for entry in stretch:
+                if not isinstance(entry, Demand):
+                    yield entry
+                elif entry.job in avoided:
+                    yield queue.rows[entry.job]
+                else:
+                    pending.append(entry)
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
         """Return the demand of a running job after a restart; call it only after `of` for the same queue."""

@@ -283,7 +283,7 @@ class ClusterPlan:
 
         The plan does not say on how many of its nodes each copy is.
         """
-        parts = {demand.job: demand.parts for demand in demands}
+        parts = {demand.job: demand.parts for demand in demands if demand.job in self.placed}
         counts: dict[str, Counter[Profile]] = {}
         for job, placed in self.placed.items():
             for profile, count in parts.get(job, ()):

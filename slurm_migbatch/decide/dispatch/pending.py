@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
+from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
@@ -48,17 +49,30 @@ class Pending:
 
 
 def without_place(
-    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
+    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int], free_capacity: FreeCapacity
 ) -> Iterator[Pending]:
     """Yield the pending jobs that may be re-typed, according to Slurm's rows, in Slurm's order.
 
     Args:
         demands: jobs that could start with enough supply.
         placed: how many tasks of a job have a place.
+        free_capacity: where nothing is left for as many slices as a job has, it is not yielded.
     """
+
+    @cache
+    def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
+        return any(free_capacity.count(pool, profile, slice_count, 1) for profile in free_capacity.kinds(pool))
+
+    possible: dict[int, bool] = {}  # by the ids of demands' kinds: faster to compare than the kinds, for long queues
     for demand in demands:
+        fits = possible.get(id(demand.kind))
+        if fits is None:
+            one_profile = demand.nodes == 1 and len(demand.parts) == 1
+            fits = possible[id(demand.kind)] = one_profile and anything_fits(demand.pool, demand.parts[0][1])
+        if not fits or demand.apart is not None:
+            continue
         copies = demand.copies - placed.get(demand.job, 0)
-        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
+        if copies < 1:
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)

@@ -145,6 +145,8 @@ class RetypeHistory:
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
         """Remove all jobs but these."""
+        if not (self.last or self.given or self.barred):
+            return
         present = {name_of(row) for row in jobs}
         for by_name in (self.last, self.given, self.barred):
             for name in [name for name in by_name if name not in present]:
@@ -173,16 +175,12 @@ def retypes(
     def fits(pool: frozenset[str], profile: Profile, slice_count: int) -> bool:
         return free_capacity.count(pool, profile, slice_count, 1) > 0
 
-    @cache
-    def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
-        return any(fits(pool, profile, slice_count) for profile in sorted(free_capacity.kinds(pool)))
-
     considered = 0
     for pending in waiting:
         if considered == MOST:
             break
         pool, slice_count = pending.pool, pending.slice_count
-        if not anything_fits(pool, slice_count) or not history.free(pending.row, now):
+        if not history.free(pending.row, now):
             continue
         promise = promises(pending)
         if promise is None:
@@ -280,7 +278,7 @@ def undone(jobs: Iterable[JobRow], history: RetypeHistory) -> list[Retype]:
     gets the pending reason QOSMaxGRESPerUser.)
     """
     changes = []
-    for row in jobs:
+    for row in jobs if history.last else ():
         last = history.last.get(name_of(row))
         if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue

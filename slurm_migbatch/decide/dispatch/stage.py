@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.comments import hints_of
@@ -157,7 +158,6 @@ class _View:
 
     Attributes:
         placed: how many tasks of a job have a place.
-        crowded: pools in which jobs have no place, and these jobs.
         members: job ids of the tasks of each array; `waiting`: a pending one of them.
     """
 
@@ -168,9 +168,17 @@ class _View:
     free_capacity: FreeCapacity
     snapshot: ClusterSnapshot
     managed: Collection[str]
-    crowded: dict[frozenset[str], set[int]] = field(default_factory=dict)
     members: dict[int, set[int]] = field(default_factory=dict)
     waiting: dict[int, JobRow] = field(default_factory=dict)
+
+    @cached_property
+    def crowded(self) -> Mapping[frozenset[str], set[int]]:
+        """Pools in which jobs have no place, and these jobs."""
+        crowded: dict[frozenset[str], set[int]] = {}
+        for demand in self.demands:
+            if demand.parts and self.placed.get(demand.job, 0) < demand.copies:
+                crowded.setdefault(demand.pool, set()).add(demand.job)
+        return crowded
 
     def scarce(self, array: ElasticArray) -> bool:
         """Return whether others wait for capacity where an array's tasks could run."""
@@ -219,7 +227,7 @@ def plan_dispatch(
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # throttles decide how many tasks of these arrays run: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
-    placeless = without_place(view.demands, view.jobs, view.placed)
+    placeless = without_place(view.demands, view.jobs, view.placed, view.free_capacity)
     waiting = (pending for pending in placeless if pending.row.array_job not in unsettled)
     changes = undone(view.jobs.values(), memory.turns)
     changes += _retypes(view, waiting, promises, changes, memory)
@@ -298,9 +306,6 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
         demand_list = demands(snapshot.jobs, snapshot.nodes, names, now)
         free_capacity, placed = of_counts(snapshot.nodes, demand_list)
         view = _View(now, jobs, demand_list, placed, free_capacity, snapshot, names)
-    for demand in view.demands:
-        if demand.parts and view.placed.get(demand.job, 0) < demand.copies:
-            view.crowded.setdefault(demand.pool, set()).add(demand.job)
     for row in snapshot.jobs:
         if row.array_job is not None:
             view.members.setdefault(row.array_job, set()).add(row.job_id)

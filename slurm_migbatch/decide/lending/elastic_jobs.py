@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
-from slurm_migbatch.decide.lending.values import usual_speed, within
+from slurm_migbatch.decide.lending.values import ElasticJob, usual_speed, within
 from slurm_migbatch.decide.snapshot import NoPredictions, Predictions, Report, Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -53,6 +53,8 @@ class ElasticJobs:
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
         #: of each job the speeds, and the hints and partition that they are for
         self._speeds: dict[int, tuple[LoanHints, str, Mapping[Profile, float]]] = {}
+        #: pending jobs that have never run, as the last round saw them, and what that depends on
+        self.waiting: dict[int, tuple[JobView, Mapping[Profile, float], frozenset[str] | None, int, ElasticJob]] = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,13 @@ class ElasticJobs:
             by_profile = {profile: by_name[profile.name] for profile in by_profile}
         self._speeds[job] = hints, partition, by_profile
         return by_profile
+
+    def never_ran(self, job_view: JobView) -> bool:
+        """Return whether nothing is known of a pending job's runs, so that the time changes no estimate."""
+        row = job_view.row
+        if row.restarts or not row.pending or not (row.start is None or job_view.hints.signal):
+            return False
+        return (row.job_id, 0) not in self._reports and row.job_id not in self._heard
 
     def restart_s(self, job_view: JobView, now: float) -> float:
         """Return the seconds that stopping the job now would cost: its restart, and its checkpoint or unsaved work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import DemandBook
@@ -16,6 +17,9 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import loan_hints
 
 _NOBODY: Final = (0, 0)
+_NONE: Final[Mapping[int, JobView]] = MappingProxyType({})
+ANY: Final = "gres:mig:1g.10gb:1"
+"""GRES of a job for which any slice counts."""
 
 
 class PoolBook:
@@ -23,9 +27,20 @@ class PoolBook:
 
     def __init__(self) -> None:
         self._queue, self._demands = JobQueue(), DemandBook()
+        #: by job, its row and what `for_any_slice` returned for it
+        self._rows: dict[int, tuple[JobRow, JobRow]] = {}
+
+    def for_any_slice(self, row: JobRow, reason: str) -> JobRow:
+        """Return a pending job as if it requested any slice, with this reason; the same object while both are."""
+        known = self._rows.get(row.job_id)
+        if known is None or known[0] is not row or known[1].reason != reason:
+            known = self._rows[row.job_id] = row, replace(row, gres=ANY, reason=reason)
+        return known[1]
 
     def of(self, rows: Sequence[JobRow], inputs: LendingInputs) -> list[Demand]:
         """Return the demands; an unchanged row is the same object as before."""
+        if len(self._rows) > 2 * len(rows):
+            self._rows = {row.job_id: self._rows[row.job_id] for row in rows if row.job_id in self._rows}
         self._queue.update(rows)
         return self._demands.of(self._queue, inputs.nodes, inputs.facts.keys(), inputs.now)
 
@@ -52,10 +67,20 @@ class LendingInputs:
     growing: PoolBook = field(default_factory=PoolBook)
 
 
-def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
-    """Return every elastic training job, in Slurm's order."""
+def job_views_of(
+    rows: Sequence[JobRow], partitions: Collection[str], before: Mapping[int, JobView] = _NONE
+) -> dict[int, JobView]:
+    """Return every elastic training job, in Slurm's order.
+
+    Args:
+        before: those of an earlier queue for the same partitions; that of an unchanged row is the same object.
+    """
     job_views = {}
     for row in rows:
+        known = before.get(row.job_id)
+        if known is not None and known.row is row:
+            job_views[row.job_id] = known
+            continue
         hints = loan_hints(row.comment, row.partition, row.gres, partitions)
         if hints is not None:
             job_views[row.job_id] = JobView(row, hints)

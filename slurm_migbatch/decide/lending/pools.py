@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown, waits_for_begin
-from slurm_migbatch.decide.lending.inputs import LendingInputs
+from slurm_migbatch.decide.lending.inputs import ANY, LendingInputs
 from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, State
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import drops_old_gres_type
-
-_ANY: Final = "gres:mig:1g.10gb:1"
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
                 reason = "None"
             elif begin_not_shown(row, inputs.now):
                 reason = "BeginTime"
-            demand_rows.append(_for_any_slice(row, reason))
+            demand_rows.append(inputs.waiting.for_any_slice(row, reason))
         elif row.active and row.array_job is not None:
             demand_rows.append(row)  # it counts towards the limit of its array
     pool_demands = inputs.waiting.of(demand_rows, inputs)
@@ -62,8 +59,8 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
 
 def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
     """Return the nodes for which a job may be released now; None if there are none."""
-    if drops_old_gres_type(row.gres) or not row.restarts:
-        return LoanPool(nodes)
+    if not row.restarts or drops_old_gres_type(row.gres):
+        return _anywhere(nodes)
     confusing_nodes = ledger.taken_for_last(row.job_id)
     known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
     if known and not confusing_nodes:
@@ -88,16 +85,14 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
     return regions
 
 
-@lru_cache(maxsize=1 << 14)
-def _for_any_slice(row: JobRow, reason: str) -> JobRow:
-    """Return a pending job as if it requested any slice, with this reason. Cached, because rounds repeat the query."""
-    return replace(row, gres=_ANY, reason=reason)
+_anywhere = lru_cache(maxsize=1024)(LoanPool)
+"""Return the pool of a job that may start on each of these nodes; thousands of jobs share few pools."""
 
 
 @lru_cache(maxsize=1 << 14)
 def _as_pending(row: JobRow) -> JobRow:
     """Return the job as if it were pending for any slice. Cached, because rounds repeat the query."""
-    return replace(row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
+    return replace(row, state="PENDING", reason="None", nodes=(), gres=ANY, array_job=None)
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:

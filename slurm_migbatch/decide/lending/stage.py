@@ -156,7 +156,7 @@ class LendingDecision:
 
 def needed_progress(snapshot: ClusterSnapshot, memory: LendingMemory, settings: LendingSettings) -> frozenset[int]:
     """Return the jobs that have run before and whose results have not been queried yet."""
-    job_views = job_views_of(snapshot.jobs, settings.partitions)
+    job_views = job_views_of(snapshot.jobs, settings.partitions, memory.job_views)
     memory.asked &= job_views.keys()
     return frozenset(job for job, job_view in job_views.items() if job_view.row.restarts) - memory.asked
 
@@ -169,7 +169,7 @@ def plan_lending(
     note_reports(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
-    job_views = job_views_of(snapshot.jobs, settings.partitions)
+    job_views = job_views_of(snapshot.jobs, settings.partitions, memory.job_views)
     inputs = LendingInputs(
         now,
         snapshot.jobs,

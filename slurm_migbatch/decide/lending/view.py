@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
+from operator import is_
 
 from slurm_migbatch.decide.capacity.demand import unlocated
 from slurm_migbatch.decide.capacity.facts import GpuFacts
@@ -247,37 +248,45 @@ def _elastic_jobs(
     """Return the pending training jobs that may get a loan, and those that run on one."""
     elastic_jobs = []
     now, nodes, largest = inputs.now, {row.name: row for row in inputs.nodes}, _largest_memory(inputs)
+    before, known.waiting = known.waiting, {}
     for job, job_view in job_views.items():
         loan, place = ledger.open.get(job), places.get(job)
         if loan is None and (job not in regions or job in barred):
             continue
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
+        unseen = loan is None and job not in ledger.past and job not in ledger.targets and known.never_ran(job_view)
+        basis = (job_view, known.speeds(job_view), regions.get(job), largest)
+        if unseen and job in before and all(map(is_, before[job], basis)):
+            known.waiting[job] = before[job]
+            elastic_jobs.append(before[job][-1])
+            continue
         past = ledger.past.get(job, LoanHistory())
-        elastic_jobs.append(
-            ElasticJob(
-                job,
-                known.speeds(job_view),
-                account=job_view.row.account,
-                nodes=regions.get(job),
-                place=place,
-                since=(loan.started or loan.decided) if loan is not None else 0.0,
-                restarts=job_view.row.restarts,
-                hits=past.hits,
-                restart_s=known.restart_s(job_view, now),
-                left_s=known.left_s(job_view, now),
-                needs_s=known.needs_s(job_view),
-                reported=(job, job_view.row.restarts) in known.reports,
-                target=ledger.targets.get(job),
-                cpus=job_view.row.cpus,
-                memory=(
-                    resources_of(job_view.row, nodes[place.node]).memory
-                    if place is not None
-                    else _requested_memory(job_view.row, largest)
-                ),
-                stopped=loan is None and _was_stopped(job_view.row, past),
-            )
+        elastic_job = ElasticJob(
+            job,
+            known.speeds(job_view),
+            account=job_view.row.account,
+            nodes=regions.get(job),
+            place=place,
+            since=(loan.started or loan.decided) if loan is not None else 0.0,
+            restarts=job_view.row.restarts,
+            hits=past.hits,
+            restart_s=known.restart_s(job_view, now),
+            left_s=known.left_s(job_view, now),
+            needs_s=known.needs_s(job_view),
+            reported=(job, job_view.row.restarts) in known.reports,
+            target=ledger.targets.get(job),
+            cpus=job_view.row.cpus,
+            memory=(
+                resources_of(job_view.row, nodes[place.node]).memory
+                if place is not None
+                else _requested_memory(job_view.row, largest)
+            ),
+            stopped=loan is None and _was_stopped(job_view.row, past),
         )
+        elastic_jobs.append(elastic_job)
+        if unseen:
+            known.waiting[job] = (*basis, elastic_job)
     return elastic_jobs
 
 

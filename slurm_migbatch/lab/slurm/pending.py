@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from slurm_migbatch.lab.slurm.records import Shape
 
@@ -22,6 +23,9 @@ class Key(NamedTuple):
     array: int
     task: int
     job: int
+
+
+_JOB: Final = attrgetter("job")
 
 
 class PendingQueue:
@@ -58,7 +62,7 @@ class PendingQueue:
                 del self.buckets[shape]
 
     def __iter__(self) -> Iterator[int]:
-        return (key.job for key in self._order)
+        return map(_JOB, self._order)
 
     def __len__(self) -> int:
         return len(self._order)
