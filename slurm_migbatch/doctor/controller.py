@@ -17,7 +17,7 @@ from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, nodes, paths, settings, slurmfiles
-from slurm_migbatch.doctor.database import check_file, check_log, check_server
+from slurm_migbatch.doctor.database import check_file, check_log, check_restores, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.limits import check_limits, check_weights
@@ -91,6 +91,7 @@ def _disks(config: Config) -> Iterator[Finding]:
         if file.exists():
             yield from check_file(str(file), _daemon(config))
             yield from check_log(str(file))
+        yield from check_restores(file)
     else:
         yield from check_server(config.store.url)
     yield from check_disks(read_disk(directory, directory, needed) for directory, needed in needed_mib.items())

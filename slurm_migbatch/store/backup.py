@@ -11,6 +11,7 @@ A backup gets its name only when it is complete, verified and synced; it is read
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import glob
 import os
 import secrets
@@ -61,7 +62,7 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
 
 
 def keep_before_upgrade(file: Path, last: str) -> Path:
-    """Write a copy of an SQLite database beside it, named after its schema; raises StoreError.
+    """Write a copy of an SQLite database beside it, named after its schema, unless there is one; raises StoreError.
 
     Nobody else may be migrating it: what killed programs have left of their copies is removed.
     """
@@ -69,14 +70,22 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
         with contextlib.suppress(OSError):
             part.unlink()
     number = last.partition(" ")[0]
+    earlier: list[Path] = []
     for attempt in range(1, 1000):
         end = f"-{attempt}" if attempt > 1 else ""
         target = file.with_name(f"{file.name}.schema-{number}{end}")
         if target.exists():
+            earlier.append(target)
             continue
         try:
             _require_disk_space(target, size_of(file))
-            return _publish(target, lambda part: copy_file(file, part)).path
+            made = _publish(target, lambda part: copy_file(file, part)).path
+            for same in earlier:
+                with contextlib.suppress(OSError):  # another user's
+                    if filecmp.cmp(made, same, shallow=False):  # of an upgrade that was killed
+                        made.unlink()
+                        return same
+            return made
         except StoreError as error:
             raise StoreError(
                 f"{file} is from an older release, and the backup before its upgrade failed: {error}; free space, or "

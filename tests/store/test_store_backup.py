@@ -24,7 +24,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import DatabaseIdentity
 from slurm_migbatch.store.receipt import NodeReceipt
-from slurm_migbatch.store.restore import restore
+from slurm_migbatch.store.restore import restore, unfinished
 from tests.support.old_schemas import all_rows, make_old
 from tests.support.servers import KINDS
 from tests.support.store_events import Node, run_of, slice_entry, states
@@ -205,6 +205,47 @@ def test_killed_backup_leaves_no_file_with_its_name(store: Store, url: str, tmp_
     subprocess.run([sys.executable, "-c", KILLED, url, str(target), where], check=False)
     assert not target.exists()
     assert back_up(url, target, HISTORY).schema == HISTORY[-1].name
+
+
+KILLED_RESTORE = """
+import os, signal, sys
+from pathlib import Path
+from slurm_migbatch.store import restore
+from slurm_migbatch.store.history import HISTORY
+left = int(sys.argv[3])
+def noted(real):
+    def call(*given, **words):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **words)
+    return call
+for name in ("fchown", "fchmod", "fsync", "link", "replace", "unlink"):
+    setattr(os, name, noted(getattr(os, name)))
+restore.restore(Path(sys.argv[1]), sys.argv[2], HISTORY, replace=True)
+"""
+
+
+@pytest.mark.sqlite
+def test_record_is_complete_wherever_its_restore_is_killed(url: str, tmp_path: Path) -> None:
+    file = Path(url.removeprefix("sqlite:///"))
+    make_old(url, len(HISTORY))
+    back_up(url, tmp_path / "b.db", HISTORY)
+    with open_store(url) as store:
+        node = Node(store, journal="aa")
+        node.seq = 3
+        node.send(node.start(1_700_000_101.0, 43))
+    old, new, killed = all_rows(url)["runs"], all_rows(file_url(tmp_path / "b.db"))["runs"], 0
+    states = []
+    while subprocess.run(
+        [sys.executable, "-c", KILLED_RESTORE, str(tmp_path / "b.db"), url, str(killed)], check=False
+    ).returncode:
+        states.append(all_rows(url)["runs"])
+        assert len(unfinished(file)) <= 1, "each attempt leaves another copy"
+        killed += 1
+    assert killed > 4 and states[0] == old and all(state in (old, new) for state in states)
+    assert all_rows(url)["runs"] == new and unfinished(file) == []
 
 
 def test_damage_is_found_by_backup_and_restore(tmp_path: Path) -> None:
