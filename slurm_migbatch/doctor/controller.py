@@ -38,7 +38,7 @@ from slurm_migbatch.slurm.reservations import COMMAND
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
-from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.errors import MissingDatabaseError, StoreError
 from slurm_migbatch.store.queries import LeaseRow, last_seen
 
 _SCONTROL_S: Final = 30.0
@@ -141,8 +141,7 @@ def _slurm(
         with QuerySite(config).record() as store:
             recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
     except StoreError as error:
-        advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
-        yield Finding(FAIL, "database", str(error), advice)
+        yield Finding(FAIL, "database", str(error), _advice(error, local_state))
     else:
         inventory = recorded
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
@@ -168,6 +167,13 @@ def _slurm(
     yield from check_limits(conf, partial(_sacctmgr, config))
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _advice(error: StoreError, local_state: health.DaemonState) -> str:
+    """Return what to do about a record that cannot be read."""
+    if isinstance(error, MissingDatabaseError) and not local_state.silent:
+        return "put the file back, which migbatchd then uses; a restart of migbatchd would begin an empty record"
+    return "run migbatch doctor as root; start migbatchd once, it creates the database"
 
 
 def _topology(
