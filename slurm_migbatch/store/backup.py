@@ -28,6 +28,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from slurm_migbatch.store.engines import make_engine, one_state, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
+from slurm_migbatch.store.ownership import acting_as_owner, changeable
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, file_uri, readable_mode
 from slurm_migbatch.store.transfer import copy_rows
 
@@ -46,7 +47,8 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
     """Back up the database at `url` to a new file, while it is in use.
 
     Raises:
-        StoreError: the file exists, there is no space for it, or the database cannot be read or is damaged.
+        StoreError: the file exists, there is no space for it, another user could put a file of his in its place, or the
+            database cannot be read or is damaged.
     """
     file = sqlite_file(url)
 
@@ -58,7 +60,21 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
 
     if file is not None and file.exists():
         _require_disk_space(target, size_of(file))
-    return _publish(target, fill)
+    with acting_as_owner(target.parent) if _of_one_owner(file, target.parent) else contextlib.nullcontext():
+        if other := changeable(target.parent):
+            raise StoreError(
+                f"{other}, and could get the record by another file in the place of {target}: choose a "
+                "directory of your own"
+            )
+        return _publish(target, fill)
+
+
+def _of_one_owner(file: Path | None, directory: Path) -> bool:
+    """Return whether a directory belongs to the owner of the SQLite file, who may read the record."""
+    try:
+        return file is not None and file.stat().st_uid == directory.stat().st_uid
+    except OSError:
+        return False
 
 
 def keep_before_upgrade(file: Path, last: str) -> Path:

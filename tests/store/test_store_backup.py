@@ -329,6 +329,36 @@ def test_root_restores_in_another_users_directory_as_that_user(
     assert {(path.stat().st_uid, path.stat().st_gid) for path in state.iterdir()} == {(12345, 23456)}
 
 
+def test_backup_is_not_written_where_another_user_could_replace_it(store: Store, url: str, open_tmp_path: Path) -> None:
+    """He could read the record in a file of his own, or have root write to any other file."""
+    for name, owner, mode, reason in (
+        ("of-another", 12345, 0o755, "uid 12345 owns"),
+        ("of-everybody", 0, 0o777, "every user may write to"),
+    ):
+        folder = open_tmp_path / name
+        (folder / "below").mkdir(parents=True)
+        folder.chmod(mode)
+        os.chown(folder, owner, 0)
+        for place in (folder, folder / "below"):
+            with pytest.raises(StoreError, match=f"{reason} {folder}, and could get the record"):
+                back_up(url, place / "b.db", HISTORY)
+            assert not list(place.glob("*b.db*"))
+    (open_tmp_path / "sticky").mkdir()
+    (open_tmp_path / "sticky").chmod(0o1777)
+    back_up(url, open_tmp_path / "sticky/b.db", HISTORY)
+
+
+@pytest.mark.sqlite
+def test_root_backs_up_beside_another_users_record_as_that_user(open_tmp_path: Path) -> None:
+    url, target = f"sqlite:///{open_tmp_path}/state/migbatch.db", open_tmp_path / "state/b.db"
+    (open_tmp_path / "state").mkdir()
+    make_old(url, len(HISTORY))
+    for path in (target.parent, *target.parent.iterdir()):
+        os.chown(path, 12345, 23456)
+    back_up(url, target, HISTORY)
+    assert (target.stat().st_uid, target.stat().st_mode & 0o777) == (12345, 0o600) and os.geteuid() == 0
+
+
 @pytest.mark.sqlite
 def test_log_of_the_old_file_is_not_applied_to_the_restored_file(url: str, tmp_path: Path) -> None:
     """A killed migbatchd leaves a log beside its file: replayed onto another file, it would corrupt that file."""
