@@ -163,8 +163,7 @@ class StoreWriter:
                 if not opened or is_passing(error):
                     if self._store is not None:
                         self._store.reconnect()
-                    # the text of its own has the statement too, and with it texts of users
-                    wait = self.fault.failed(getattr(error, "orig", None) or error)
+                    wait = self.fault.failed(self._cause(error))
                     with self._news:
                         if self._stopping:
                             return False
@@ -182,6 +181,12 @@ class StoreWriter:
                 self._queue.popleft()
                 self._waiting -= item.records
         return True
+
+    def _cause(self, error: Exception) -> BaseException | str:
+        """Return what is to be reported of an error; its own text has the statement, and with it texts of users."""
+        cause = getattr(error, "orig", None) or error
+        by = "" if self._store is None else self._store.locked_by
+        return f"{cause} by {by}" if by else cause
 
     def _opened(self) -> Store:
         """Return the store, opened again if its file was replaced.

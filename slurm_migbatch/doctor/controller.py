@@ -17,7 +17,7 @@ from typing import Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, nodes, paths, settings, slurmfiles
-from slurm_migbatch.doctor.database import check_file, check_log, check_server
+from slurm_migbatch.doctor.database import check_file, check_log, check_restores, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.limits import check_limits, check_weights
@@ -39,7 +39,7 @@ from slurm_migbatch.slurm.reservations import COMMAND
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
-from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.errors import MissingDatabaseError, StoreError
 from slurm_migbatch.store.queries import LeaseRow, last_seen
 
 _SCONTROL_S: Final = 30.0
@@ -92,6 +92,7 @@ def _disks(config: Config) -> Iterator[Finding]:
         if file.exists():
             yield from check_file(str(file), _daemon(config))
             yield from check_log(str(file))
+        yield from check_restores(file)
     else:
         yield from check_server(config.store.url)
     yield from check_disks(read_disk(directory, directory, needed) for directory, needed in needed_mib.items())
@@ -141,8 +142,7 @@ def _slurm(
         with QuerySite(config).record() as store:
             recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
     except StoreError as error:
-        advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
-        yield Finding(FAIL, "database", str(error), advice)
+        yield Finding(FAIL, "database", str(error), _advice(error, local_state))
     else:
         inventory = recorded
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
@@ -168,6 +168,13 @@ def _slurm(
     yield from check_limits(conf, partial(_sacctmgr, config))
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _advice(error: StoreError, local_state: health.DaemonState) -> str:
+    """Return what to do about a record that cannot be read."""
+    if isinstance(error, MissingDatabaseError) and not local_state.silent:
+        return "put the file back, which migbatchd then uses; a restart of migbatchd would begin an empty record"
+    return "run migbatch doctor as root; start migbatchd once, it creates the database"
 
 
 def _topology(

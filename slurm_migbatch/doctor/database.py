@@ -15,6 +15,7 @@ from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.store.engines import make_engine, without_password
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.restore import unfinished
 from slurm_migbatch.store.sqlitefile import log_bytes
 from slurm_migbatch.store.wal import LARGE_BYTES
 
@@ -61,6 +62,13 @@ def check_log(path: str) -> Iterator[Finding]:
         text = f"its log {path}-wal has {size // _MIB} MiB, because a process reads the database without end"
         advice = f"fuser -v {path}-shm lists the processes that have it open: end one that is stopped or reads for long"
         yield Finding(WARN, _SUBJECT, text, advice)
+
+
+def check_restores(file: Path) -> Iterator[Finding]:
+    """Check that no restore of an SQLite file was interrupted."""
+    for part in unfinished(file):
+        text = f"{part} is left of a restore that was interrupted, so {file} may be the record from before"
+        yield Finding(WARN, _SUBJECT, text, "run migbatch db restore again, or delete that file")
 
 
 def check_server(url: str) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from slurm_migbatch.doctor.database import check_restores
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.store import soundness
 from slurm_migbatch.store.backup import size_of
@@ -41,7 +42,9 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
         with engine.connect() as connection, connection.begin():
             yield from _damages(connection)
             yield from _schema(connection, keep_s if live else math.inf, live=live)
-            yield from _disk_space(connection, sqlite_file(url) if live else None)
+            file = sqlite_file(url) if live else None
+            yield from _disk_space(connection, file)
+            yield from () if file is None else check_restores(file)
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         yield Finding(FAIL, "database", f"is not readable: {cause}", _RESTORE)

@@ -106,12 +106,12 @@ class Agent:
         threads += controller_sync.threads()
         watch = Watcher(self._config, self._gpus).thread(self._stopping, self._wake)
         threads += [watch] if watch is not None else []
-        for thread in threads:
-            thread.start()
-        notify.notify("READY=1")
-        if ready is not None:
-            ready()
         try:
+            for thread in threads:
+                thread.start()  # not while users have all of the node's processes
+            notify.notify("READY=1")
+            if ready is not None:
+                ready()
             self._accept(listener)
         finally:
             self.stop()  # also after an error: the watcher waits for the pipe
@@ -124,7 +124,8 @@ class Agent:
                 self._work.put(None)
             controller_sync.stop()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
 
     def _listen(self) -> socket.socket:
         path = f"{self._config.run_dir}/{SOCKET}"

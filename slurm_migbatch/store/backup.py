@@ -11,6 +11,7 @@ A backup gets its name only when it is complete, verified and synced; it is read
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import glob
 import os
 import secrets
@@ -27,6 +28,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from slurm_migbatch.store.engines import make_engine, one_state, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import RECORD, Migration, applied, migrate, pending
+from slurm_migbatch.store.ownership import acting_as_owner, changeable
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, file_uri, readable_mode
 from slurm_migbatch.store.transfer import copy_rows
 
@@ -45,7 +47,8 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
     """Back up the database at `url` to a new file, while it is in use.
 
     Raises:
-        StoreError: the file exists, there is no space for it, or the database cannot be read or is damaged.
+        StoreError: the file exists, there is no space for it, another user could put a file of his in its place, or the
+            database cannot be read or is damaged.
     """
     file = sqlite_file(url)
 
@@ -57,11 +60,25 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
 
     if file is not None and file.exists():
         _require_disk_space(target, size_of(file))
-    return _publish(target, fill)
+    with acting_as_owner(target.parent) if _of_one_owner(file, target.parent) else contextlib.nullcontext():
+        if other := changeable(target.parent):
+            raise StoreError(
+                f"{other}, and could get the record by another file in the place of {target}: choose a "
+                "directory of your own"
+            )
+        return _publish(target, fill)
+
+
+def _of_one_owner(file: Path | None, directory: Path) -> bool:
+    """Return whether a directory belongs to the owner of the SQLite file, who may read the record."""
+    try:
+        return file is not None and file.stat().st_uid == directory.stat().st_uid
+    except OSError:
+        return False
 
 
 def keep_before_upgrade(file: Path, last: str) -> Path:
-    """Write a copy of an SQLite database beside it, named after its schema; raises StoreError.
+    """Write a copy of an SQLite database beside it, named after its schema, unless there is one; raises StoreError.
 
     Nobody else may be migrating it: what killed programs have left of their copies is removed.
     """
@@ -69,14 +86,22 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
         with contextlib.suppress(OSError):
             part.unlink()
     number = last.partition(" ")[0]
+    earlier: list[Path] = []
     for attempt in range(1, 1000):
         end = f"-{attempt}" if attempt > 1 else ""
         target = file.with_name(f"{file.name}.schema-{number}{end}")
         if target.exists():
+            earlier.append(target)
             continue
         try:
             _require_disk_space(target, size_of(file))
-            return _publish(target, lambda part: copy_file(file, part)).path
+            made = _publish(target, lambda part: copy_file(file, part)).path
+            for same in earlier:
+                with contextlib.suppress(OSError):  # another user's
+                    if filecmp.cmp(made, same, shallow=False):  # of an upgrade that was killed
+                        made.unlink()
+                        return same
+            return made
         except StoreError as error:
             raise StoreError(
                 f"{file} is from an older release, and the backup before its upgrade failed: {error}; free space, or "

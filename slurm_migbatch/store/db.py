@@ -146,6 +146,11 @@ class Store:
         """Whether an SQLite file was moved, deleted or replaced since it was opened: further rows would be lost."""
         return self.file is not None and self._inode is not None and _inode(self.file) != self._inode
 
+    @property
+    def locked_by(self) -> str:
+        """The processes that keep an SQLite file from being written, see `wal.locked_by`."""
+        return "" if self.file is None else wal.locked_by(self.file)
+
     def reconnect(self) -> None:
         """Discard the connections to a server after an error: it may no longer be the primary at its address."""
         if self.file is None:

@@ -69,6 +69,8 @@ def one_state(engine: Engine) -> Engine:
 def _server(url: URL, readonly: bool) -> Engine:
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S}
+    greeted = url.drivername.endswith("+pymysql") and "read_timeout" not in url.query
     try:
         engine = create_engine(
             url,
@@ -76,7 +78,7 @@ def _server(url: URL, readonly: bool) -> Engine:
             pool_pre_ping=True,
             pool_recycle=3600,
             hide_parameters=True,  # errors are logged, and these may be texts of users
-            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S},
+            connect_args={**arguments, "read_timeout": CONNECT_S} if greeted else arguments,
         )
     except NoSuchModuleError:
         raise StoreError(f"unsupported database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
@@ -84,9 +86,16 @@ def _server(url: URL, readonly: bool) -> Engine:
         extra = _EXTRAS.get(backend)
         advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
         raise StoreError(f"{backend} needs the Python package {error.name}: {advice}") from None
+    if greeted:
+        event.listen(engine, "connect", _wait_for_results)
     event.listen(engine, "connect", _notice_lost_host)
     event.listen(engine, "connect", partial(_refuse_writes if readonly else _end_idle_transactions, backend))
     return engine
+
+
+def _wait_for_results(connection: Any, _record: Any) -> None:
+    """Let queries take their time: PyMySQL has one time limit for them and for the first message of a server."""
+    connection._read_timeout = None
 
 
 def _notice_lost_host(connection: Any, _record: Any) -> None:

@@ -30,3 +30,21 @@ def acting_as_owner(directory: Path, group: int | None = None) -> Iterator[None]
         os.seteuid(0)
         os.setegid(own)
         os.setgroups(groups)
+
+
+def changeable(directory: Path) -> str:
+    """Return which user could replace files in a directory, beside root and this one, as a sentence; empty if none can.
+
+    Groups are trusted: they are the administrator's choice.
+    """
+    path = directory.resolve()
+    for place in (path, *path.parents):
+        try:
+            status = place.stat()
+        except OSError:
+            continue  # the file cannot be created either
+        if status.st_uid not in (0, os.geteuid()):
+            return f"uid {status.st_uid} owns {place}"
+        if status.st_mode & 0o1002 == 0o002:
+            return f"every user may write to {place}"
+    return ""

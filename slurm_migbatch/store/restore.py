@@ -7,6 +7,7 @@ transaction, so that a failed restore leaves the old data.
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
@@ -71,6 +72,11 @@ def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: 
     return Restored(schema, None)
 
 
+def unfinished(file: Path) -> list[Path]:
+    """Return what killed restores of an SQLite file have left beside it: copies of their backups."""
+    return sorted(file.parent.glob(f".{glob.escape(file.name)}.{'[0-9a-f]' * 8}.part"))
+
+
 @contextmanager
 def _connected(engine: Engine) -> Iterator[Connection]:
     """Open a transaction on an engine, and dispose of the engine afterwards."""
@@ -132,6 +138,8 @@ def _into_file(source: Path, file: Path, url: str, history: tuple[Migration, ...
 
 def _take_name(made: BinaryIO, file: Path, *, keep: bool) -> Path | None:
     """Replace the content of a file by `made`, and return the path of the previous one if `keep` is set."""
+    for left in unfinished(file):
+        left.unlink(missing_ok=True)
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -22,6 +22,8 @@ process that is stopped with a snapshot: it is reported, and the log shrinks aft
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -44,6 +46,30 @@ LONGEST_S: Final = 64.0
 """How long the writer waits for readers at first, and at most; twice as long after each failure."""
 _TRY_MS: Final = 100
 _MIB: Final = 1 << 20
+
+
+_WRITE_LOCKS: Final = range(120, 123)
+"""Bytes of the -shm file that a writer locks, and who recovers the log (SQLite's wal.c, WAL_LOCK)."""
+
+
+def locked_by(file: Path) -> str:
+    """Return the other processes that keep this one from writing an SQLite file; empty if none is known.
+
+    Who may read the -shm file can lock it without end. It is not opened: closing it would end SQLite's own locks.
+    """
+    try:
+        status = file.with_name(f"{file.name}-shm").stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        found = set()
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()  # 13: POSIX ADVISORY READ 5645 fe:00:15343665 120 120
+            if len(words) == 8 and words[5] == place and words[4] != str(os.getpid()):
+                first, last = int(words[6]), math.inf if words[7] == "EOF" else int(words[7])
+                if first <= _WRITE_LOCKS[-1] and last >= _WRITE_LOCKS[0]:
+                    found.add(words[4])
+        return ", ".join([f"process {pid} of uid {Path('/proc', pid).stat().st_uid}" for pid in sorted(found)])
+    except (OSError, ValueError):
+        return ""
 
 
 class LogBound:

@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import logging
+import os
 import shutil
 import sqlite3
+import subprocess
 import threading
 from contextlib import closing
 
@@ -11,6 +13,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.store import engines
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.soundness import damages
 from slurm_migbatch.store.terms import TermOverError
@@ -21,6 +24,7 @@ class Record:
     """A store that can be away and that can refuse."""
 
     moved = False
+    locked_by = ""
 
     def __init__(self):
         self.rows = []
@@ -237,6 +241,39 @@ def test_nothing_is_written_to_a_database_that_was_moved_away(tmp_path, caplog):
         shutil.copyfile(aside, tmp_path / "copy.db").rename(file)  # without a log: the moved file is complete
         assert later.result(120).acked == 2
         assert writer.fault.error == ""
+    finally:
+        writer.stop(120)
+
+
+LOCKING = """
+import fcntl, os, struct, sys, time
+os.setgid(65534)
+os.setuid(65534)
+handle = os.open(sys.argv[1] + "-shm", os.O_RDONLY)
+fcntl.fcntl(handle, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 120, 1, 0))
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+def test_user_who_keeps_the_record_locked_is_named(open_tmp_path, monkeypatch):
+    """To read the record is enough for that."""
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_S", 0.1)
+    file = open_tmp_path / "record.db"
+    writer = StoreWriter(lambda: open_store(f"sqlite:///{file}"), 10, first_wait=0.001)
+    writer.start()
+    try:
+        assert writer.call(sequence(1), "x").result(120).acked == 1
+        for path in open_tmp_path.iterdir():
+            os.chown(path, 0, 65534)
+        with subprocess.Popen(["/usr/bin/python3", "-ISc", LOCKING, str(file)], stdout=subprocess.PIPE) as locking:
+            try:
+                assert locking.stdout.readline() == b"locked\n"
+                later = writer.call(sequence(2), "x")
+                eventually(lambda: f"database is locked by process {locking.pid} of uid 65534" in writer.fault.error)
+            finally:
+                locking.kill()
+        assert later.result(120).acked == 2
     finally:
         writer.stop(120)
 

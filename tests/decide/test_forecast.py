@@ -58,7 +58,7 @@ def test_slice_is_not_kept_until_a_clock_that_was_set_back_has_caught_up():
     assert gaps.enough(now + 11, 60) == 1
     assert gaps.enough(now - 3600, 60) == 0
     gaps.demand(now - 3600, 1)
-    assert min(gap for part in gaps._parts.values() for found in part.values() for gap in found) >= 0
+    assert min(gap for part in gaps._parts.values() for _, _, gap in part) >= 0
 
 
 def test_gaps_count_if_recent_or_at_the_same_hour_of_yesterday():
@@ -94,6 +94,38 @@ def test_forecast_in_compressed_days_equals_that_in_normal_days():
     busy(fast, 0.0, 72, 1, 3, 6)
     for idle_s in (100, 500, 1000, 3000):
         assert plain.enough(now, idle_s) == fast.enough(now / 100, idle_s / 100)
+
+
+def test_memory_does_not_grow_with_the_size_of_arrays():
+    """One user may submit and cancel an array of a million tasks again and again."""
+    gaps = LevelGaps()
+    for number in range(1000):
+        gaps.demand(3.0 * number, 10_000 if number % 2 else number)
+    assert sum(len(part) for part in gaps._parts.values()) <= 1000
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.0, 1.0, 7.0, 30.0)), st.integers(0, 200) | st.sampled_from((63, 64, 65))),
+        max_size=60,
+    )
+)
+def test_each_level_has_its_own_gaps(changes):
+    gaps, begins, found, level, now = LevelGaps(), [0.0] * 202, [[] for _ in range(202)], 0, 0.0
+    gaps.demand(now, 0)
+    for seconds, demand in changes:
+        now += seconds
+        gaps.demand(now, demand)
+        for above in range(level, demand):
+            found[above].append(now - begins[above])
+        begins[demand:level] = [now] * max(0, level - demand)
+        level = demand
+    later = now + 1800.0  # the gaps are of the last hour, but not of the current part of it
+    gaps.demand(later, 200)
+    gaps.demand(later, 0)
+    near = [[gap for at in found[max(0, above - 1) : above + 2] for gap in at] for above in range(200)]
+    for idle in (6.0, 20.0, 100.0):
+        assert gaps.enough(later + idle, 20) == sum(idle < age_for(known, 20) for known in near)
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=60), st.floats(1, 1e5))

@@ -358,6 +358,18 @@ def test_damaged_database_file_is_to_be_restored(tmp_path: Path, kept: int) -> N
     assert str(file) in problem and "migbatch db restore" in problem
 
 
+def test_interrupted_restore_is_reported(tmp_path: Path) -> None:
+    file, part = tmp_path / "migbatch.db", tmp_path / ".migbatch.db.0a1b2c3d.part"
+    open_store(f"sqlite:///{file}").close()
+    assert list(database.check_restores(file)) == []
+    part.touch()
+    (found,) = database.check_restores(file)
+    assert found.level == WARN and f"{part} is left of a restore that was interrupted" in found.text
+    assert "run migbatch db restore again" in found.advice
+    assert found in list(record.check_record(f"sqlite:///{file}"))
+    assert found not in list(record.check_record(f"sqlite:///{file}", live=False))
+
+
 def test_large_log_of_the_database_is_reported(tmp_path: Path) -> None:
     file, log = tmp_path / "migbatch.db", tmp_path / "migbatch.db-wal"
     assert list(database.check_log(str(file))) == []

@@ -225,6 +225,18 @@ def test_stopped_migbatchd_is_reported_and_nodes_are_unknown(bed: Cluster) -> No
     in_order(bed)
 
 
+def test_record_that_was_moved_is_to_be_put_back(bed: Cluster) -> None:
+    """A restart of migbatchd would begin an empty record."""
+    file = Path(bed.product.record.removeprefix("sqlite:///"))
+    aside = file.with_name("aside.db")
+    file.rename(aside)
+    try:
+        assert named(wrong(bed), f"no database at {file}", "put the file back", "restart of migbatchd would begin")
+    finally:
+        aside.rename(file)
+    assert not named(wrong(bed), "no database")
+
+
 def test_stopped_agent_and_node_drained_by_a_hook_are_reported(bed: Cluster) -> None:
     """slurmd drains with `Epilog error`; the node reports why. The last test here: the node stays drained."""
     run = bed.node_directory("n1") / "run"

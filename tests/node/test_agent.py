@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -222,6 +223,26 @@ def test_hook_succeeds_when_the_agent_is_killed_at_any_side_effect(many_nodes, s
         assert len(node.events("start")) == 1
         assert len(node.events("stop")) == (0 if hook == "prolog" else 1)
         node.close()
+
+
+@pytest.mark.parametrize("number", [0, 3, 5])
+def test_agent_that_cannot_start_its_threads_ends(node, monkeypatch, number):
+    """Users may have all processes of the node. An agent that goes on with some of its threads is not restarted."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread):
+        if len(started) == number:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    def run():
+        monkeypatch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Agent(node.config, workers=4).run()
+        return any(thread.is_alive() for thread in started)
+
+    assert in_child(run)[0] == 0 and not (node.root / "run" / "agent.sock").exists()
 
 
 def test_a_running_agent_survives_a_damaged_journal(node):

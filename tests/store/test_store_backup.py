@@ -24,7 +24,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import DatabaseIdentity
 from slurm_migbatch.store.receipt import NodeReceipt
-from slurm_migbatch.store.restore import restore
+from slurm_migbatch.store.restore import restore, unfinished
 from tests.support.old_schemas import all_rows, make_old
 from tests.support.servers import KINDS
 from tests.support.store_events import Node, run_of, slice_entry, states
@@ -207,6 +207,47 @@ def test_killed_backup_leaves_no_file_with_its_name(store: Store, url: str, tmp_
     assert back_up(url, target, HISTORY).schema == HISTORY[-1].name
 
 
+KILLED_RESTORE = """
+import os, signal, sys
+from pathlib import Path
+from slurm_migbatch.store import restore
+from slurm_migbatch.store.history import HISTORY
+left = int(sys.argv[3])
+def noted(real):
+    def call(*given, **words):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **words)
+    return call
+for name in ("fchown", "fchmod", "fsync", "link", "replace", "unlink"):
+    setattr(os, name, noted(getattr(os, name)))
+restore.restore(Path(sys.argv[1]), sys.argv[2], HISTORY, replace=True)
+"""
+
+
+@pytest.mark.sqlite
+def test_record_is_complete_wherever_its_restore_is_killed(url: str, tmp_path: Path) -> None:
+    file = Path(url.removeprefix("sqlite:///"))
+    make_old(url, len(HISTORY))
+    back_up(url, tmp_path / "b.db", HISTORY)
+    with open_store(url) as store:
+        node = Node(store, journal="aa")
+        node.seq = 3
+        node.send(node.start(1_700_000_101.0, 43))
+    old, new, killed = all_rows(url)["runs"], all_rows(file_url(tmp_path / "b.db"))["runs"], 0
+    states = []
+    while subprocess.run(
+        [sys.executable, "-c", KILLED_RESTORE, str(tmp_path / "b.db"), url, str(killed)], check=False
+    ).returncode:
+        states.append(all_rows(url)["runs"])
+        assert len(unfinished(file)) <= 1, "each attempt leaves another copy"
+        killed += 1
+    assert killed > 4 and states[0] == old and all(state in (old, new) for state in states)
+    assert all_rows(url)["runs"] == new and unfinished(file) == []
+
+
 def test_damage_is_found_by_backup_and_restore(tmp_path: Path) -> None:
     url, file = f"sqlite:///{tmp_path}/m.db", tmp_path / "m.db"
     make_old(url, len(HISTORY))
@@ -286,6 +327,36 @@ def test_root_restores_in_another_users_directory_as_that_user(
     restore(open_tmp_path / "b.db", url, HISTORY, replace=True)
     assert os.geteuid() == 0 and changes and {uid for _, uid in changes} == {12345}
     assert {(path.stat().st_uid, path.stat().st_gid) for path in state.iterdir()} == {(12345, 23456)}
+
+
+def test_backup_is_not_written_where_another_user_could_replace_it(store: Store, url: str, open_tmp_path: Path) -> None:
+    """He could read the record in a file of his own, or have root write to any other file."""
+    for name, owner, mode, reason in (
+        ("of-another", 12345, 0o755, "uid 12345 owns"),
+        ("of-everybody", 0, 0o777, "every user may write to"),
+    ):
+        folder = open_tmp_path / name
+        (folder / "below").mkdir(parents=True)
+        folder.chmod(mode)
+        os.chown(folder, owner, 0)
+        for place in (folder, folder / "below"):
+            with pytest.raises(StoreError, match=f"{reason} {folder}, and could get the record"):
+                back_up(url, place / "b.db", HISTORY)
+            assert not list(place.glob("*b.db*"))
+    (open_tmp_path / "sticky").mkdir()
+    (open_tmp_path / "sticky").chmod(0o1777)
+    back_up(url, open_tmp_path / "sticky/b.db", HISTORY)
+
+
+@pytest.mark.sqlite
+def test_root_backs_up_beside_another_users_record_as_that_user(open_tmp_path: Path) -> None:
+    url, target = f"sqlite:///{open_tmp_path}/state/migbatch.db", open_tmp_path / "state/b.db"
+    (open_tmp_path / "state").mkdir()
+    make_old(url, len(HISTORY))
+    for path in (target.parent, *target.parent.iterdir()):
+        os.chown(path, 12345, 23456)
+    back_up(url, target, HISTORY)
+    assert (target.stat().st_uid, target.stat().st_mode & 0o777) == (12345, 0o600) and os.geteuid() == 0
 
 
 @pytest.mark.sqlite

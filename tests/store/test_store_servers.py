@@ -224,9 +224,18 @@ def test_term_is_renewed_with_the_next_primary(server: str, monkeypatch: pytest.
         assert keeper.may_change_slurm()
 
 
-def test_server_that_accepts_connections_and_is_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "mysql"])
+def test_server_that_accepts_connections_and_is_silent_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is frozen, or a proxy without one. Queries may take longer than its first message."""
     monkeypatch.setattr(engines, "CONNECT_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"postgresql://migbatch@127.0.0.1:{silent.getsockname()[1]}/migbatch"
-        with pytest.raises(StoreError, match="timeout"):
+        url = f"{kind}://migbatch@127.0.0.1:{silent.getsockname()[1]}/migbatch"
+        with pytest.raises(StoreError, match=r"timeout|timed out"):
             open_store(url)
+
+
+def test_query_may_take_longer_than_a_connection(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "CONNECT_S", 1)
+    sleep = "SELECT pg_sleep(2)" if server.startswith("postgresql") else "SELECT sleep(2)"
+    with open_store(server) as store, store.reading() as connection:
+        connection.execute(text(sleep))

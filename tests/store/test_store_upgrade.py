@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,43 @@ def test_what_killed_upgrades_left_of_their_backups_is_removed(url: str) -> None
         path.write_text("incomplete")
     open_store(url).close()
     assert [path.exists() for path in (*left, *others)] == [False, False, True, True]
+
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from slurm_migbatch.store import db
+def die(connection):
+    connection.exec_driver_sql("CREATE TABLE unfinished AS SELECT * FROM runs")
+    os.kill(os.getpid(), signal.SIGKILL)
+db.HISTORY = (*db.HISTORY[:-1], replace(db.HISTORY[-1], apply=die))
+db.open_store(sys.argv[1])
+"""
+
+
+@pytest.mark.sqlite
+def test_upgrades_that_are_killed_again_and_again_keep_one_copy(url: str) -> None:
+    """A record that is large enough for this to happen fills the disk with its copies."""
+    before = make_old(url, len(HISTORY) - 1)
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == -signal.SIGKILL
+    (copy,) = beside(url)
+    assert all_rows(file_url(copy)) == all_rows(url) == before
+    open_store(url).close()
+    assert beside(url) == [copy]
+
+
+@pytest.mark.sqlite
+def test_copy_of_an_earlier_upgrade_with_other_rows_is_kept(url: str) -> None:
+    before = make_old(url, len(HISTORY) - 1)
+    assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == -signal.SIGKILL
+    engine = make_engine(url, readonly=False)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE runs SET uid = uid + 1"))
+    engine.dispose()
+    changed = all_rows(url)
+    open_store(url).close()
+    assert [all_rows(file_url(copy)) for copy in beside(url)] == [before, changed]
 
 
 def test_newer_schema_is_refused_in_one_line(database: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from slurm_migbatch.decide.snapshot import passed_s
@@ -33,9 +34,12 @@ MOST_PROFILES: Final = 256
 _MOST_ON_GPU: Final = 8
 """No GPU has more slices at once."""
 _TINY: Final = 1e-6
+_BLOCK: Final = 64
+"""Adjacent levels whose gaps are looked up together."""
 
-Part = dict[int, list[float]]
-"""Seconds of the gaps that ended in a part of a day, by level."""
+Part = list[tuple[int, int, float]]
+"""The gaps that ended in a part of a day: the first of the levels that they are of, the one after the last, and their
+seconds. A large array that is submitted or cancelled ends or begins equal gaps of thousands of levels."""
 
 
 class LevelGaps:
@@ -55,7 +59,7 @@ class LevelGaps:
         self._begin: float | None = None
         self._level = 0
         self._ages: tuple[int, float, dict[int, float]] = (-1, 0.0, {})
-        self._relevant: list[Part] = []
+        self._relevant: dict[int, Part] = {}
 
     def demand(self, now: float, level: int) -> None:
         """Record that `level` slices are needed from now on."""
@@ -63,10 +67,12 @@ class LevelGaps:
             self._begin = now
         if level > self._level:
             self._since += [self._begin] * (level - len(self._since))
-            part = self._part_of(now)
-            for above in range(self._level, level):
-                if (gap := now - self._since[above]) >= 0:
-                    part.setdefault(above, []).append(gap)
+            part, first = self._part_of(now), self._level
+            for above in range(first + 1, level + 1):
+                if above == level or self._since[above] != self._since[first]:
+                    if (gap := now - self._since[first]) >= 0:
+                        part.append((first, above, gap))
+                    first = above
         else:
             self._since[level : self._level] = [now] * (self._level - level)
         self._level = level
@@ -80,7 +86,7 @@ class LevelGaps:
         """
         number = int(now / self._part + _TINY)
         if self._ages[:2] != (number, idle_s):
-            self._ages, self._relevant = (number, idle_s, {}), self._open(number)
+            self._ages, self._relevant = (number, idle_s, {}), _by_block(self._open(number))
         ages = self._ages[2]
         needed = 0
         for level in range(self._level, len(self._since)):
@@ -96,13 +102,10 @@ class LevelGaps:
 
     def _known(self, level: int) -> list[float]:
         """Return the gaps of this level and the adjacent ones, of the last hour and of this time on earlier days."""
-        return [
-            seconds
-            for part in self._relevant
-            for neighbour in (level - 1, level, level + 1)
-            if neighbour in part
-            for seconds in part[neighbour]
-        ]
+        known: list[float] = []
+        for first, after, seconds in self._relevant.get(level // _BLOCK, ()):
+            known += [seconds] * (min(after, level + 2) - max(first, level - 1))  # none if that is below 0
+        return known
 
     def _open(self, number: int) -> list[Part]:
         """Return the parts of the last hour and of this time on earlier days; not the (incomplete) current one."""
@@ -114,11 +117,20 @@ class LevelGaps:
     def _part_of(self, now: float) -> Part:
         number = int(now / self._part + _TINY)
         if number not in self._parts:
-            self._parts[number] = {}
+            self._parts[number] = []
             oldest = number - self._days * self._day - self._around
             for old in [part for part in self._parts if part < oldest]:
                 del self._parts[old]
         return self._parts[number]
+
+
+def _by_block(parts: Iterable[Part]) -> dict[int, Part]:
+    """Return the gaps of the levels of each block and the adjacent ones."""
+    blocks: dict[int, Part] = {}
+    for gap in chain.from_iterable(parts):
+        for block in range((gap[0] - 1) // _BLOCK, gap[1] // _BLOCK + 1):
+            blocks.setdefault(block, []).append(gap)
+    return blocks
 
 
 def age_for(gaps: Iterable[float], idle_s: float) -> float:

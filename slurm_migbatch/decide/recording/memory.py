@@ -134,7 +134,7 @@ def _taken_gaps(gaps: LevelGaps) -> State:
     parts = state["_parts"] = dict(state["_parts"])
     if parts:
         newest = max(parts)
-        parts[newest] = {level: lengths.copy() for level, lengths in parts[newest].items()}
+        parts[newest] = parts[newest].copy()
     return state
 
 
