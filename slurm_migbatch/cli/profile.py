@@ -20,6 +20,7 @@ from slurm_migbatch.workload.gpufacts import facts_of
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
+    from slurm_migbatch.predict.facts import ModelFacts
 
 _HERE = "slurm_migbatch.cli"
 COMMANDS = {
@@ -28,7 +29,11 @@ COMMANDS = {
     "list": (f"{_HERE}.profile:list_", "List measured models and GPUs."),
     "run": (f"{_HERE}.profile_run:run", "Measure a model on this host."),
 }
-_UNUSUAL = "unusual points are used like all others: if they are wrong, correct the table and import it again"
+_UNUSUAL = "unusual points are used: if they are wrong, correct the table and import it again"
+_IGNORED = (
+    "contradicted by the other points of its model: the {figure} of {model} ({kind}) on {gpu}, {where}, batch {batch}; "
+    "kept, but predictions do not use it"
+)
 _COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
 
 model_option = click.option("--model", metavar="NAME", help="Only this model.")
@@ -71,7 +76,8 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     the new values; importing the same file again changes nothing.
 
     A point that no GPU can reach (faster than its slice computes or reads, less memory than the weights) rejects the
-    whole import, by file and line. A possible point far from all other data is imported and listed.
+    whole import, by file and line. A possible point far from all other data is imported and listed, and so is one that
+    the other points of its model contradict; that one is not used.
     """
     from slurm_migbatch.daemon.facts import known_models, models_of
     from slurm_migbatch.predict.bounds import impossible
@@ -88,7 +94,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         rows: Sequence[Measurement] = table.rows
         progress(f"comparing {plural(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
-        notices = [*table.notices, *far, *([_UNUSUAL] if far else []), *_unused(rows)]
+        notices = [*table.notices, *far, *([_UNUSUAL] if far else []), *_contradicted(rows, facts), *_unused(rows)]
         if source is not None:
             rows = merge(replace(row, source=source) for row in rows)
         result: dict[str, Any] = {
@@ -113,6 +119,24 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         click.echo(f"{summary}: nothing was written (--dry-run)")
     else:
         click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} unchanged")
+
+
+def _contradicted(rows: Sequence[Measurement], facts: Sequence[ModelFacts]) -> list[str]:
+    """Return a notice on each point that the others of the table contradict."""
+    from slurm_migbatch.predict.known import ModelKnowledge
+    from slurm_migbatch.predict.training import ignored
+
+    return [
+        _IGNORED.format(
+            figure=figure,
+            model=row.model,
+            kind=row.kind,
+            gpu=row.gpu,
+            where=row.profile or "the whole GPU",
+            batch=row.batch,
+        )
+        for figure, row in ignored(rows, ModelKnowledge(facts))
+    ]
 
 
 def _unused(rows: Sequence[Measurement]) -> list[str]:

@@ -15,6 +15,7 @@ from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import NOTHING, ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
+from slurm_migbatch.predict.outliers import contradicted
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SHORT, SITE, Sample, samples_of
@@ -46,7 +47,8 @@ LEFT_OUT: Final = 200
 def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
     """Learn from a table; rows that did not run and missing figures are ignored."""
     rows = list(rows)
-    samples = samples_of(rows, knowledge)
+    every = samples_of(rows, knowledge)
+    samples = [_without_contradicted(sample) for sample in every]
     populations: dict[tuple[str, str], Population] = {}
     calibrations: dict[tuple[str, str], Calibration] = {}
     fitted: dict[tuple[str, str, str], Fitted] = {}
@@ -61,7 +63,7 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     language = _of_language_models(rows)
-    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, short=_short(samples))
+    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, short=_short(every))
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -70,14 +72,51 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     It costs a fraction of `learn`, and differs little if `rows` are a few more than those learned from.
     """
     rows = list(rows)
-    samples = samples_of(rows, knowledge)
+    every = samples_of(rows, knowledge)
+    samples = [_without_contradicted(sample) for sample in every]
     fitted = {
         key: _fit(group, learned.populations, key[1])
         for key, group in grouped(samples, lambda sample: sample.key).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     language = _of_language_models(rows)
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, short=_short(samples))
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, short=_short(every))
+
+
+def ignored(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[tuple[str, Measurement]]:
+    """Return the points that the others of their sample contradict, with the figure; they are not learned from."""
+    found = []
+    for sample in samples_of(rows, knowledge):
+        for figure, of_figure in (("time", sample.rows), ("memory", sample.memory_rows)):
+            found += [(figure, of_figure[i]) for i in _contradicted(figure, sample)]
+    return found
+
+
+def _without_contradicted(sample: Sample) -> Sample:
+    """Return a sample without the points that its others contradict."""
+    wrong = {figure: _contradicted(figure, sample) for figure in SURFACES}
+    if not any(wrong.values()):
+        return sample
+    time = [i for i in range(len(sample.rows)) if i not in wrong["time"]]
+    memory = [i for i in range(len(sample.memory_rows)) if i not in wrong["memory"]]
+    return replace(
+        sample,
+        rows=tuple(sample.rows[i] for i in time),
+        cells=sample.cells.take(time),
+        logs=sample.logs[time],
+        noise=sample.noise[time],
+        memory_rows=tuple(sample.memory_rows[i] for i in memory),
+        memory_cells=sample.memory_cells.take(memory),
+        memory_logs=sample.memory_logs[memory],
+    )
+
+
+def _contradicted(figure: str, sample: Sample) -> list[int]:
+    """Return the indices of such points among all of the figure."""
+    surface = SURFACES[figure]
+    prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
+    wrong = contradicted(surface, prior, *observed(figure, sample))
+    return wrong if figure == "time" else [_enough(sample)[i] for i in wrong]
 
 
 def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
@@ -125,9 +164,13 @@ def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
     """
     if figure == "time":
         return sample.cells, sample.logs, sample.noise
-    enough = [i for i, row in enumerate(sample.memory_rows) if row.source != SHORT]
+    enough = _enough(sample)
     logs = sample.memory_logs[enough]
     return sample.memory_cells.take(enough), logs, np.full(len(logs), MEMORY_NOISE)
+
+
+def _enough(sample: Sample) -> list[int]:
+    return [i for i, row in enumerate(sample.memory_rows) if row.source != SHORT]
 
 
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:

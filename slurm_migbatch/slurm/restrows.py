@@ -199,9 +199,10 @@ def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, st
         try:
             nodes = frozenset(expand(record["node_list"]))
             start = _number(record["start_time"])
-            if nodes and now < _number(record["end_time"]):
+            end = _number(record["end_time"])  # 0: none
+            if nodes and (not end or now < end):
                 cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
-                flags = frozenset(record["flags"])
+                flags = frozenset(_texts(record, "flags"))
                 rows.append(
                     NodeReservation(
                         _text(record, "name"),

@@ -235,6 +235,20 @@ def test_impossible_measurement_is_refused_with_its_line_number(migbatch, tmp_pa
         assert store.measurements() == []
 
 
+def test_measurement_that_all_others_contradict_is_named(migbatch, tmp_path):
+    path = tmp_path / "one.csv"
+    seconds = {1: 0.012, 2: 0.013, 4: 0.017, 8: 0.4, 16: 0.045, 32: 0.09, 64: 0.18, 128: 0.36}
+    rows = (ROW.replace("32", str(batch)) % (time, 3000 + 10 * batch) for batch, time in seconds.items())
+    path.write_text(HEAD + "".join(rows))
+    code, _, err = migbatch("import", path)
+    assert code == 0
+    assert (
+        "notice: contradicted by the other points of its model: the time of resnet50 (infer) on "
+        "NVIDIA A100-SXM4-80GB, 2g.20gb, batch 8; kept, but predictions do not use it\n" in err
+    )
+    assert err.count("contradicted by") == 1
+
+
 def test_unusual_measurement_is_imported_with_a_notice(migbatch, tmp_path):
     path = tmp_path / "slow.csv"
     path.write_text(HEAD + "".join(ROW.replace("32", str(batch)) % (0.6 * batch, 3000) for batch in (1, 8, 32)))

@@ -276,6 +276,21 @@ def test_malformed_reservation_is_logged_and_does_not_affect_others(
     assert [record.getMessage().count("reservation odd: KeyError") for record in caplog.records] == [1]
 
 
+@pytest.mark.parametrize("end", [0, NONE, {"set": False, "infinite": True, "number": 0}])
+def test_reservation_without_an_end_is_not_over(end: Any) -> None:
+    listed = [{"name": "a", "node_list": "n1", "start_time": 1, "end_time": end, "tres": "cpu=64", "flags": ["MAINT"]}]
+    (row,) = restrows.reservations({"reservations": listed}, 1e9, lambda name, why: None)
+    assert (row.name, row.nodes, row.start) == ("a", {"n1"}, 0.0)
+
+
+def test_reservation_with_flags_in_another_form_is_unread() -> None:
+    """A magnetic one is open to other jobs, one with unknown flags may be, and is not taken for closed."""
+    odd = {"name": "a", "node_list": "n1", "start_time": 1, "end_time": 2**40, "tres": "cpu=64", "flags": "MAGNETIC"}
+    unread: dict[str, str] = {}
+    assert restrows.reservations({"reservations": [odd]}, 1e9, unread.__setitem__) == []
+    assert "flags" in unread["a"]
+
+
 def test_non_utf8_bytes_of_a_user_are_kept(serve: Serve) -> None:
     text = json.dumps({"jobs": [{**JOB, "comment": "?"}]}).replace("?", "\udcff\t")
     client, _ = serve({"jobs/": (200, text)})

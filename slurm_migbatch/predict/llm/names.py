@@ -249,15 +249,20 @@ def _senses_beside(model: Model, words: Sequence[str]) -> bool:
     return not any(map(SENSED.fullmatch, own))
 
 
-def of_stated_size(name: str, parameters: int) -> Found:
-    """Return a model that is not public, of a stated number of all its parameters, by its name alone."""
+def of_stated_size(name: str, parameters: int, *, sees: bool = False) -> Found:
+    """Return a model that is not public, of a stated number of all its parameters, by its name alone; `sees`: it takes
+    images.
+    """
     kept, quantisation = _without_quantisation(_words(name))
-    return _sized(name, kept, quantisation, Sized(float(parameters), float(parameters)))
+    sees = sees and not any(map(SENSED.fullmatch, kept))
+    return _sized(name, kept, quantisation, Sized(float(parameters), float(parameters)), sees=sees)
 
 
-def _sized(name: str, words: Sequence[str], quantisation: Precision | None, size: Sized) -> Found:
+def _sized(
+    name: str, words: Sequence[str], quantisation: Precision | None, size: Sized, *, sees: bool = False
+) -> Found:
     """Return a model of which only the size is known, and from its words the kind."""
-    architecture, dtype = architecture_of(words, size)
+    architecture, dtype = architecture_of(words, size, sees=sees)
     short = without_place(name)
     return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
 

@@ -58,11 +58,33 @@ CLIP_PX: Final = 832
 IMAGE_MIB: Final = 8 * 1024
 IMAGE_PX: Final = 1024
 """The same for one image, the most of the public generators."""
+IMAGES: Final = re.compile(
+    r"[a-z]*(?:resnet|densenet|convnet|convnext|efficientnet|mobilenet|unet|gan)[a-z0-9.]*|[a-z]+cnn|vgg[0-9]*|vit|"
+    r"swin|yolo[a-z0-9.]*"
+)
+"""A word that names a network that takes images and generates no text; `cnn` alone is also a collection of texts."""
+IMAGES_PX: Final = 224
+IMAGES_MIB: Final = 50
+IMAGES_KEPT: Final = (25_000_000, 300)
+"""Its working memory for one image of this side, and what training keeps of it in a network of this many parameters,
+which grows with layers and width: nearly the most of the public ones; half of them need a quarter of it.
+"""
+MOST_OF_IMAGES: Final = 1_000_000_000
+"""Most parameters of a network that is sized so: a larger one may be a language model that sees."""
+CYCLES: Final = re.compile(r"(?:cycle|star|disco|dual)gan[0-9.]*|munit")
+PASSES: Final = 6
+"""Words that name two generators each of which passes the images of the other, and the passes of a step of training, of
+which all are kept (arXiv 1703.10593 with its identity loss).
+"""
 
 
-def architecture_of(words: Sequence[str], size: Sized) -> tuple[Architecture, str]:
-    """Return the architecture of a model of this size that the words of its name describe, and its data type."""
+def architecture_of(words: Sequence[str], size: Sized, *, sees: bool = False) -> tuple[Architecture, str]:
+    """Return the architecture of a model of this size that the words of its name describe, and its data type; `sees`:
+    it takes images, which the words may not say.
+    """
     kind = kind_of(words)
+    if size.total <= MOST_OF_IMAGES and (kind == "images" or (sees and kind == "decoder")):
+        return _of_images(round(size.total), PASSES if any(map(CYCLES.fullmatch, words)) else 1), "fp32"
     if kind == "generator":
         item_mib, item_px = item_of_generator(words)
         extra = round(size.total)
@@ -113,12 +135,16 @@ def of_size(size: Sized) -> Architecture:
 
 
 def kind_of(words: Sequence[str]) -> str:
-    """Return the kind of model that these words name: a generator of images or video, or a model of speech or text."""
+    """Return the kind of model that these words name: a generator of images or video, or a model of speech, images or
+    text.
+    """
     if any(item_of_generator(words)):
         return "generator"
     if any(map(SPEECH.fullmatch, words)):
         return "speech"
-    return "encoder" if any(map(ENCODERS.fullmatch, words)) else "decoder"
+    if any(map(ENCODERS.fullmatch, words)):
+        return "encoder"
+    return "images" if any(map(IMAGES.fullmatch, words)) else "decoder"
 
 
 def item_of_generator(words: Sequence[str]) -> tuple[int, int]:
@@ -134,6 +160,13 @@ def _stateful(architecture: Architecture, widths: int) -> Architecture:
     """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
     values = 2 * architecture.kv_heads * architecture.head
     return replace(architecture, window=math.ceil(widths * architecture.width / values), wide_layers=0)
+
+
+def _of_images(parameters: int, passes: int) -> Architecture:
+    """Return a network of images with this many parameters."""
+    usual, kept = IMAGES_KEPT
+    kept_mib = math.ceil(passes * kept * max(parameters / usual, 1.0) ** 0.5)
+    return Architecture(0, 0, extra=parameters, kind="plain", item_mib=IMAGES_MIB, item_px=IMAGES_PX, kept_mib=kept_mib)
 
 
 def _of_speech(parameters: int) -> Architecture:

@@ -258,7 +258,7 @@ def _model(hints: Hints) -> Found | None:
         size = Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
         if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
-            found = names.of_stated_size(name, llm_hints.params)
+            found = names.of_stated_size(name, llm_hints.params, sees=hints.input_unit == "px")
             resolved = found if resolved is None else replace(found, precision=named_precision, stated=stated)
     if resolved is None:
         _refuse_unsized(hints)
