@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.surface import MISFIT, NUGGET, Belief, Surface, places_of
+from slurm_migbatch.predict.surface import Belief, Surface, places_of, single_noise
 
 STARTS: Final = 3
 """Starting points of the search besides the prior's mean."""
@@ -93,7 +93,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
         0.5 * (covariance + covariance.T),
         places_of(cells)[indices],
         (logs - surface.curve(mean, cells))[indices],
-        np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[indices],
+        single_noise(1.0 / weight)[indices],
     )
 
 

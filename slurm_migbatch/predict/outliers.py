@@ -20,6 +20,8 @@ FAR: Final = math.log(2.0)
 """Least difference (of logarithms) from what the others predict; curves do not follow every step of real software."""
 CERTAIN: Final = 5.0
 """The same in standard deviations of that prediction."""
+USUAL: Final = 0.6745
+"""Median distance of points from their curve in standard deviations; more is the noise of the table."""
 SUSPECT: Final = 4.0
 """Standard deviations of its measurement from which a point, or one near it, may be contradicted."""
 TRIED: Final = 12
@@ -38,12 +40,13 @@ def contradicted(surface: Surface, prior: Belief, cells: Cells, logs: Array, noi
         for place in np.argsort(-np.abs(away) / noise[left])[:TRIED].tolist():
             others = np.delete(left, place)
             belief = adapt(surface, prior, cells.take(others), logs[others], noise[others])
-            cost = float(np.sum((_away(surface, belief, cells, logs, others) / noise[others]) ** 2))
-            fits.append((cost, int(left[place]), belief))
-        _, point, belief = min(fits, key=lambda fit: fit[:2])
+            distances = np.abs(_away(surface, belief, cells, logs, others) / noise[others])
+            fits.append((float(np.sum(distances**2)), int(left[place]), float(np.median(distances)), belief))
+        _, point, median, belief = min(fits, key=lambda fit: fit[:2])
         value, deviation = belief.predict(surface, cells.take([point]))
         deviation = np.sqrt(deviation**2 + max(noise[point] ** 2 - NUGGET**2, 0.0))
-        if abs(logs[point] - value[0]) <= max(FAR, CERTAIN * float(deviation[0])):
+        certain = CERTAIN * float(deviation[0]) * max(median / USUAL, 1.0)
+        if abs(logs[point] - value[0]) <= max(FAR, certain):
             break
         found.append(point)
         left = left[left != point]

@@ -20,7 +20,7 @@ from slurm_migbatch.predict.llm.served import ServedPoint
 from slurm_migbatch.predict.llm.trained import TrainedPoint
 from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
-from slurm_migbatch.workload.gpufacts import facts_of, model_of
+from slurm_migbatch.workload.gpufacts import LESS, facts_of, model_of
 
 FORMAT: Final = 5
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
@@ -82,12 +82,23 @@ class Learned:
         return pool(SURFACES[figure], kind, ()) if learned is None else learned
 
     def as_measured(self, gpu: GpuSpec) -> GpuSpec:
-        """Return a GPU under the name that its measurements have. An unlisted GPU may have been measured on slices
-        only, from which its exact memory does not follow: then it is matched by its model.
+        """Return a GPU under the name that its measurements have: drivers and boards of one model differ a little in
+        the memory that the full profile's name states. An unlisted GPU may have been measured on slices only, from
+        which its exact memory does not follow: then it is matched by its model.
         """
-        if not self._unlisted or gpu.name in self._measured or facts_of(gpu.name) is not None:
+        if gpu.name in self._measured:
             return gpu
-        return replace(gpu, name=self._unlisted.get(model_of(gpu.name), gpu.name))
+        if facts_of(gpu.name) is None:
+            return replace(gpu, name=self._unlisted.get(model_of(gpu.name), gpu.name))
+        return replace(gpu, name=self._nearest(gpu))
+
+    def _nearest(self, gpu: GpuSpec) -> str:
+        """Return the measured name of a listed GPU that is nearly the same, or its own."""
+        own, stem = gpu.memory_gb, f"{model_of(gpu.name)}-"
+        named = {name: name.removeprefix(stem).removesuffix("gb") for name in sorted(self._measured)}
+        same = {name: int(text) for name, text in named.items() if text.isdecimal()}
+        near = {name: memory for name, memory in same.items() if LESS * own < memory < own / LESS}
+        return min(near, key=lambda name: abs(near[name] - own), default=gpu.name)
 
     def belief(self, figure: str, model: str, role: str, known: Known, gpu: GpuSpec) -> tuple[Belief, int, str | None]:
         """Return the belief about a model, the number of its measured points (0: predicted from other models) and where

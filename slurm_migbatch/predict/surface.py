@@ -250,6 +250,19 @@ class Belief:
         pace = np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)
         return value, np.sqrt(variance + misfit + NUGGET**2), pace
 
+    @property
+    def surprise(self) -> float:
+        """The squared distance of the measured points from the curve, in standard deviations."""
+        return float(self.offsets @ self._inverse @ self.offsets)
+
+    def evidence(self, *, misfit: float, noise: float) -> float:
+        """Return the logarithm of the likelihood of the measured points, except for a constant, if the misfit and the
+        noise are so many times the assumed ones.
+        """
+        covariance = misfit**2 * _misfit_covariance(self.places, self.places) + np.diag((noise * self.noise) ** 2)
+        squares = self.offsets @ np.linalg.solve(covariance, self.offsets)
+        return -0.5 * float(squares + np.linalg.slogdet(covariance)[1])
+
     @cached_property
     def _inverse(self) -> Array:
         covariance = _misfit_covariance(self.places, self.places) + np.diag(self.noise**2)
@@ -259,6 +272,13 @@ class Belief:
 def places_of(cells: Cells) -> Array:
     """Return the coordinates of points, for the misfit between them."""
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
+
+
+def single_noise(noise: Array) -> Array:
+    """Return the standard deviations of single measurements in those of points around the curve, which have MISFIT
+    too.
+    """
+    return np.asarray(np.sqrt(np.maximum(noise**2 - MISFIT**2, NUGGET**2)))
 
 
 def _misfit_covariance(first: Array, second: Array) -> Array:

@@ -20,7 +20,7 @@ from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SHORT, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Exceeded, Fitted, Learned
-from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.predict.surface import MISFIT, Belief, Surface, single_noise
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.values.grouping import grouped
 
@@ -38,6 +38,14 @@ CONSTANT: Final = 0.005
 """Standard deviation of logarithms below which times of many batches and slices are not measurements: no timer is that
 steady, even if the host limits the speed everywhere.
 """
+FEWEST: Final = 8
+FREE: Final = 4.0
+"""Least number of points from which their noise is estimated, and of those beyond the ones that determine parameters.
+"""
+ROUNDS: Final = 3
+"""Most fits of a model: with the usual noise, and with what the points show after each."""
+CHANCE: Final = 2.0
+"""Standard deviations by which the squared distance of points from the curve exceeds the usual one only by chance."""
 FOLDS: Final = 40
 """Calibration holds models out in at most so many groups: each model by itself while there are no more models."""
 LEFT_OUT: Final = 200
@@ -260,8 +268,32 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
             noise = np.append(noise, from_runs[2])
         if len(cells):
             population = populations.get((figure, kind)) or pool(surface, kind, ())
-            beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
+            prior = population.prior(main.model, main.known, main.gpu, main.stack)
+            chance = CHANCE
+            for _ in range(ROUNDS):
+                beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
+                excess = _excess(prior, beliefs[figure], chance)
+                if excess <= 1.0:
+                    break
+                chance = 0.0
+                noise = np.sqrt(MISFIT**2 + (excess * single_noise(noise)) ** 2)
     return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), inputs, beliefs)
+
+
+def _excess(prior: Belief, belief: Belief, chance: float) -> float:
+    """Return the noise of the measured points relative to the assumed one; 1 if they are few, or their distance from
+    the curve may be chance, or nearby points have the same: then the curve is wrong there, not the points.
+    """
+    determined = len(prior.mean) - float(np.trace(np.linalg.solve(prior.covariance, belief.covariance)))
+    free = len(belief.offsets) - determined
+    if free < FREE or len(belief.offsets) < FEWEST:
+        return 1.0
+    if belief.surprise <= free + chance * math.sqrt(2.0 * free):
+        return 1.0
+    # as the variance of Student's t, because the estimate is uncertain
+    excess = math.sqrt(belief.surprise / (free - 2.0))
+    noisy = belief.evidence(misfit=1.0, noise=excess) > belief.evidence(misfit=excess, noise=1.0)
+    return excess if noisy else 1.0
 
 
 def _standing(sample: Sample) -> tuple[bool, float, int, str]:

@@ -45,7 +45,7 @@ _KNOWN = (
     (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132, mib=95830)),
     (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114, mib=81559)),
     (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132, mib=81559)),
-    (r"\bgb300\b", GpuModelFacts(2500, 8000, 148)),
+    (r"\bgb300\b", GpuModelFacts(2500, 8000, 148, mib=284208)),
     (r"\bb300\b", GpuModelFacts(2500, 8000, 148, mib=275040)),
     (r"\bgb200\b", GpuModelFacts(2250, 8000, 148, mib=189471)),
     (r"\bb200\b", GpuModelFacts(2250, 8000, 148, mib=183359)),

@@ -27,7 +27,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind, Partition
-from slurm_migbatch.workload.gpufacts import guess
+from slurm_migbatch.workload.gpufacts import facts_of, guess
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import A100_40, H100, P
 from tests.support.shown_calls import ROOT
@@ -212,6 +212,27 @@ def test_measurements_and_runs_of_an_unlisted_gpu_are_merged() -> None:
         assert learned.as_measured(gpu) == gpu, "each has its own measurements, or none"
     listed = [*_measured_on("NVIDIA H200", ["1g.18gb"]), *_measured_on("NVIDIA H200 NVL", ["3g.71gb"])]
     assert len(samples_of(listed, ModelKnowledge())) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profiles", "site"),
+    [("NVIDIA GB300", ["1g.35gb"], "gb300-278gb"), ("NVIDIA GB300", [""], "gb300-278gb"),
+     ("NVIDIA GB300", ["7g.278gb"], "gb300-251gb"), ("NVIDIA GB200", ["1g.23gb"], "gb200-189gb")],
+)  # fmt: skip
+def test_measurements_hold_under_another_drivers_names_of_profiles(gpu: str, profiles: list[str], site: str) -> None:
+    """Drivers name the full profile of a GB300 7g.278gb or 7g.251gb, boards that of a GB200 7g.186gb or 7g.189gb."""
+    rows = [
+        Measurement(gpu, "resnet50", profile=profile, batch=batch, latency_s=0.01 * batch)
+        for profile in profiles
+        for batch in (8, 32)
+    ]
+    learned = learn(rows, ModelKnowledge())
+    facts = facts_of(gpu)
+    assert facts is not None
+    spec = learned.as_measured(GpuSpec(site, facts, int(site.rpartition("-")[2].removesuffix("gb"))))
+    assert ("resnet50", "infer", spec.name) in learned.fitted
+    other = GpuSpec("gb300-144gb", facts, 144)
+    assert learned.as_measured(other) == other
 
 
 def test_built_in_model_names_and_aliases_are_unique() -> None:

@@ -26,7 +26,7 @@ NAMES = {
     "NVIDIA GH200 144G HBM3e": "gh200-144gb",
     "NVIDIA B200": "b200-180gb",
     "NVIDIA GB200": "gb200-186gb",
-    "NVIDIA GB300": "gb300-288gb",
+    "NVIDIA GB300": "gb300-278gb",
     "NVIDIA H20-3e": "h20-141gb",
     "NVIDIA B300 SXM6 AC": "b300-269gb",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
