@@ -332,7 +332,8 @@ class Allocator:
         try:
             return self._commit(start, ready, all(claim.planned for claim in claims))
         except TooLate:
-            self._run_repairer.refuse_again(run_of(env, "misfit", owner_id))  # in place of the hand-off just written
+            with suppress(OSError):  # RunDir is full; the agent repeats it
+                self._run_repairer.refuse_again(run_of(env, "misfit", owner_id))  # in place of the hand-off above
             raise
 
     def _write_handoff(
