@@ -173,7 +173,8 @@ def _slurm(
 def _advice(error: StoreError, local_state: health.DaemonState) -> str:
     """Return what to do about a record that cannot be read."""
     if isinstance(error, MissingDatabaseError) and not local_state.silent:
-        return "put the file back, which migbatchd then uses; a restart of migbatchd would begin an empty record"
+        advice = "put the file back, which migbatchd then uses; a restart of migbatchd would begin an empty record"
+        return f"run migbatch doctor as root; if the file was moved, {advice}"
     return "run migbatch doctor as root; start migbatchd once, it creates the database"
 
 

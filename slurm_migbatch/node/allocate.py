@@ -319,7 +319,12 @@ class Allocator:
             memory_mib = self._gpus.geometry(gpus[row.gpu]).info(profile).memory_mib
             given.append(handoff.HandoffSlice(row.mig_uuid or "", str(profile), memory_mib, row.gpu))
         self._write_handoff(env, tuple(given), ready)
-        return self._commit(start, ready, all(claim.planned for claim in claims))
+        try:
+            return self._commit(start, ready, all(claim.planned for claim in claims))
+        except TooLate:
+            with suppress(OSError):  # RunDir is full; the agent repeats it
+                self._run_repairer.refuse_again(run_of(env, "misfit", owner_id))  # in place of the hand-off above
+            raise
 
     def _write_handoff(
         self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...], rows: Sequence[JournalSlice]

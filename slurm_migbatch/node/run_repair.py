@@ -47,7 +47,7 @@ class RunRepairer:
         """
         done = self._interrupted(locked_job, dry=dry)
         for run in self._journal.runs("state='misfit'"):
-            if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
+            if not owner.alive(run.owner) and not self._is_void(run):
                 done.append(f"{run}: the hand-off that stops its tasks is rewritten")
                 if not dry:
                     self.refuse_again(run)
@@ -83,7 +83,8 @@ class RunRepairer:
         return [f"{run}: removed, its start was interrupted"]
 
     def _forget_start(self, run: JournalRun) -> None:
-        handoff.remove(self._paths.job, run.job, run.restart)
+        if not self._is_void(run):  # else another hook has sent it back, without the journal
+            handoff.remove(self._paths.job, run.job, run.restart)
         progress.remove(self._paths.progress, run.job, run.restart)
         with self._journal.write():
             self._journal.drop_run(run)
@@ -137,9 +138,16 @@ class RunRepairer:
             for run in to_end:
                 self.finish(run)
 
+    def _is_void(self, run: JournalRun) -> bool:
+        """Return whether a run has a hand-off that stops its tasks."""
+        given = handoff.load(self._paths.job, run.job, run.restart)
+        return given is not None and not given.slices
+
     def refuse_again(self, run: JournalRun) -> None:
-        """Write a refused run's hand-off if the hook that refused it was interrupted before."""
-        if handoff.load(self._paths.job, run.job, run.restart) is None:
+        """Write a refused run's hand-off: the hook that refused it was interrupted before, or one that was delayed has
+        written another one since.
+        """
+        if not self._is_void(run):
             why = "it was requeued"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 

@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,9 @@ MAX_BYTES = 64 << 20
 
 INODES = 65536
 TRIES = 16
+
+ALONE_S = 5.0
+"""How long to wait for another process that mounts the file system or changes its size."""
 
 _FLAGS = 2 | 4 | 8  # MS_NOSUID | MS_NODEV | MS_NOEXEC
 _REMOUNT = 32
@@ -80,8 +84,19 @@ def uncover(directory: int, name: str) -> None:
 
 @contextmanager
 def alone(directory: int) -> Iterator[None]:
-    """Prevent others from mounting here, or from changing the size; users cannot open the directory."""
-    fcntl.flock(directory, fcntl.LOCK_EX)
+    """Prevent others from mounting here, or from changing the size; users cannot open the directory.
+
+    Raises OSError if another process does so for long: it may have been stopped, and hooks must not wait for it.
+    """
+    until = time.monotonic() + ALONE_S
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise OSError(errno.EBUSY, "another process changes the size for progress files") from None
+        time.sleep(0.002)
     try:
         yield
     finally:

@@ -537,6 +537,22 @@ def test_progress_file_system_grows_and_shrinks_with_the_jobs(node):
     assert size() <= os.sysconf("SC_PAGESIZE")
 
 
+def test_job_starts_and_ends_while_a_stopped_process_keeps_the_progress_files_locked(node, monkeypatch):
+    monkeypatch.setattr(tmpfs, "ALONE_S", 0.1)
+    node.prolog(9, "[mig:1g.10gb:1]")
+    locked = os.open(node.config.progress_path, os.O_RDONLY)
+    try:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+        content = node.handoff(1)
+        assert content is not None and content.slices and not content.progress
+        assert node.epilog(9)[0] == exits.OK
+    finally:
+        os.close(locked)
+    assert node.epilog(1)[0] == exits.OK
+    node.check()
+
+
 def test_job_starts_when_its_progress_file_cannot_be_created(node, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

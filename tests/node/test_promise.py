@@ -270,6 +270,35 @@ def test_waiting_hook_keeps_its_claim_when_the_first_hook_is_killed(many_nodes, 
     assert k > 5
 
 
+DELAYED = ["[mig:4g.40gb:1]", "[mig:1g.10gb:2]", "[mig:1g.10gb:1]"]
+
+
+@pytest.mark.parametrize("marker", DELAYED)
+def test_tasks_of_a_run_that_was_sent_back_find_no_slices_wherever_the_agent_was_delayed(many_nodes, marker):
+    """The agent stops before its k-th effect, the hook's own process gives up, then the agent goes on."""
+    for k in thinned(range(1, 10_000), DELAYED.index(marker)):
+        node = many_nodes(name=f"k{k}", HookDeadline=0.4)
+        given_up = node.root / "given-up"
+        env = node.env("prolog", 1, marker)
+        node.reconcile()  # makes the directories
+        node.forget_executor()
+        agent, stopped = stopping_child(node, env, k, given_up.exists)
+        if stopped:
+            given_up.touch()
+            assert node.prolog(1, marker)[0] == exits.OK
+            os.kill(agent, signal.SIGCONT)
+            os.waitpid(agent, 0)
+        node.reconcile()
+        given = node.handoff(1)
+        assert given is not None and (not given.slices or node.journal.runs("job=1 AND state='running'")), k
+        node.epilog(1)
+        node.check()
+        node.close()
+        if not stopped:
+            break
+    assert k > 5
+
+
 @pytest.mark.parametrize("hung", ["mig_mode", "create"])
 def test_delayed_hook_does_not_requeue_a_job_that_was_already_requeued(new_node, monkeypatch, hung):
     """The driver hangs in the agent; the hook's own process times out and requeues the job, which runs elsewhere by

@@ -36,8 +36,11 @@ def in_processes(works: Iterable[Callable[[], int]]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def stopping_child(node: Node, env: HookEnv, k: int) -> tuple[int, bool]:
-    """Run a hook in a child that stops itself before its k-th effect; return its pid, and whether it got there."""
+def stopping_child(node: Node, env: HookEnv, k: int, given_up: Callable[[], bool] = lambda: False) -> tuple[int, bool]:
+    """Run a hook in a child that stops itself before its k-th effect; return its pid, and whether it got there.
+
+    `given_up`: as the agent's, whether the hook no longer waits for this process.
+    """
     pid = os.fork()
     if pid == 0:
         count = 0
@@ -50,7 +53,7 @@ def stopping_child(node: Node, env: HookEnv, k: int) -> tuple[int, bool]:
 
         effects.hook = hook
         try:
-            Executor(node.config).run(env)
+            Executor(node.config).run(env, given_up)
         finally:
             os._exit(0)
     status = os.waitpid(pid, os.WUNTRACED)[1]
