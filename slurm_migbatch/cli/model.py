@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, open_record, print_pairs, print_table, steps
+from slurm_migbatch.cli.common import HELP, Group, config_option, open_record, print_pairs, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.values.figures import plural
@@ -26,7 +26,7 @@ _DRIFTS = 1.5
 json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def model() -> None:
     """Show and manage the predictor learned from finished runs and imported measurements.
 
