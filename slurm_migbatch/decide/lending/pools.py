@@ -9,7 +9,8 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown, waits_for_begin
 from slurm_migbatch.decide.lending.inputs import LendingInputs
-from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, State
+from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, Ledger
+from slurm_migbatch.decide.lending.loan import JobView, LoanHistory, State
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import drops_old_gres_type
 
