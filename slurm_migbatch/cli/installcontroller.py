@@ -23,6 +23,7 @@ from slurm_migbatch.doctor.health import ask_local
 from slurm_migbatch.doctor.nodes import ANOTHER_NAME
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import containers, scripts, topology
+from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, start_unit, stub_path
 from slurm_migbatch.install.reported import describe
@@ -125,7 +126,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         NothingReported: no node has reported GPUs yet.
         Failure: Slurm cannot be queried.
     """
-    found = reported_site(config)
+    found, conf = reported_site(config, conf)
     wanted = "lua" in scripts.plugins(conf.value("CliFilterPlugins")) if cli_filter is None else cli_filter
     lending = config.lending.partitions if config.lending.enabled else ()
     prolog, epilog, task_prolog = (stub_path(conf, name) for _, name in HOOKS)
@@ -160,8 +161,8 @@ def _in_containers(task_prolog: str, release: tuple[int, ...]) -> str:
     return note
 
 
-def reported_site(config: Config) -> Site:
-    """Return the site from the record and from Slurm, without the hooks.
+def reported_site(config: Config, conf: Conf) -> tuple[Site, Conf]:
+    """Return the site from the record and from Slurm, without the hooks, and slurm.conf with the dynamic nodes.
 
     Raises:
         NothingReported: no node has reported GPUs yet.
@@ -176,9 +177,10 @@ def reported_site(config: Config) -> Site:
         raise NothingReported(f"no node has reported yet: {error}") from None
     client = slurm_client(config)
     try:
-        version, known = client.version(), {row.name for row in client.nodes()}
+        version, rows = client.version(), client.nodes()
     except SlurmError as error:
         raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
+    known = {row.name for row in rows}
     gpus = cut_by_mig(inventory, known)
     if not gpus and (unknown_nodes := set(inventory) - known):
         raise NothingReported(
@@ -191,7 +193,8 @@ def reported_site(config: Config) -> Site:
         )
     lending = config.lending.partitions if config.lending.enabled else ()
     described = describe(gpus, version, config.cluster.catalog_nodes, lending)
-    return replace(described, gpu_devices={name: gpu_devices(inventory[name]) for name in gpus})
+    gpus_of_nodes = {name: gpu_devices(inventory[name]) for name in gpus}
+    return replace(described, gpu_devices=gpus_of_nodes), with_dynamic(conf, rows)
 
 
 def gpu_devices(gpus: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from slurm_migbatch.doctor.reports import ReceivedReports, causes, check_reports
 from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.doctor.service import check_service
 from slurm_migbatch.install import scripts
+from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
@@ -195,7 +196,7 @@ def _files(
 ) -> Iterator[Finding]:
     """Check Slurm's files on this host; `active`: whether its migbatchd knows the current site."""
     mig = nodes.mig_nodes(rows, config)
-    yield from catalog.check_catalog(conf, config.cluster.catalog_nodes, mig)
+    yield from catalog.check_catalog(with_dynamic(conf, rows), config.cluster.catalog_nodes, mig)
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
     yield from slurmfiles.check_cloud_nodes(conf, shown)
     slurm_user = reader(config.cluster.slurm_user)

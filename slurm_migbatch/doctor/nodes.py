@@ -126,6 +126,11 @@ def _miscounted(
     `counts`: None if slurm.conf has no line for the node.
     """
     restart = "restart slurmctld, and slurmd there"
+    room = sum(base_counts(geometries).values())
+    if counts is None and row.dynamic:
+        total = sum(count for kind, count in row.gres.items() if kind != LOAN)
+        text = f"dynamic node {{}} reports GPUs for {room} slices, but registered with {total or 'none'}"
+        return (text, f"{INSTALL} prints the options that slurmd needs there") if total != room else None
     if counts is None:
         return "slurm.conf has no line for {}, which slurmctld has and which reports GPUs in MIG mode", (
             "add it, or restart slurmctld if the node was removed"
@@ -138,7 +143,6 @@ def _miscounted(
         return "slurmctld counts no slices of {}, whose line in slurm.conf has mig", restart
     if {kind for kind in counts if kind not in ("none", LOAN)} != most_counts(geometries).keys() and geometries:
         return "{} reports GPUs with other profiles than its line in slurm.conf has", f"{INSTALL}, then {restart}"
-    room = sum(base_counts(geometries).values())
     total = sum(count for kind, count in counts.items() if kind != LOAN)
     if total == room:
         return None

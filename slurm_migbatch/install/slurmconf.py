@@ -59,8 +59,8 @@ class Line:
 
     @property
     def place(self) -> str:
-        """`/etc/slurm/slurm.conf:41`."""
-        return f"{self.path}:{self.number}"
+        """`/etc/slurm/slurm.conf:41`; the path alone for a line of no file."""
+        return f"{self.path}:{self.number}" if self.number else self.path
 
     @property
     def record(self) -> str:

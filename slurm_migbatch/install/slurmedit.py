@@ -7,6 +7,7 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ from slurm_migbatch.install.catalogline import (
     without_hosts,
 )
 from slurm_migbatch.install.devices import constrains, has_cgroups, not_counted
+from slurm_migbatch.install.dynamicnodes import is_dynamic
+from slurm_migbatch.install.dynamicnodes import options as dynamic_options
 from slurm_migbatch.install.gresconf import check_gres, gpu_lines
 from slurm_migbatch.install.partitionlines import (
     left_after_lending,
@@ -39,6 +42,7 @@ from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 from slurm_migbatch.workload.catalog import NODE_FEATURE
+from slurm_migbatch.workload.loans import LOAN
 
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
@@ -87,7 +91,9 @@ def plan(
             "run this command again, or Slurm will deny jobs the GPUs of their slices"
         )
     for line, values, names in rows:
-        result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
+        if not is_dynamic(conf, line):
+            result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
+    result.notes += _dynamic_notes(conf, rows, counts, without_gpus)
     preempts = _preempts(conf)
     result.edits += partition_edits(
         conf, rows, counts, site.catalog.names, partition_settings(conf, lending, preempts), result
@@ -278,13 +284,13 @@ def _node_edit(
 ) -> Iterator[LineEdit]:
     """Yield the change of a line of nodes: mig next to its own GRES, and each node's own feature.
 
-    It becomes several lines if its nodes differ. Nodes `without_gpus` no longer count GPUs.
+    It becomes several lines if its nodes differ.
     """
     key = next((key for key in FEATURES if key in values), "")
     present = values.get("gres", ""), values.get(key, "")
     names_by_values: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        dropped = frozenset({"mig", "gpu"}) if name in without_gpus else frozenset({"mig"})
+        dropped = _dropped(name, without_gpus)
         wanted = _gres(present[0], counts.get(name), dropped), _features(present[1], name if name in counts else "")
         names_by_values.setdefault(wanted, []).append(name)
     if list(names_by_values) == [present]:
@@ -301,6 +307,36 @@ def _node_edit(
             additions["Features"] = features
         lines.append(changed(text, line, change, additions))
     yield LineEdit(line.path, line.number, line.start, line.end, text[line.start : line.end], "\n".join(lines))
+
+
+def _dynamic_notes(
+    conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, without_gpus: Collection[str]
+) -> Iterator[str]:
+    """Yield sentences for dynamic nodes that registered without their slices or feature, or with too few or many."""
+    needed: dict[tuple[str, str], list[str]] = {}
+    for line, values, (name, *_) in rows:
+        if not is_dynamic(conf, line) or name not in counts:
+            continue
+        wanted = _gres(values.get("gres", ""), counts[name], _dropped(name, without_gpus))
+        features = [feature for feature in listed_features(values) if feature]
+        own = NODE_FEATURE + name
+        if own not in features or _totals({"gres": wanted}) != _totals(values):
+            others = ",".join(feature for feature in features if feature != own)
+            needed.setdefault((wanted, others), []).append(name)
+    yield from dynamic_options(needed)
+
+
+def _totals(values: Mapping[str, str]) -> Counter[str]:
+    """Return the counts of a node's GRES by name, which slurmd's registration must match: migbatchd changes types."""
+    totals = Counter[str]()
+    for _, entry in gres_entries(values):
+        totals[entry.name] += 0 if (entry.name, entry.type) == ("mig", LOAN) else entry.count
+    return +totals
+
+
+def _dropped(name: str, without_gpus: Collection[str]) -> frozenset[str]:
+    """Return the GRES of a MIG node that are replaced, or not kept: nodes `without_gpus` no longer count GPUs."""
+    return frozenset({"mig", "gpu"}) if name in without_gpus else frozenset({"mig"})
 
 
 def _gres(present: str, counts: Mapping[str, int] | None, dropped: Collection[str]) -> str:

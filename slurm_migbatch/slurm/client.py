@@ -259,6 +259,11 @@ class NodeRow:
         return closing - _MAINTENANCE if closing and self.reservations else closing
 
     @property
+    def dynamic(self) -> bool:
+        """Whether its slurmd was started with -Z: slurm.conf has no line for it."""
+        return "DYNAMIC_NORM" in self.states
+
+    @property
     def waking(self) -> bool:
         """Whether it is being powered up for a job and has not registered yet."""
         return "POWERING_UP" in self.states

@@ -107,6 +107,23 @@ def test_node_whose_gpus_are_not_those_of_slurm_conf_is_reported(
     assert (problem in one_of(found)) if problem else found == []
 
 
+@pytest.mark.parametrize(
+    ("shown", "problem"),
+    [
+        ({"4g.40gb": 1, "none": 6}, ""),
+        ({"none": 7, "loan": 1}, ""),
+        ({}, "dynamic node n1 reports GPUs for 7 slices, but registered with none"),
+        ({"1g.10gb": 14}, "dynamic node n1 reports GPUs for 7 slices, but registered with 14"),
+    ],
+)
+def test_dynamic_node_needs_slices_but_no_line(tmp_path: Path, shown: dict[str, int], problem: str) -> None:
+    (tmp_path / "slurm.conf").write_text("NodeName=DEFAULT CPUs=8\n")
+    rows = [NodeRow("n1", frozenset({"IDLE", "DYNAMIC_NORM"}), shown)]
+    gpu = {"mig": True, "geometry": H100.geometry.to_dict()}
+    found = wrong(nodes.check_counts(rows, load(str(tmp_path / "slurm.conf"), read), {"n1": [gpu]}))
+    assert (problem in one_of(found)) if problem else found == []
+
+
 NODES = """NodeName=DEFAULT State=UNKNOWN
 NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Sockets=2 CoresPerSocket=8 RealMemory=200000 Feature=h100,nvlink \\
  Gres=gpu:h100:2,fpga:2,mig:none:7

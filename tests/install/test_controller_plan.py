@@ -22,7 +22,7 @@ from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.hosts import HostPlan
-from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.errors import OlderDatabaseError
@@ -31,7 +31,7 @@ from tests.support.slurm_files import NODES, SITE
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(installcontroller, "reported_site", lambda config: SITE)
+    monkeypatch.setattr(installcontroller, "reported_site", lambda config, conf: (SITE, conf))
     monkeypatch.setattr(installcontroller, "ask_local", lambda config: DaemonState())
     monkeypatch.setattr(installcontroller, "plugin_dirs", lambda config: [])
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
@@ -81,7 +81,7 @@ def test_script_of_the_site_that_was_not_loaded_so_far_is_named(place):
 def test_containers_in_which_tasks_would_fail_are_named_before_task_prolog_is_set(
     place, monkeypatch, version, libraries
 ):
-    monkeypatch.setattr(installcontroller, "reported_site", lambda config: replace(SITE, version=version))
+    monkeypatch.setattr(installcontroller, "reported_site", lambda config, conf: (replace(SITE, version=version), conf))
     program = str(place / "slurm/migbatch-task_prolog")
 
     def notes(slurm=NODES):
@@ -376,4 +376,4 @@ def test_nodes_that_report_under_another_name_are_named(monkeypatch):
     slurm = SimpleNamespace(version=lambda: (24, 11), nodes=lambda: [NodeRow("gpu1", frozenset({"IDLE"}))])
     monkeypatch.setattr(installcontroller, "slurm_client", lambda config: slurm)
     with pytest.raises(NothingReported, match=r"dgx01 reported, but Slurm has no such node: .*NodeHostname="):
-        installcontroller.reported_site(Config())
+        installcontroller.reported_site(Config(), Conf("", {}, ()))

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from slurm_migbatch import site
+from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.slurmconf import apply, load
 from slurm_migbatch.install.slurmedit import plan
+from slurm_migbatch.slurm.client import NodeRow
 from tests.support.slurm_files import GRES, MAIN, NODES, SITE, H, M
 
 DEVICES = ("/dev/nvidia0", "/dev/nvidia1")
@@ -54,6 +56,43 @@ def test_settings_missing_at_the_site_are_written_to_our_file():
     assert "PartitionName" not in included and "AccountingStorageTRES" not in included
     assert "NodeName=h[1-2] AutoDetect=off" in included_gres.splitlines()
     assert not done.problems and not done.notes
+
+
+def dynamic(gres: str, *features: str, name: str = "h2", cpus: int = 16) -> NodeRow:
+    """A dynamic node as slurmctld shows it; `gres`: types of mig and their counts, as migbatchd has set them last."""
+    counts = {kind: int(count) for kind, _, count in (word.partition(":") for word in gres.split(",") if word)}
+    states = frozenset({"IDLE", "DYNAMIC_NORM"})
+    return NodeRow(
+        name, states, counts, features=frozenset(features), cpus=cpus, memory=500, other_gres="gpu:2,fpga:x:3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gres", "features", "lacks"),
+    [
+        ("", ["big"], True),
+        ("7g.80gb:1,none:13", ["big"], True),
+        ("1g.10gb:7", ["big", "mig_node_h2"], True),
+        ("7g.80gb:1,none:13", ["big", "mig_node_h2"], False),
+        ("7g.80gb:1,none:13,loan:1", ["big", "mig_node_h2"], False),
+    ],
+)
+def test_dynamic_node_gets_no_line_but_the_options_of_its_slurmd(gres, features, lacks):
+    slurm = NODES.replace("h[1-2]", "h1").replace("Nodes=h1", "Nodes=more") + "NodeSet=more Feature=big\n"
+    slurm += "NodeName=DEFAULT CPUs=99\n"
+    conf = with_dynamic(load(MAIN, {MAIN: slurm}.get), [dynamic(gres, *features), dynamic("", name="h1", cpus=77)])
+    done = plan(SITE, conf, load(GRES, {}.get))
+    text = apply({MAIN: slurm, GRES: ""}, done.edits)[MAIN]
+    assert not done.problems and "h2" not in text and "PartitionName=p Nodes=more,migcatalog" in text
+    notes = [note for note in done.notes if "--conf" in note]
+    assert len(notes) == lacks
+    if lacks:
+        assert notes[0].startswith(f"dynamic nodes h2 need Gres=gpu:2,fpga:x:3,{H} and Feature=big,mig_node_NAME (")
+    included, gres_file = site.render("slurm.conf.j2", site=done.site), site.render("gres.conf.j2", site=done.site)
+    (catalog,) = [line for line in included.splitlines() if line.startswith("NodeName=")]
+    assert " CPUs=16 RealMemory=500 Features=" in catalog and "fpga:x:3" in catalog and ",mig_node_h2," in catalog
+    assert "big" in catalog.split("Features=")[1].split()[0].split(",")
+    assert "NodeName=h[1-2] Name=mig Type=1g.10gb Count=14" in gres_file
 
 
 @pytest.mark.parametrize(
