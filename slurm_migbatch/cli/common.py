@@ -69,7 +69,20 @@ def _usage_text(error: click.UsageError) -> str:
     return error.message.rstrip(".") + (f"; did you mean {flags[near[0]]}?" if near else "")
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group whose help has the first sentence of each subcommand's; click cuts it off at the end of the line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of the help text."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._line(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _line(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=sys.maxsize)
+
+
+class LazyGroup(Group):
     """A group whose subcommands are imported when they run: start-up stays fast, and nodes need no database.
 
     Args:
@@ -109,10 +122,8 @@ class LazyGroup(click.Group):
             self, ctx, incomplete
         )
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of the help text, without importing anything."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.lazy[name][1]) for name in self.list_commands(ctx) if name in self.lazy])
+    def _line(self, ctx: click.Context, name: str) -> str:
+        return self.lazy[name][1] if name in self.lazy else super()._line(ctx, name)
 
 
 class NumberRange(click.FloatRange):

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from slurm_migbatch import monitoring
-from slurm_migbatch.cli.common import HELP, config_option
+from slurm_migbatch.cli.common import HELP, Group, config_option
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.config import render as render_config
@@ -20,7 +20,7 @@ MOST_COMPUTE: Final = 7
 _MONITORING: Final = {"prometheus": monitoring.RULES, "grafana": monitoring.DASHBOARD}
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def config() -> None:
     """Check the configuration; print it, and files for monitoring."""
 

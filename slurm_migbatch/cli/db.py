@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, show_stage
+from slurm_migbatch.cli.common import HELP, Group, config_option, show_stage
 from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.config import Config
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def db() -> None:
     """Back up, restore, check and upgrade the record ([store] url of migbatch.toml)."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, open_record, print_pairs, print_table, steps
+from slurm_migbatch.cli.common import HELP, Group, config_option, open_record, print_pairs, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.values.figures import plural
@@ -26,7 +26,7 @@ _DRIFTS = 1.5
 json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def model() -> None:
     """Show and manage the predictor learned from finished runs and imported measurements.
 
@@ -195,7 +195,7 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
 
 def _public(name: str) -> tuple[Architecture, str, str]:
     from slurm_migbatch.predict.llm import names
-    from slurm_migbatch.predict.llm.precision import UNQUANTISED
+    from slurm_migbatch.predict.llm.precision import UNQUANTIZED
 
     found = names.resolve(name.lower())
     if found is None:
@@ -203,7 +203,7 @@ def _public(name: str) -> tuple[Architecture, str, str]:
         meant = f"; did you mean {near}?" if near else ""
         raise Failure(f"{name} is neither a directory nor a known public model{meant}")
     how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
-    kept = "" if found.precision.name in UNQUANTISED else f" quantization={found.precision.name}"
+    kept = "" if found.precision.name in UNQUANTIZED else f" quantization={found.precision.name}"
     again, called = names.resolve(found.name), found.name
     # the canonical name does not say the data type, the context or the parts beside the model that the given one says
     if again and (again.architecture != found.architecture or (again.precision != found.precision and not kept)):

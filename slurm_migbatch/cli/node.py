@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table
+from slurm_migbatch.cli.common import HELP, Group, print_table
 from slurm_migbatch.cli.ending import Failure
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ node_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def node() -> None:
     """Manage a compute node."""
 

@@ -280,7 +280,7 @@ def _precision(word: str | None) -> str:
     from slurm_migbatch.predict.llm import precision
 
     name = (word or "").lower().replace("_", "-")
-    found = precision.plain(name) if name in precision.DTYPES else precision.quantised(name) if name else None
+    found = precision.plain(name) if name in precision.DTYPES else precision.quantized(name) if name else None
     if name and found is None:
         raise click.UsageError("--precision must be a value of quantization= or dtype=: bf16, fp8, awq, q4_k_m")
     return found.name if found else ""

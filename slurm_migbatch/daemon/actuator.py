@@ -13,7 +13,8 @@ from typing import Any
 
 from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
-from slurm_migbatch.decide.lending.ledger import JobView, first_task
+from slurm_migbatch.decide.lending.ledger import first_task
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.supply.moves import MOVE

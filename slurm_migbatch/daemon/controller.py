@@ -28,7 +28,7 @@ from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutcome
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import stage as loans
-from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.loan import Loan
 from slurm_migbatch.decide.lending.model import GIVING, LoanOrder
 from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.decide.lending.stage import LendingDecision, OrderOutcome, why_not_lent

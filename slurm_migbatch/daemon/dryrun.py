@@ -11,7 +11,7 @@ from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.lending import stage as loans
-from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 

@@ -53,7 +53,7 @@ def known_models(config: Config) -> list[ModelFacts]:
     """Return the specifications of the built-in models and of the site's own."""
     keys = [field.name for field in fields(ModelConfig)]
     own = [
-        # requests are matched without the leading organisation (predict.selection.canonical)
+        # requests are matched without the leading organisation (predict.requests.canonical)
         ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})
         for name, facts in config.models.items()
     ]

@@ -27,7 +27,7 @@ from slurm_migbatch.decide.dispatch.stage import (
     plan_dispatch,
     settle_dispatch,
 )
-from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.loan import Loan
 from slurm_migbatch.decide.lending.stage import (
     LendingDecision,
     LendingMemory,

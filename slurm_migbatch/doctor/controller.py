@@ -33,8 +33,8 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.slurm.cli import LOCAL
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.commands import LOCAL
 from slurm_migbatch.slurm.reservations import COMMAND
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.versions import parse_release

@@ -163,9 +163,9 @@ def precision_of(row: Measurement) -> Precision | None:
         if resolved is None or resolved.how != "public" or resolved.architecture.kind in ("plain", "encoder"):
             return None
         if row.engine == "ollama":
-            return precision.quantised(OLLAMA)
+            return precision.quantized(OLLAMA)
         return resolved.precision if resolved.precision.bits <= UNSTATED_BITS else precision.plain("bf16")
-    return precision.plain(stated) if stated in precision.UNQUANTISED else precision.quantised(stated)
+    return precision.plain(stated) if stated in precision.UNQUANTIZED else precision.quantized(stated)
 
 
 def _least_mib(model: _Model, bits: Precision | None) -> float | None:

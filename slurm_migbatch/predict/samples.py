@@ -107,7 +107,7 @@ def bits_of(row: Measurement) -> float:
         return 32.0
     if row.precision == "tf32":
         return 19.0
-    found = precision.plain(row.precision) if row.precision in precision.DTYPES else precision.quantised(row.precision)
+    found = precision.plain(row.precision) if row.precision in precision.DTYPES else precision.quantized(row.precision)
     return 0.0 if found is None else found.bits
 
 

@@ -111,7 +111,7 @@ _PRECISIONS: Final = {
     **dict.fromkeys(("auto", "none", "no", "false", "unquantized", "n/a", "na", "-"), ""),
 }
 """Usual precision by other words for it; empty: as in the model's name."""
-_UNQUANTISED: Final = frozenset({"", "fp16", "bf16", "fp32", "tf32"})
+_UNQUANTIZED: Final = frozenset({"", "fp16", "bf16", "fp32", "tf32"})
 _ENGINES: Final = {
     **dict.fromkeys(("tensorrtllm", "trtllm"), "trtllm"),
     "vllm": "vllm",
@@ -239,8 +239,8 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
     cells: dict[str, str] = {}
     for name, text in row.items():
         cell, before = _cell(name, names[name], text.strip(), decimal), cells.get(names[name], "")
-        # of a data type and a quantisation, the latter is the precision of the weights
-        if names[name] != "precision" or not before or cell not in _UNQUANTISED:
+        # of a data type and a quantization, the latter is the precision of the weights
+        if names[name] != "precision" or not before or cell not in _UNQUANTIZED:
             cells[names[name]] = cell
     generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
     if generated is not None and not cells.get("kind"):

@@ -302,7 +302,7 @@ def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
             "column of items per second throughput_per_s, that of seconds per batch latency_s (of servers kind, "
             "output, ttft_s and tpot_s are enough)"
         )
-    # a data type and a quantisation are both read as the precision
+    # a data type and a quantization are both read as the precision
     duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1} - {"precision"})
     return f"has duplicate columns: {', '.join(duplicates)}" if duplicates else ""
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
-from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
+from slurm_migbatch.decide.lending.loan import JobView, Loan, State
 from slurm_migbatch.decide.lending.reasons import without_estimates
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.inputs import job_views_of
-from slurm_migbatch.decide.lending.ledger import JobView, Loan
+from slurm_migbatch.decide.lending.loan import JobView, Loan
 from slurm_migbatch.query.expected import Expected, expect
 from slurm_migbatch.query.loans import waiting
 from slurm_migbatch.query.nodes import NodeView, job_names

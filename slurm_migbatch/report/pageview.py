@@ -1,8 +1,4 @@
-"""Draw a page of `migbatch top` as lines of text: pure, at any width, for any content.
-
-Every kind of slot has its own pattern besides its colour; the colours are those of Okabe and Ito, which are
-distinguishable with colour vision deficiencies.
-"""
+"""Draw a page of `migbatch top` as lines of text: pure, at any width, for any content."""
 
 from __future__ import annotations
 
@@ -16,36 +12,20 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from slurm_migbatch.mig.text import printable
-from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, EventRow, GpuRow, LoanRow, Page, QueueRow, SlotRow
+from slurm_migbatch.report.cells import Cells, columns, job_text, longest_name
+from slurm_migbatch.report.gpugrid import CLOSED, FREE, PATTERN, STYLE, Grid, ordered_gpus
+from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, EventRow, LoanRow, Page, QueueRow
 from slurm_migbatch.report.pagestate import EVENTS, GPUS, LOANS, QUEUE, Extent, PageState
 
 _T = TypeVar("_T")
-#: texts of columns, with their widths
-_Cells = Sequence[tuple[str, int]]
 
-#: kind -> the character that fills its slots
-PATTERN: Final = {USED: "=", LOAN: "~", OFFERED: ":", FAULTY: "!"}
-FREE: Final = "."
-CLOSED: Final = "x"
-_STYLE: Final = {
-    USED: "white on #0072b2",
-    LOAN: "black on #e69f00",
-    OFFERED: "black on #009e73",
-    FAULTY: "bold black on #cc79a7",
-    FREE: "dim",
-    CLOSED: "bold #d55e00",
-}
 _LEGEND: Final = (
     (USED, "job"), (LOAN, "on loan"), (OFFERED, "offered"), (FREE, "free"), (FAULTY, "faulty"), (CLOSED, "closed"),
 )  # fmt: skip
 _HEAD: Final = "reverse"
 _FOCUS: Final = "bold reverse"
-#: characters of one memory slice
-_WIDEST_CELL: Final = 16
-_NARROWEST_CELL: Final = 2
 #: rows of panes that are not in focus
 _ASIDE: Final = {GPUS: 8, QUEUE: 5, LOANS: 4, EVENTS: 4}
-_MOST_SLICES: Final = 64
 #: characters of the longest job id: those of federations are long, and the number of a task follows
 _LONGEST_JOB: Final = 18
 _LATEST: Final = 253402300799.0
@@ -132,25 +112,6 @@ def _filled(text: str, width: int, style: str) -> Text:
     return Text(set_cell_size(printable(text), width), style)
 
 
-def _columns(cells: _Cells, width: int) -> str:
-    """Return texts in columns of these widths, right-justified if negative; a text without a width takes the rest."""
-    parts = []
-    for text, size in cells:
-        text = printable(text)
-        if not size:
-            parts.append(text)
-        elif size < 0:
-            parts.append(text.rjust(-size) if cell_len(text) <= -size else _cut(text, -size))
-        else:
-            parts.append(set_cell_size(text, size) if cell_len(text) <= size else _cut(text, size))
-    line = " ".join(parts)
-    return set_cell_size(line, width) if cell_len(line) > width else line
-
-
-def _cut(text: str, size: int) -> str:
-    return set_cell_size(set_cell_size(text, size - 1).rstrip() + "+", size)
-
-
 def _clock(moment: float, now: float) -> str:
     """Return a time of day, with the date if it is another day; the date with its year if that is far away."""
     if not 0 < moment < _LATEST:
@@ -224,7 +185,7 @@ def _footer(width: int, state: PageState) -> Text:
         return _line(state.message, width, "bold")
     line = Text()
     for kind, word in _LEGEND:
-        line.append(PATTERN.get(kind, kind) * 2, _STYLE[kind])
+        line.append(PATTERN.get(kind, kind) * 2, STYLE[kind])
         line.append(f" {word}  ")
     keys = "h help  q quit"
     gap = width - cell_len(line.plain) - len(keys)
@@ -287,17 +248,17 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
     def pane(name: str, title: str, count: int, draw: Callable[[int], Text]) -> _Pane:
         return _Pane(name, _filled(title, width, _FOCUS if name == state.pane and not whole else _HEAD), count, draw)
 
-    def table(name: str, header: _Cells, rows: Sequence[_T], texts: Callable[[_T, float], Sequence[str]]) -> _Pane:
+    def table(name: str, header: Cells, rows: Sequence[_T], texts: Callable[[_T, float], Sequence[str]]) -> _Pane:
         sizes = [size for _, size in header]
 
         def draw(at: int) -> Text:
-            return Text(_columns(list(zip(texts(rows[at], page.at), sizes, strict=True)), width))
+            return Text(columns(list(zip(texts(rows[at], page.at), sizes, strict=True)), width))
 
-        return pane(name, _columns(header, width), len(rows), draw)
+        return pane(name, columns(header, width), len(rows), draw)
 
-    gpus = _sorted(page.gpus, page.at, state)
+    gpus = ordered_gpus(page.gpus, page.at, state)
     names = {row.job: row.name for row in page.names}
-    grid = _Grid.of(gpus, width, names)
+    grid = Grid.of(gpus, width, names)
 
     def gpu(at: int) -> Text:
         same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
@@ -305,8 +266,8 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
 
     ids = (*(row.job for row in page.loans), *(_job_of_event(row, names) for row in page.events))
     jobs = min(_LONGEST_JOB, max(map(len, ids), default=0))
-    loans = _fitted(_LOAN_HEAD, {"LOAN": jobs, "WHERE": _longest(map(_place, page.loans), width)})
-    events = _fitted(_EVENT_HEAD, {"JOB": jobs, "NODE": _longest((row.node for row in page.events), width)})
+    loans = _fitted(_LOAN_HEAD, {"LOAN": jobs, "WHERE": longest_name(map(_place, page.loans), width)})
+    events = _fitted(_EVENT_HEAD, {"JOB": jobs, "NODE": longest_name((row.node for row in page.events), width)})
     return [
         pane(GPUS, grid.title, len(gpus), gpu),
         table(QUEUE, _QUEUE_HEAD, page.queue, _queue_texts),
@@ -315,12 +276,7 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
     ]
 
 
-def _longest(nodes: Iterable[str], width: int) -> int:
-    """Return the length of the longest of these names of nodes, at most three tenths of the page."""
-    return min(width * 3 // 10, max(map(cell_len, nodes), default=0))
-
-
-def _fitted(header: _Cells, longest: Mapping[str, int]) -> _Cells:
+def _fitted(header: Cells, longest: Mapping[str, int]) -> Cells:
     """Return the columns, those with `longest` at least as wide as that."""
     sizes = ((title, size, max(abs(size), longest.get(title, 0))) for title, size in header)
     return tuple((title, -wide if size < 0 else wide) for title, size, wide in sizes)
@@ -361,113 +317,5 @@ def _event_texts(row: EventRow, now: float, names: Mapping[int, str]) -> Sequenc
 
 def _job_of_event(row: EventRow, names: Mapping[int, str]) -> str:
     """Return the job of an event: an action on a job with the number of an array is one on the array."""
-    name = _job_text(row.job, names)
+    name = job_text(row.job, names)
     return name if row.kind in _OF_RUNS or not name.startswith(f"{row.job}_") else str(row.job)
-
-
-def _job_text(job: int, names: Mapping[int, str]) -> str:
-    return names.get(job, str(job)) if job else ""
-
-
-# -- GPUs --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Widths of the columns of GPUs: node names, a memory slice; the maximum number of slices of a GPU.
-
-    `jobs`: names of jobs by their number.
-    """
-
-    width: int
-    names: int
-    cell: int
-    most: int
-    jobs: Mapping[int, str]
-
-    @classmethod
-    def of(cls, gpus: Sequence[GpuRow], width: int, jobs: Mapping[int, str]) -> _Grid:
-        slices = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
-        names = max(4, _longest((gpu.node for gpu in gpus), width))
-        state = 16 if width >= 100 else 6
-        cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (width - names - 5 - state) // slices))
-        return cls(width, names, cell, slices, jobs)
-
-    @property
-    def title(self) -> str:
-        cells = (("NODE", self.names), ("G", -2), ("MEMORY SLICES", self.most * self.cell + 1), ("STATE", 0))
-        return _columns(cells, self.width)
-
-    def line(self, gpu: GpuRow, again: bool) -> Text:
-        """Return node, number, memory slices and the state of the node; `again`: same node as the previous GPU."""
-        name, number = "" if again else gpu.node, "?" if gpu.number < 0 else str(gpu.number)
-        line = Text(_columns(((name, self.names), (number, -2), ("", 0)), self.width))
-        line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell, self.jobs))
-        note = "; ".join(text for text in (gpu.state.replace("allocated", "alloc"), gpu.trouble) if text)
-        line.append(" " * max(0, self.names + 5 + self.most * self.cell - cell_len(line.plain)) + " " + printable(note))
-        line.truncate(self.width, overflow="crop")
-        return line
-
-
-def _bar(gpu: GpuRow, slices: int, cell: int, jobs: Mapping[int, str]) -> Text:
-    if slices <= 0:
-        return Text(" MIG is off")
-    free = CLOSED if gpu.closed else FREE
-    owners: list[SlotRow | None] = [None] * slices
-    for slot in gpu.slots:
-        if slot.start >= 0 and slot.size > 0 and slot.start + slot.size <= slices:
-            owners[slot.start : slot.start + slot.size] = [slot] * slot.size
-    bar, position = Text("|"), 0
-    while position < slices:
-        owner = owners[position]
-        if owner is None or owners[position : position + owner.size] != [owner] * owner.size:  # another may cover it
-            size = 1
-            bar.append(free * (cell - 1), _STYLE[free])
-        else:
-            size = owner.size
-            bar.append(_label(owner, size * cell - 1, jobs), _STYLE.get(owner.kind, ""))
-        bar.append("|")
-        position += size
-    return bar
-
-
-def _label(slot: SlotRow, width: int, jobs: Mapping[int, str]) -> str:
-    """Return the longest text about a slot that fits, after its pattern, and padded with it.
-
-    The number of an array task is shorter than 12_3; but its last task has the number of the array, which means all.
-    """
-    fill = PATTERN.get(slot.kind, "?")
-    if slot.kind in (OFFERED, FAULTY):
-        texts = [slot.profile, slot.profile.partition(".")[0]]
-    else:
-        job = _job_text(slot.job, jobs) or "-"
-        job += f"+{_job_text(slot.guest, jobs)}" if slot.guest else ""
-        texts = [f"{slot.profile} {job} {slot.user}", f"{job} {slot.user}", f"{slot.profile} {job}", job]
-        if not slot.guest and not job.startswith(f"{slot.job}_"):
-            texts.append(str(slot.job or "-"))
-    for text in (printable(" ".join(text.split())) for text in texts):
-        if text and cell_len(text) < width:
-            return set_cell_size(fill + text, cell_len(text) + 1) + fill * (width - cell_len(text) - 1)
-    return fill * width
-
-
-def _sorted(gpus: Sequence[GpuRow], now: float, state: PageState) -> list[GpuRow]:
-    """Return the GPUs in order; the service has them by node and number."""
-    if state.sort == "node":
-        return list(gpus)[::-1] if state.reverse else list(gpus)
-
-    def weight(gpu: GpuRow) -> float:
-        held = [slot for slot in gpu.slots if slot.kind in (USED, LOAN)]
-        if state.sort == "memory":
-            return sum(slot.size for slot in held)
-        if state.sort == "compute":
-            return sum(_compute(slot.profile) for slot in held)
-        ages = [now - slot.since for slot in held if slot.since > 0 and math.isfinite(now - slot.since)]
-        return max(ages, default=0.0)
-
-    return sorted(gpus, key=weight, reverse=not state.reverse)
-
-
-def _compute(profile: str) -> int:
-    count = profile.partition("g.")[0]
-    return int(count) if count.isascii() and count.isdigit() and len(count) < 3 else 0

@@ -7,7 +7,6 @@ nodes, and one scontrol process carries any number of changes.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -15,21 +14,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from slurm_migbatch.slurm import gpu_defaults, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
-from slurm_migbatch.slurm.client import (
-    JobRow,
-    NodeRow,
-    SlurmError,
-    SlurmRefused,
-    SlurmTimeout,
-    merge_partitions,
-    on_nodes,
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
+from slurm_migbatch.slurm.commands import (
+    LONGEST_ARGUMENT,
+    SlurmCommands,
+    check_fields,
+    check_signal,
+    checked_job,
+    decoded,
+    failed,
 )
 from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
-from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
+from slurm_migbatch.slurm.dialog import Records, Request
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
@@ -51,21 +50,12 @@ from slurm_migbatch.slurm.versions import parse_version
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _GRES = re.compile(r"[A-Za-z0-9_.,:+/-]{1,8192}")
-_FIELD = re.compile(r"[A-Za-z]{1,40}")
-_JOB = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:%-]{1,3000}\])|\+[0-9]{1,6})?")
-_SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,11}")
 _EXCLUDED = re.compile(r"(?<!\S)ExcNodeList=(\S+)")
 _SCANCEL = re.compile(r"job id (\S+?): (.+)")
 #: 123_4 or, on 26.05, 123_[4]
 _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
 #: scancel's messages about a job that has ended, or that slurmctld no longer knows
 _ENDED = ("Invalid job id specified", "already completing or completed")
-#: scontrol's messages if slurmctld did not answer
-_NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
-#: most bytes in one argument of a command on Linux, with the NUL at its end
-_LONGEST_ARGUMENT = 1 << 17
-LOCAL: Final = {"SQUEUE_LOCAL": "1", "SINFO_LOCAL": "1", "SCONTROL_LOCAL": "1"}
-"""Variables that limit Slurm's commands to this cluster, even with FederationParameters=fed_display."""
 #: seconds in which scancel signals each of a few tasks once, before its first retry
 _ONCE_S = 3.0
 #: last release that supports SQUEUE_ARRAY_UNIQUE
@@ -74,7 +64,7 @@ _UNIQUE = (22, 5)
 _ALREADY_DONE = 2021 & 0xFF
 
 
-class CliClient:
+class CliClient(SlurmCommands):
     """`SlurmClient` over Slurm's own commands.
 
     Args:
@@ -86,18 +76,7 @@ class CliClient:
     def __init__(
         self, bin_dir: str | Path | None = None, slurm_conf: str | Path | None = None, timeout: float = 20.0
     ) -> None:
-        self._bin = str(bin_dir) if bin_dir else ""
-        self._timeout = timeout
-        conf = str(slurm_conf) if slurm_conf else os.environ.get("SLURM_CONF", "")
-        self._env = {
-            "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            "LC_ALL": "C.UTF-8",
-            **LOCAL,
-            "SLURM_TIME_FORMAT": "%s",
-            "SLURM_BITSTR_LEN": "0",  # do not truncate array task lists
-            "SQUEUE_ARRAY_UNIQUE": "1",  # see arrays.py
-            **({"SLURM_CONF": conf} if conf else {}),
-        }
+        super().__init__(bin_dir, slurm_conf, timeout)
         self._version: tuple[int, int] | None = None
         self._reader = JobReader()
         #: whether partitions have capital letters, see `order`; None before nodes were listed
@@ -111,10 +90,6 @@ class CliClient:
         self._reserved = self._coming = False
         self._reservations: list[reservations.NodeReservation] = []
         self._reservations_at = 0.0  # unix seconds
-        #: commands run so far, for reports and tests
-        self.calls = 0
-        #: called before every command that changes something; may raise SlurmError
-        self.before_change: Callable[[], None] = lambda: None
 
     # -- observe -----------------------------------------------------------------------------------------------
 
@@ -131,7 +106,7 @@ class CliClient:
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """List jobs on nodes by one squeue call; see SlurmClient."""
         only = f"--nodelist={','.join(sorted(nodes))}"
-        if len(only) >= _LONGEST_ARGUMENT:
+        if len(only) >= LONGEST_ARGUMENT:
             return on_nodes(self.jobs(), nodes)
         mark, sharing = new_mark(), sharing_of(self.version())
         output = self._run(*squeue_command(mark, ordered=False, sharing=sharing), only)
@@ -184,7 +159,7 @@ class CliClient:
         process = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
         by_job = records.by_job(process.stdout.decode("utf-8", "surrogateescape"))
         if by_job is None:
-            raise _failed("scontrol", ("--oneliner", "show", "job"), process)
+            raise failed("scontrol", ("--oneliner", "show", "job"), process)
         return by_job
 
     def _known(self, rows: list[JobRow]) -> list[JobRow]:
@@ -223,7 +198,7 @@ class CliClient:
             process = self._finish(*command)
             texts = parse_alone(process.stdout.decode("utf-8", "surrogateescape"), names, mark)
             if texts is None:
-                raise _failed(command[0], command[1:], process)
+                raise failed(command[0], command[1:], process)
             rows |= texts
         return rows
 
@@ -342,9 +317,9 @@ class CliClient:
         reasons: dict[str, str] = {}
         if jobs:
             process = self._finish("scancel", *options, *jobs)
-            reasons |= _SCANCEL.findall(_text(process.stderr))
+            reasons |= _SCANCEL.findall(decoded(process.stderr))
             if process.returncode not in (0, _ALREADY_DONE) and not reasons:
-                raise _failed("scancel", (*options, *jobs), process)
+                raise failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
                 for output in pool.map(lambda chunk: self._scancel(*options, *chunk), chunks(tasks, 8)):
@@ -360,10 +335,10 @@ class CliClient:
         try:
             process = subprocess.run(command, capture_output=True, timeout=_ONCE_S, env=self._env, check=False, cwd="/")
         except subprocess.TimeoutExpired as error:
-            return _text(error.stderr or b"")
+            return decoded(error.stderr or b"")
         except OSError as error:
             raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})") from None
-        return _text(process.stderr)
+        return decoded(process.stderr)
 
     def cancel(self, job_id: int | str) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
@@ -383,116 +358,17 @@ class CliClient:
             reasons = {jobs[number]: _message_only(why, jobs[number]) for number, why in refused.items()}
             raise SlurmRefused(reasons, len(jobs))
 
-    def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
-        """Send the requests to scontrol; return its message for each refused one, by position."""
-        self.before_change()
-        refused: dict[int, str] = {}
-        alone = list(range(len(requests)))
-        lines = {number: text for number, request in enumerate(requests) if (text := line(request)) is not None}
-        if len(lines) > 1:
-            dialog = Dialog(list(lines.values()))
-            process = self._finish("scontrol", stdin=dialog.stdin, more_s=0.02 * len(lines))
-            outcomes = dict(zip(lines, dialog.outcomes(_text(process.stderr)), strict=True))
-            refused = {number: _short(message) for number, message in outcomes.items() if message}
-            if nobody := next(
-                (message for message in refused.values() if any(phrase in message for phrase in _NOBODY)), None
-            ):
-                raise SlurmError(f"scontrol could not reach slurmctld: {nobody}")
-            # a request without a result (scontrol died, or reported nothing) is sent once more; every request may be
-            # repeated
-            alone = [number for number in alone if outcomes.get(number) is None]
-        for number in alone:
-            self.before_change()
-            if max(len(os.fsencode(argument)) for argument in requests[number]) >= _LONGEST_ARGUMENT:
-                refused[number] = "its new value is too long for an argument of scontrol"
-                continue
-            process = self._finish("scontrol", *requests[number])
-            if process.returncode:
-                message = _text(process.stderr).strip()
-                if any(phrase in message for phrase in _NOBODY):
-                    raise _failed("scontrol", requests[number], process)
-                refused[number] = _short(message) or f"exit code {process.returncode}, no reason given"
-        return dict(sorted(refused.items()))
-
     def _run(self, program: str, *arguments: str) -> str:
         try:
             process = self._finish(program, *arguments)
             if process.returncode:
-                raise _failed(program, arguments, process)
+                raise failed(program, arguments, process)
         except SlurmError:
             self._version = None
             raise
         return process.stdout.decode("utf-8", "surrogateescape")
 
-    def _finish(
-        self, program: str, *arguments: str, stdin: str = "", more_s: float = 0.0, limit_s: float | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        command = [f"{self._bin}/{program}" if self._bin else program, *arguments]
-        timeout = (self._timeout if limit_s is None else min(limit_s, self._timeout)) + more_s
-        self.calls += 1
-        try:
-            return subprocess.run(
-                command,
-                input=stdin.encode(),
-                capture_output=True,
-                timeout=timeout,
-                env=self._env,
-                check=False,
-                cwd="/",
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmTimeout(
-                f"{program} did not answer within {timeout:g} s; is slurmctld running and not overloaded?"
-            ) from None
-        except OSError as error:
-            raise SlurmError(
-                f"{program} cannot be started ({error.strerror}: {command[0]}); install slurm-client or set slurm_bin"
-            ) from None
-
-
-def _failed(program: str, arguments: Sequence[str], done: subprocess.CompletedProcess[bytes]) -> SlurmError:
-    return SlurmError(
-        f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: "
-        f"{_short(_text(done.stderr)) or 'no reason given'}"
-    )
-
-
-def _text(output: bytes) -> str:
-    return output.decode("utf-8", "backslashreplace")
-
-
-def check_fields(fields: Mapping[str, str]) -> None:
-    """Reject text that no command can carry; raises ValueError."""
-    for key, value in fields.items():
-        if not _FIELD.fullmatch(key) or "\0" in value:
-            raise ValueError(f"{key}={value!r} cannot be passed to scontrol")
-
-
-def check_signal(name: str) -> None:
-    """Reject names that are not signals; raises ValueError."""
-    if not _SIGNAL.fullmatch(name):
-        raise ValueError(f"{name!r} is not a signal")
-
-
-def checked_job(job: int | str) -> str:
-    """Return a job id in Slurm's form; raises ValueError."""
-    text = str(job)
-    if not _JOB.fullmatch(text):
-        raise ValueError(f"{text!r} is not a job id; write 123, 123_4 or 123_[5-7]")
-    return text
-
 
 def _message_only(why: str, job: str) -> str:
     """Return Slurm's message without the job that scontrol puts before or after it."""
     return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
-
-
-def _short(text: str) -> str:
-    line = " / ".join(part.strip() for part in text.splitlines() if part.strip())
-    return line if len(line) <= 300 else line[:300] + "..."
-
-
-def _shown(program: str, arguments: Iterable[str]) -> str:
-    parts = [program, *(ascii(a)[1:-1] for a in arguments)]
-    line = " ".join(parts)
-    return line if len(line) <= 200 else line[:200] + "..."

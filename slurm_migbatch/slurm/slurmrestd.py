@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.slurm import restrows
-from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
+from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
+from slurm_migbatch.slurm.commands import check_fields, check_signal, checked_job
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, SHARING, RestApi, RestError

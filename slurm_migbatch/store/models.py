@@ -336,7 +336,7 @@ class Job(Base):
 class Loan(Base):
     """One release of one elastic training job, from the decision to its end; `ended` is empty until then.
 
-    `state`: released, running, signalled, requeued, withdrawn, ended (see `decide.lending.ledger`).
+    `state`: released, running, signalled, requeued, withdrawn, ended (see `decide.lending.loan`).
     """
 
     __tablename__ = "loans"

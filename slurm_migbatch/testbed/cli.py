@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.common import HELP, Group
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.testbed import pyslurmroot, registry
 from slurm_migbatch.testbed.cluster import Cluster
@@ -26,7 +26,7 @@ _directory = click.option(
 )
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def testbed() -> None:
     """Start and stop a private Slurm cluster with simulated GPUs (as root).
 

@@ -39,6 +39,16 @@ def test_every_command_exists_and_its_help_is_complete(name):
                 assert parameter.help or parameter.hidden, f"{path} {parameter.opts[0]} has no help text"
 
 
+@pytest.mark.parametrize("name", [name for name in sorted(COMMANDS) if name != "profile"])
+def test_help_of_a_group_says_what_each_command_does_in_whole_sentences(name):
+    for path, group in walk(cli.get_command(click.Context(cli), name), name):
+        if isinstance(group, click.Group):
+            printed = "".join(CliRunner().invoke(group, ["-h"]).output.split())  # lines are wrapped within words, too
+            for child in group.commands.values():
+                first = " ".join(child.help.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+                assert first.replace(" ", "") in printed, f"{path} -h cuts off: {first}"
+
+
 def walk(command, path):
     yield path, command
     for name, child in getattr(command, "commands", {}).items():

@@ -17,7 +17,7 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.division import MARGIN, divide
 from slurm_migbatch.decide.lending.grants import lend
-from slurm_migbatch.decide.lending.ledger import State
+from slurm_migbatch.decide.lending.loan import State
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, Target, usual_speed
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.grants import lend
-from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
+from slurm_migbatch.decide.lending.loan import JobView, Loan, State
 from slurm_migbatch.decide.lending.model import LendingRules, LendingView, WaitingInference
 from slurm_migbatch.decide.lending.reclaim import lent_sets_for
 from slurm_migbatch.decide.lending.reclaim import reclaim_loans as reclaim_for

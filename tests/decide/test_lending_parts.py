@@ -21,7 +21,8 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.forecast import Expectation
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, PoolBook, job_views_of
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
+from slurm_migbatch.decide.lending.ledger import Ledger
+from slurm_migbatch.decide.lending.loan import Cause, JobView, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder
 from slurm_migbatch.decide.lending.pools import delayed
 from slurm_migbatch.decide.lending.round import decide

@@ -26,8 +26,8 @@ from slurm_migbatch.decide.dispatch.retype import MOST, RetypeHistory
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.cli import checked_job
 from slurm_migbatch.slurm.client import OTHERS, JobRow
+from slurm_migbatch.slurm.commands import checked_job
 from slurm_migbatch.workload.hints import Hints
 from tests.support.dispatch_site import NOW, P
 

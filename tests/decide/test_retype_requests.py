@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_migbatch.daemon.actuator import apply_orders
-from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, SlurmRefused

@@ -17,7 +17,8 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
-from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
+from slurm_migbatch.decide.lending.ledger import Ledger
+from slurm_migbatch.decide.lending.loan import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import view_of

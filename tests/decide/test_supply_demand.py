@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_migbatch.daemon.audit import audit
-from slurm_migbatch.decide.capacity import demand
+from slurm_migbatch.decide.capacity import nodepools
 from slurm_migbatch.decide.capacity.demand import DemandBook, could_run, demands, profiles, slices
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -129,7 +129,7 @@ class Counted(frozenset[str]):
 
 def test_nodes_are_not_looked_at_again_for_each_of_many_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user may name other nodes for each of thousands of jobs, and rounds must not take longer for everybody."""
-    monkeypatch.setattr(demand, "_MOST_POOLS", 10)
+    monkeypatch.setattr(nodepools, "_MOST_POOLS", 10)
     monkeypatch.setattr(Counted, "looks", 0)
     names = [f"n{number}" for number in range(20)]
     nodes = [

@@ -427,7 +427,7 @@ def test_context_without_a_limit_is_the_largest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantisation", "bits"),
+    ("quantization", "bits"),
     [
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, 4.16),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, 8.1),
@@ -458,27 +458,27 @@ def test_context_without_a_limit_is_the_largest() -> None:
         ({"load_in_4bit": False, "load_in_8bit": False}, 16.0),
     ],
 )  # fmt: skip
-def test_bits_of_further_quantisations_are_read(quantisation: Config, bits: float) -> None:
-    found = of_config({"text_config": {**GROUPED, "quantization_config": quantisation}}, "ours")
-    kept = precision.quantised(found.quantization) if found.quantization else precision.plain("bf16")
+def test_bits_of_further_quantizations_are_read(quantization: Config, bits: float) -> None:
+    found = of_config({"text_config": {**GROUPED, "quantization_config": quantization}}, "ours")
+    kept = precision.quantized(found.quantization) if found.quantization else precision.plain("bf16")
     assert kept is not None and kept.bits == bits
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values", "quantisation"),
+    ("dtype", "values", "quantization"),
     [("F8_E4M3", 8 * 10**9, "int8"), ("I32", 1_200_000_000, "4bit"), ("BF16", 8_000_000_000, ""),
      ("I32", 300_000_000, "2bit")],
 )  # fmt: skip
-def test_size_of_complete_files_says_the_quantisation_that_a_configuration_leaves_out(
-    tmp_path: Path, dtype: str, values: int, quantisation: str
+def test_size_of_complete_files_says_the_quantization_that_a_configuration_leaves_out(
+    tmp_path: Path, dtype: str, values: int, quantization: str
 ) -> None:
     """NVIDIA's checkpoints by ModelOpt state theirs in another file."""
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     weight_files.write(tmp_path / "model.safetensors", {"a": (dtype, values), "head": ("BF16", 128256 * 4096)})
     found = describe(tmp_path)
-    assert found.quantization == quantisation
-    if quantisation == "int8":
-        kept = precision.known(quantisation)
+    assert found.quantization == quantization
+    if quantization == "int8":
+        kept = precision.known(quantization)
         size = (tmp_path / "model.safetensors").stat().st_size
         assert weights_mib(found.architecture, kept) * 2**20 == pytest.approx(size, rel=0.1)
 
@@ -498,7 +498,7 @@ def test_pipeline_of_diffusers_is_named_as_such(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_quantisation_that_modelopt_states_beside_the_configuration_is_read(tmp_path: Path) -> None:
+def test_quantization_that_modelopt_states_beside_the_configuration_is_read(tmp_path: Path) -> None:
     """As in nvidia/Qwen3-32B-NVFP4."""
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     beside = tmp_path / "hf_quant_config.json"
@@ -522,7 +522,7 @@ def test_pipe_in_the_place_of_a_configuration_is_not_read(tmp_path: Path) -> Non
     assert describe(tmp_path).quantization == ""
 
 
-def test_incomplete_files_say_nothing_about_a_quantisation(tmp_path: Path) -> None:
+def test_incomplete_files_say_nothing_about_a_quantization(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GROUPED))
     weight_files.write(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F8_E4M3", 10**9)})
     assert describe(tmp_path).quantization == ""

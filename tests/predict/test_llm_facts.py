@@ -244,15 +244,15 @@ def test_tag_of_the_ollama_library_is_served_by_ollama_unless_the_engine_is_stat
 
 
 @pytest.mark.parametrize(
-    ("quantisation", "bits"),
+    ("quantization", "bits"),
     [("nvfp4a16", 4.5), ("mxfp4a16", 4.5), ("fp8_e4m3", 8.1), ("fp8_block", 8.1), ("ptpc_fp8", 8.1), ("int4_awq", 4.16),
      ("w8a8_int8", 8.1), ("blockwise_int8", 8.1), ("modelopt_fp8", 8.1), ("petit_nvfp4", 4.5), ("w4a8_awq", 4.16),
      ("gptq_marlin_24", 4.16), ("int8_sq", 8.1), ("q4km", 4.9)],
 )  # fmt: skip
-def test_names_of_the_engines_for_quantisations_are_known(quantisation: str, bits: float) -> None:
+def test_names_of_the_engines_for_quantizations_are_known(quantization: str, bits: float) -> None:
     """Of vLLM, SGLang and TensorRT-LLM; weights in `-NVFP4A16` counted as 16 bits."""
-    assert workload(f"model=qwen3-32b quantization={quantisation}").precision.bits == bits
-    named = workload(f"model=org/Qwen3-32B-{quantisation.upper()}")
+    assert workload(f"model=qwen3-32b quantization={quantization}").precision.bits == bits
+    named = workload(f"model=org/Qwen3-32B-{quantization.upper()}")
     assert named.model.name == "qwen3-32b" and named.precision.bits == bits
 
 
@@ -747,7 +747,7 @@ def test_precision_of_experts_alone_is_the_same_in_a_name_and_in_a_hint() -> Non
 def test_weight_memory_follows_the_precision() -> None:
     llama = BY_NAME["llama-3.1-8b"].architecture
     assert weights_mib(llama, precision.plain("bf16")) / 1024 == pytest.approx(14.958, abs=0.001)
-    awq, gguf, oss = precision.quantised("awq"), precision.quantised("q4-k-m"), names.resolve("gpt-oss-20b")
+    awq, gguf, oss = precision.quantized("awq"), precision.quantized("q4-k-m"), names.resolve("gpt-oss-20b")
     assert awq is not None and weights_mib(llama, awq) / 1024 == pytest.approx(5.34, abs=0.01)
     assert gguf is not None and weights_mib(llama, gguf) / 1024 == pytest.approx(4.58, abs=0.01)
     assert oss is not None and weights_mib(oss.architecture, oss.precision) / 1024 == pytest.approx(12.8, abs=0.1)
@@ -1073,14 +1073,14 @@ def test_falcon_with_one_head_of_keys_is_described_so() -> None:
         ("of-tomorrow", None, 16.0),
     ],
 )
-def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: float | None, expected: float) -> None:
+def test_bits_of_a_quantized_model_are_read_from_its_config(method: str, bits: float | None, expected: float) -> None:
     config = {**LLAMA, "quantization_config": {"quant_method": method, "bits": bits}}
     hints = of_config(config, "ours").hints.partition(" ")[2]
     assert workload(f"model=ours {hints}").precision.bits == expected
 
 
 @pytest.mark.parametrize(
-    ("quantisation", "bits"),
+    ("quantization", "bits"),
     [
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.1),
@@ -1091,11 +1091,11 @@ def test_bits_of_a_quantised_model_are_read_from_its_config(method: str, bits: f
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}, 8.1),
     ],
 )  # fmt: skip
-def test_kind_of_a_quantisation_is_read_where_its_method_has_several(
-    quantisation: dict[str, object], bits: float
+def test_kind_of_a_quantization_is_read_where_its_method_has_several(
+    quantization: dict[str, object], bits: float
 ) -> None:
     """Weights in NVFP4 counted as 8 bits, those of torchao as 16."""
-    hints = of_config({**LLAMA, "quantization_config": quantisation}, "ours").hints.partition(" ")[2]
+    hints = of_config({**LLAMA, "quantization_config": quantization}, "ours").hints.partition(" ")[2]
     assert workload(f"model=ours {hints}").precision.bits == bits
 
 
@@ -1502,9 +1502,9 @@ def test_header_with_a_shape_of_any_size_is_not_believed(tmp_path: Path) -> None
         assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
 
 
-def test_layers_that_a_quantisation_leaves_out_are_counted_by_the_size_of_the_files(tmp_path: Path) -> None:
-    quantised = {"quant_method": "awq", "bits": 4}
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": quantised}))
+def test_layers_that_a_quantization_leaves_out_are_counted_by_the_size_of_the_files(tmp_path: Path) -> None:
+    quantized = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": quantized}))
     plain = describe(tmp_path)
     weight_files.write(tmp_path / "model.safetensors", {"packed": ("I32", 10**9), "others": ("F16", 2 * 10**9)})
     found = describe(tmp_path)

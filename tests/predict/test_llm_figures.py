@@ -289,7 +289,7 @@ def test_qlora_needs_what_peft_takes(model: str, tokens: int, least: float, most
 def test_prompts_are_read_as_fast_with_any_name_of_products_in_8_bits(name: str) -> None:
     asked = "model=llama-3.1-8b engine=vllm input=4k output=16 max_num_seqs=1 quantization="
     machine = Machine(990e12, 3.35e12, 81152.0, sliced=False)
-    loads = [workload(asked + quantisation) for quantisation in ("fp8", name, "int8")]
+    loads = [workload(asked + quantization) for quantization in ("fp8", name, "int8")]
     usual, other, by_weight = (pace_of(load, need_of(load, 81152), machine).ttft for load in loads)
     assert other == usual < by_weight
 
@@ -316,7 +316,7 @@ def test_generating_does_not_read_a_vision_tower() -> None:
     assert need_of(seeing, 81152).weights > 1.3 * need_of(reading, 81152).weights
 
 
-def test_only_bitsandbytes_casts_what_it_does_not_quantise() -> None:
+def test_only_bitsandbytes_casts_what_it_does_not_quantize() -> None:
     runtime = {
         name: need_of(workload(f"model=llama-3.1-8b method=lora {name}"), 81152).runtime
         for name in ("", "quantization=bnb-4bit", "quantization=gptq")
@@ -411,7 +411,7 @@ def test_memory_reservation_and_precision_depend_on_the_engine() -> None:
         ("gpt2", "fp32"),
     ],
 )
-def test_lora_is_trained_on_weights_that_a_trainer_can_keep_quantised(name: str, kept: str) -> None:
+def test_lora_is_trained_on_weights_that_a_trainer_can_keep_quantized(name: str, kept: str) -> None:
     assert workload(f"model={name} method=lora").precision.name == kept
     assert workload(f"model={name} method=lora quantization=fp8").precision.name == "fp8", "the user knows better"
     assert workload(f"model={name} method=qlora").precision.name == "qlora"

@@ -108,9 +108,9 @@ def test_site_measurements_correct_the_prediction_for_a_public_model() -> None:
 def test_correction_is_weaker_for_other_slices_precisions_and_engines() -> None:
     learned = learn(rows_of("llama-3-8b", 1.6), KNOWLEDGE)
     own = off(learned, "llama-3-8b")[1]
-    slice_, quantised = off(learned, "llama-3-8b", "1g.20gb")[1], off(learned, "llama-3-8b-awq")[1]
+    slice_, quantized = off(learned, "llama-3-8b", "1g.20gb")[1], off(learned, "llama-3-8b-awq")[1]
     engine, unnamed = off(learned, "llama-3-8b", engine="sglang")[1], off(learned, "llama-3-8b", engine="")[1]
-    assert own > slice_ > 1.1 and own > quantised > 1.0 and own > unnamed > engine > 1.0
+    assert own > slice_ > 1.1 and own > quantized > 1.0 and own > unnamed > engine > 1.0
     assert off(learned, "qwen2.5-7b") == (1.0, 1.0), "one model is no evidence about an engine"
 
 

@@ -109,6 +109,6 @@ def test_memory_in_another_precision_than_the_curve_is_not_compared() -> None:
     row = Measurement("NVIDIA H100 80GB HBM3", "qwen3-32b", input_size=512, batch=1, latency_s=0.2, memory_mib=66_000.0)
     points = [replace(row, batch=batch, latency_s=0.2 * batch) for batch in (1, 2, 4)]
     measured = LearnedPredictor(learn(points, ModelKnowledge()))
-    quantised = replace(row, memory_mib=18_000.0, precision="awq")
-    assert unusual([quantised], measured) == []
-    assert [found.figure for found in unusual([replace(quantised, precision="")], measured)] == ["memory"]
+    quantized = replace(row, memory_mib=18_000.0, precision="awq")
+    assert unusual([quantized], measured) == []
+    assert [found.figure for found in unusual([replace(quantized, precision="")], measured)] == ["memory"]

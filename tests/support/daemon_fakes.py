@@ -278,9 +278,9 @@ class Node:
         except ValueError:
             return answer.status, text.decode()
 
-    def events(self, *events, journal="ab12", boot="b1", **options):
+    def events(self, *events, journal="ab12", **options):
         """Send events and adopt the database that answers, as a node does; return only the acknowledged number."""
-        body = {"node": self.name, "journal": journal, "boot_id": boot, "database": self.database}
+        body = {"node": self.name, "journal": journal, "boot_id": "b1", "database": self.database}
         status, answer = self.send("/node/v1/events", {**body, "events": list(events)}, **options)
         if status == 200:
             self.database = answer["database"]

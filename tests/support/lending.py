@@ -25,27 +25,28 @@ LENDING = {
     "restart_s": 2.0,
 }
 
+USER = "mbalice"
+
 
 def train(
     bed: Cluster,
     hints: str = "signal=usr1",
     *words: str,
     steps: int = 2000,
-    user: str = "mbalice",
     own: str | None = None,
 ) -> int:
     """Submit a training job of `steps` steps of a tenth of a second: elastic, or with a slice of its `own`.
 
     `words` are further options of sbatch.
     """
-    script = bed.home(user) / "elastic_bash.sh"
+    script = bed.home(USER) / "elastic_bash.sh"
     if not script.exists():
         script.write_bytes(EXAMPLE.read_bytes())
         script.chmod(0o755)
     options = ["--parsable", f"--comment=migbatch: role=train {hints}", "--output=train-%j.out"]
     options += ["-p", "train"] if own is None else ["-p", "gpu", f"--gres=mig:{own}"]
     program = ["env", f"STEPS={steps}", bed.root.locate("sbatch")]
-    done = bed.run([*program, *options, *words, str(script)], user, check=False)
+    done = bed.run([*program, *options, *words, str(script)], USER, check=False)
     assert done.stdout.strip().isdigit(), done.stdout + done.stderr
     return int(done.stdout)
 
@@ -61,15 +62,15 @@ def running(bed: Cluster) -> dict[int, str]:
     return {loan["job"]: loan["profile"] for loan in loans(bed) if loan["state"] == "running"}
 
 
-def begun(bed: Cluster, job: int, user: str = "mbalice") -> list[int]:
+def begun(bed: Cluster, job: int) -> list[int]:
     """Return the steps at which the runs of a training job continued."""
-    path = bed.home(user) / f"train-{job}.out"
+    path = bed.home(USER) / f"train-{job}.out"
     return [int(n) for n in re.findall(r"^from step (\d+)", path.read_text(), re.MULTILINE)] if path.exists() else []
 
 
-def saved(bed: Cluster, job: int, user: str = "mbalice") -> int:
+def saved(bed: Cluster, job: int) -> int:
     """Return the step of a job's checkpoint; 0 without one."""
-    path = bed.home(user) / f"elastic-{job}.state"
+    path = bed.home(USER) / f"elastic-{job}.state"
     return int(path.read_text().split()[0]) if path.exists() else 0
 
 

@@ -221,10 +221,10 @@ class LoanWorld(World):
         running_profiles = {job: slices(self.row(job).gres) for job in self.training if job in self.running()}
         return {job: next(iter(profiles)).name for job, profiles in running_profiles.items() if profiles}
 
-    def step(self, seconds: float = 1.0) -> RoundReport:
+    def step(self) -> RoundReport:
         before = len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values())
-        self.clock.sleep(seconds)
-        self._work(seconds)
+        self.clock.sleep(1.0)
+        self._work(1.0)
         self.finish()
         if len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values()) != before:
             self._muted = self.late

@@ -14,11 +14,11 @@ OCTOBER = datetime(2026, 10, 1).timestamp()
 HOSTILE = "</script><script>document.body.dataset.broken=1</script><img src=x onerror=alert(1)>"
 
 
-def october(directory: Path, days: int = 31) -> str:
+def october(directory: Path) -> str:
     """Make the record of a month in which one account's name is markup; return its URL."""
     url = f"sqlite:///{directory}/record.db"
     with open_store(url) as store:
-        fill(store, OCTOBER, days, ("chemistry", "physics", HOSTILE))
+        fill(store, OCTOBER, 31, ("chemistry", "physics", HOSTILE))
     return url
 
 

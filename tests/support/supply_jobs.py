@@ -11,10 +11,10 @@ from tests.support.supply_gpus import H100, slot
 INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
 
 
-def slice_entry(text: str, gpu: str = "a") -> dict[str, Any]:
+def slice_entry(text: str) -> dict[str, Any]:
     held_slot = slot(text)
     return {
-        "gpu": gpu,
+        "gpu": "a",
         "profile": held_slot.profile.name,
         "start": held_slot.placement.start,
         "size": held_slot.placement.size,

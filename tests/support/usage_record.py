@@ -17,7 +17,7 @@ def at(text: str) -> float:
     return datetime.fromisoformat(f"2026-{text}").timestamp()
 
 
-def describe(node: Node, ts: float, count: int = 2, *, mig: bool = True) -> dict[str, Any]:
+def describe(node: Node, ts: float, count: int = 2) -> dict[str, Any]:
     """Create an inventory event of H100s."""
     geometry = H100.geometry.to_dict()
     gpus = [
@@ -26,7 +26,7 @@ def describe(node: Node, ts: float, count: int = 2, *, mig: bool = True) -> dict
             "index": n,
             "minor": n,
             "name": "NVIDIA H100",
-            "mig": mig,
+            "mig": True,
             "geometry": geometry,
         }
         for n in range(count)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
 from slurm_migbatch.decide.lending.values import ElasticJob, usual_speed, within
 from slurm_migbatch.decide.snapshot import NoPredictions, Predictions, Report, Run

@@ -11,7 +11,7 @@ from slurm_migbatch.decide.capacity.demand import DemandBook
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
-from slurm_migbatch.decide.lending.ledger import JobView, Place
+from slurm_migbatch.decide.lending.loan import JobView, Place
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import loan_hints

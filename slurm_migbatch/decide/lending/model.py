@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
+from slurm_migbatch.decide.lending.loan import Cause, JobView, Loan
 from slurm_migbatch.decide.lending.values import NOTHING, ElasticJob, GpuCapacity, Resources
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.profile import Profile

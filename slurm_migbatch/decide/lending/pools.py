@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown, waits_for_begin
 from slurm_migbatch.decide.lending.inputs import ANY, LendingInputs
-from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, State
+from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, Ledger
+from slurm_migbatch.decide.lending.loan import JobView, LoanHistory, State
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import drops_old_gres_type
 

@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
+from slurm_migbatch.decide.lending.loan import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
     Kind,
     LendingRules,

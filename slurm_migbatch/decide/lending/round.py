@@ -15,7 +15,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
-from slurm_migbatch.decide.lending.ledger import Cause
+from slurm_migbatch.decide.lending.loan import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, PendingLoan, Round
 from slurm_migbatch.decide.lending.reclaim import due_orders, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported
 from slurm_migbatch.decide.lending.pairs import Sharer, SharingRules
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory

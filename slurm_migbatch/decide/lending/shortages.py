@@ -10,7 +10,8 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.inputs import LendingInputs
-from slurm_migbatch.decide.lending.ledger import JobView, Ledger
+from slurm_migbatch.decide.lending.ledger import Ledger
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.model import Shortage
 from slurm_migbatch.decide.lending.values import NOTHING, Resources
 from slurm_migbatch.decide.snapshot import passed_s

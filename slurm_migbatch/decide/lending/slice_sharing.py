@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.lending.ledger import Cause, JobView, Place, State
+from slurm_migbatch.decide.lending.loan import Cause, JobView, Place, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.reclaim import stop

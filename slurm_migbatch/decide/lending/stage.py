@@ -23,7 +23,8 @@ from slurm_migbatch.decide.lending.inputs import (
     places_of,
     without_false_runs,
 )
-from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place, State
+from slurm_migbatch.decide.lending.ledger import Ledger
+from slurm_migbatch.decide.lending.loan import JobView, Loan, Place, State
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
 from slurm_migbatch.decide.lending.pairs import SharingRules

@@ -14,7 +14,8 @@ from slurm_migbatch.decide.capacity.spare import by_size
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs
-from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
+from slurm_migbatch.decide.lending.ledger import EXPECTED_S, Ledger
+from slurm_migbatch.decide.lending.loan import OTHER_SLICE, JobView, LoanHistory, State
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
 from slurm_migbatch.decide.lending.shortages import coming_resources, resources_of, too_small

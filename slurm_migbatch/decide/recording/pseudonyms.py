@@ -17,7 +17,7 @@ from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
-from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.loan import Loan
 from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import CodecError, Json, reading_entry
 from slurm_migbatch.decide.recording.memory import State

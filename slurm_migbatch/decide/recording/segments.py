@@ -18,7 +18,7 @@ from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Setti
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
-from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.loan import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table, steps
+from slurm_migbatch.cli.common import HELP, Group, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
@@ -32,7 +32,7 @@ _SIDES = {
 }
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def bench() -> None:
     """Measure migbatch's cost on this machine, and its policies on public data.
 

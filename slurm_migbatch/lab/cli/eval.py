@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, NumberRange, print_table
+from slurm_migbatch.cli.common import HELP, Group, NumberRange, print_table
 from slurm_migbatch.lab.cli.common import Result, measurement, number_option, print_notes
 from slurm_migbatch.values.figures import plural
 
@@ -22,7 +22,7 @@ leave_option = click.option(
 )
 
 
-@click.group("eval", context_settings=HELP)
+@click.group("eval", cls=Group, context_settings=HELP)
 def eval_() -> None:
     """Score the predictor on measured tables, compared with simple rules that have the same data.
 

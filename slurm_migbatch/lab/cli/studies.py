@@ -6,13 +6,13 @@ from functools import partial
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table
+from slurm_migbatch.cli.common import HELP, Group, print_table
 from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes
 
 _study = partial(experiment, plots=False)
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=Group, context_settings=HELP)
 def study() -> None:
     """Study ideas from papers on public data.
 

@@ -146,7 +146,7 @@ def _of_line(line: CsvLine) -> Point:
         )
     precision_name = line.text("precision") or "bf16"
     plain = precision_name in precision.DTYPES
-    weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)
+    weight_precision = precision.plain(precision_name) if plain else precision.quantized(precision_name)
     if weight_precision is None:
         raise UnusableError(f"precision '{show(precision_name)}' is unknown: write bf16, fp8, nvfp4, awq or similar")
     engine = line.text("backend")

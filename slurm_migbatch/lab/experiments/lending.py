@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.lending.forecast import DAY_S
-from slurm_migbatch.decide.lending.ledger import Cause
+from slurm_migbatch.decide.lending.loan import Cause
 from slurm_migbatch.decide.snapshot import LendingPast, NoPredictions, Predictions
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.experiments import lendbound, lendslices

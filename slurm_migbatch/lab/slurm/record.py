@@ -39,7 +39,7 @@ class MemoryRecord:
         actions: number of actions on jobs that Slurm accepted, by kind: "retype" (a pending `auto` job),
             "throttle" (an array), "move" (each of its two steps), and for elastic training "release", "withdraw",
             "signal", "requeue", "share".
-        ended: number of started loans that have ended, by cause (`decide.lending.ledger.Cause`).
+        ended: number of started loans that have ended, by cause (`decide.lending.loan.Cause`).
     """
 
     available = True

@@ -164,7 +164,7 @@ class Architecture:
 
     @cached_property
     def embedding(self) -> int:
-        """Parameters of the embedding and of the output, which quantisation does not change."""
+        """Parameters of the embedding and of the output, which quantization does not change."""
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.predict.learned import LearnedPredictor
 
 NARROWER: Final = ("fp8", "awq")
-"""Suggested quantisations, the widest first."""
+"""Suggested quantizations, the widest first."""
 LEAST_SIDE: Final = 512
 """Smallest suggested side of images and clips, in pixels."""
 OVERHEAD: Final = 1.05
@@ -161,9 +161,9 @@ def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
     for side in _halves(workload.px, LEAST_SIDE):
         yield f"input={side}px", replace(workload, px=side)
     for name in NARROWER:
-        quantised = precision.known(name)
-        if quantised.bits < workload.precision.bits:
-            yield f"quantization={name}", resized(workload, quantised)
+        quantized = precision.known(name)
+        if quantized.bits < workload.precision.bits:
+            yield f"quantization={name}", resized(workload, quantized)
     if workload.precision.bits > 5 and workload.architecture.kind != "plain":
         short = min(serving.length, 4096)
         shortest = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)

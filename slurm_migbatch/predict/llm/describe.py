@@ -21,7 +21,7 @@ from slurm_migbatch.predict.llm.layers import (
     states_beside,
     windows,
 )
-from slurm_migbatch.predict.llm.quantisation import quantisation_of
+from slurm_migbatch.predict.llm.quantization import quantization_of
 
 NEEDED: Final = ("layers", "hidden", "heads")
 GATED_ENCODERS: Final = frozenset(
@@ -108,7 +108,7 @@ class DescribeError(Exception):
 
 @dataclass(frozen=True)
 class Described:
-    """Contents of a configuration: a name, the numbers of `arch=`, data type and quantisation if given. `counted`: what
+    """Contents of a configuration: a name, the numbers of `arch=`, data type and quantization if given. `counted`: what
     the number of parameters is from.
     """
 
@@ -234,7 +234,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         name,
         {key: value for key, value in numbers.items() if value or key in NEEDED},
         _dtype(config, text),
-        quantisation_of(config.get("quantization_config") or text.get("quantization_config")),
+        quantization_of(config.get("quantization_config") or text.get("quantization_config")),
     )
     try:
         architecture = build(described.numbers)

@@ -21,7 +21,7 @@ else:
 
 @dataclass(frozen=True)
 class Model:
-    """One public model. `native`: how its weights are published, a data type or a quantisation."""
+    """One public model. `native`: how its weights are published, a data type or a quantization."""
 
     name: str
     architecture: Architecture

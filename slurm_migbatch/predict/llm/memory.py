@@ -86,7 +86,7 @@ class Need:
 
 
 def weights_mib(architecture: Architecture, kept: Precision) -> float:
-    """Return the MiB of a model's weights; parts that a quantisation leaves out count 16 bits."""
+    """Return the MiB of a model's weights; parts that a quantization leaves out count 16 bits."""
     if kept.name == precision.OF_EXPERTS and architecture.routed:
         plain = architecture.parameters - architecture.routed
         return (plain * 16.0 + architecture.routed * kept.bits) / 8 / MIB
@@ -165,7 +165,7 @@ def _training(workload: Workload, training: Training) -> Need:
 
 
 def cast_mib(architecture: Architecture, kept: Precision, method: str) -> float:
-    """Return the MiB that adapters on weights of bitsandbytes add because peft keeps what is not quantised, mostly the
+    """Return the MiB that adapters on weights of bitsandbytes add because peft keeps what is not quantized, mostly the
     embedding and the output, in 32 bits (`prepare_model_for_kbit_training`). Not all trainers do: it is no weight that
     measurements cannot correct.
     """

@@ -17,13 +17,13 @@ from slurm_migbatch.predict.llm.configuration import LIMITS
 from slurm_migbatch.predict.llm.describe import Described, DescribeError, of_config, of_size
 from slurm_migbatch.predict.llm.gguffile import GgufError, read, shards_of
 from slurm_migbatch.predict.llm.memory import MIB, weights_mib
-from slurm_migbatch.predict.llm.precision import GGUF, Precision, known, plain, quantised
+from slurm_migbatch.predict.llm.precision import GGUF, Precision, known, plain, quantized
 from slurm_migbatch.predict.llm.weightfiles import held
 
 MOST_BYTES: Final = 1 << 20
 """Size limit of a configuration, which has a few kilobytes."""
 MODELOPT: Final = "hf_quant_config.json"
-"""The file in which ModelOpt states its quantisation, besides or instead of the configuration."""
+"""The file in which ModelOpt states its quantization, besides or instead of the configuration."""
 SNAPSHOTS: Final = "snapshots"
 """The directory with the revisions of a model in the cache of Hugging Face's hub."""
 ADAPTER: Final = "adapter_config.json"
@@ -52,9 +52,9 @@ FILES: Final = "weight files"
 ROUNDING: Final = 0.001
 """What the files may hold beyond the weights (headers), as a share."""
 NARROWER: Final = 0.1
-"""What weights may have beyond the size of their complete files, as a share, before another quantisation is assumed."""
+"""What weights may have beyond the size of their complete files, as a share, before another quantization is assumed."""
 BY_BITS: Final = ("int8", "6bit", "4bit", "3bit", "2bit")
-"""Quantisations that are assumed by size, the widest first."""
+"""Quantizations that are assumed by size, the widest first."""
 
 
 def describe(path: Path) -> Described:
@@ -88,7 +88,7 @@ def _snapshot(path: Path) -> Path:
 
 
 def _of_gguf(files: list[Path]) -> Described:
-    """Return the description of a model in GGUF: with the quantisation of as many bits as its weights have, and the
+    """Return the description of a model in GGUF: with the quantization of as many bits as its weights have, and the
     encoder of images that llama.cpp reads from a file beside it.
     """
     try:
@@ -105,7 +105,7 @@ def _of_gguf(files: list[Path]) -> Described:
 
 
 def _of_modelopt(file: Path) -> dict[str, Any] | None:
-    """Return the quantisation that ModelOpt states; None if it states none that can be read."""
+    """Return the quantization that ModelOpt states; None if it states none that can be read."""
     try:
         found = _read(file).get("quantization")
     except DescribeError:
@@ -167,7 +167,7 @@ def _configuration(folder: Path) -> Path:
 
 def _with_files(found: Described, folder: Path) -> Described:
     """Return the description with the number of parameters that the weight files hold, by their headers. Where those
-    do not say it, the size of the files may only add some (a vision tower, layers that a quantisation leaves out).
+    do not say it, the size of the files may only add some (a vision tower, layers that a quantization leaves out).
     """
     files = held(folder)
     if files is None:
@@ -190,7 +190,7 @@ def _with_files(found: Described, folder: Path) -> Described:
 
 
 def _narrowed(found: Described, size: int) -> Described:
-    """Return the description with a narrower quantisation if complete files are too small for the stated one: some
+    """Return the description with a narrower quantization if complete files are too small for the stated one: some
     checkpoints do not state theirs, others mix several. What is wider counts as further parameters.
     """
     kept = _kept(found) or plain("auto")
@@ -203,7 +203,7 @@ def _narrowed(found: Described, size: int) -> Described:
 def _kept(found: Described) -> Precision | None:
     """Return the precision of the weights in the files; None if it is not known."""
     if found.quantization:
-        return quantised(found.quantization)
+        return quantized(found.quantization)
     return plain(found.dtype) if found.dtype else None
 
 

@@ -1,4 +1,4 @@
-"""Resolve a model's name: every public spelling, the quantisation in it, and a size if nothing else is known.
+"""Resolve a model's name: every public spelling, the quantization in it, and a size if nothing else is known.
 
 Organisation, letter case and filler words (instruct, chat) are removed from a name; the longest run of the
 remaining words that is a public model's name selects that model. `llama-3-70b`, `Meta-Llama-3-70B-Instruct-AWQ` and
@@ -197,12 +197,12 @@ def generates(name: str) -> bool:
 def resolve(name: str) -> Found | None:
     """Return the meaning of a name; None if it has none, not even a size."""
     words = _words(name)
-    kept, quantisation = _without_quantisation(words)
-    stated = quantisation is not None
+    kept, quantization = _without_quantization(words)
+    stated = quantization is not None
     controlled = _with_control(kept)
     if controlled is not None:
         generator, whole = controlled
-        return Found(generator.name, whole, quantisation or native(generator), "near", stated)
+        return Found(generator.name, whole, quantization or native(generator), "near", stated)
     significant = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(significant), key=lambda found: found[1])[0]
     if model is not None:
@@ -211,19 +211,19 @@ def resolve(name: str) -> Found | None:
         if sensing:
             architecture = replace(architecture, extra=architecture.extra + TOWER)
         usual = precision.plain("fp16") if FASTER in kept and architecture.source else native(model)
-        return Found(model.name, architecture, quantisation or usual, "near" if sensing else "public", stated)
+        return Found(model.name, architecture, quantization or usual, "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
     near = _near_of_size("-".join(significant), size)
     if near is not None:
-        return Found(near.name, near.architecture, quantisation or native(near), "near", stated)
+        return Found(near.name, near.architecture, quantization or native(near), "near", stated)
     upper = size_of(kept, upper=True)
     if upper is None:
         return None
     kind = kind_of(kept)
     beside = BESIDE if kind == "generator" else TOWER if kind == "decoder" and SENSES.intersection(kept) else 0
-    return _sized(name, kept, quantisation, Sized(upper.total + beside, upper.active + beside))
+    return _sized(name, kept, quantization, Sized(upper.total + beside, upper.active + beside))
 
 
 def _with_control(words: Sequence[str]) -> tuple[Model, Architecture] | None:
@@ -253,18 +253,18 @@ def of_stated_size(name: str, parameters: int, *, sees: bool = False) -> Found:
     """Return a model that is not public, of a stated number of all its parameters, by its name alone; `sees`: it takes
     images.
     """
-    kept, quantisation = _without_quantisation(_words(name))
+    kept, quantization = _without_quantization(_words(name))
     sees = sees and not any(map(SENSED.fullmatch, kept))
-    return _sized(name, kept, quantisation, Sized(float(parameters), float(parameters)), sees=sees)
+    return _sized(name, kept, quantization, Sized(float(parameters), float(parameters)), sees=sees)
 
 
 def _sized(
-    name: str, words: Sequence[str], quantisation: Precision | None, size: Sized, *, sees: bool = False
+    name: str, words: Sequence[str], quantization: Precision | None, size: Sized, *, sees: bool = False
 ) -> Found:
     """Return a model of which only the size is known, and from its words the kind."""
     architecture, dtype = architecture_of(words, size, sees=sees)
     short = without_place(name)
-    return Found(short, architecture, quantisation or precision.plain(dtype), "size", quantisation is not None)
+    return Found(short, architecture, quantization or precision.plain(dtype), "size", quantization is not None)
 
 
 def native(model: Model) -> Precision:
@@ -280,7 +280,7 @@ def suggestion(name: str) -> str | None:
 
     Names must be alike without the words of size that both have, too: `raft-large` does not mean `bert-large`.
     """
-    kept, _ = _without_quantisation(_words(name))
+    kept, _ = _without_quantization(_words(name))
     words = [word for word in kept if word not in FILLERS]
     for candidate in _similar_names("-".join(words)):
         common = SIZES.intersection(words, candidate.split("-"))
@@ -306,27 +306,27 @@ def mentions_public(name: str) -> bool:
     return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
 
 
-def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
+def _without_quantization(words: Sequence[str]) -> tuple[list[str], Precision | None]:
     """Return the words without those that name a precision, and the narrowest precision named; a method's name alone
     (`gptq`) counts only if no word states the bits.
     """
     kept: list[str] = []
-    quantisations: list[Precision] = []
+    quantizations: list[Precision] = []
     position = 0
     parts = [part for word in words for part in _split_at_dots(word)]
     while position < len(parts):
         for length in (3, 2, 1):
             text = "-".join(parts[position : position + length])
             if position + length <= len(parts) and text not in NO_PRECISION:
-                quantised = precision.quantised(text)
-                if quantised is not None:
-                    quantisations.append(quantised)
+                quantized = precision.quantized(text)
+                if quantized is not None:
+                    quantizations.append(quantized)
                     position += length
                     break
         else:
             kept.append(parts[position])
             position += 1
-    specific = [entry for entry in quantisations if any(map(str.isdigit, entry.name))] or quantisations
+    specific = [entry for entry in quantizations if any(map(str.isdigit, entry.name))] or quantizations
     plain = next((word for word in kept if precision.DTYPES.get(word)), None)
     if precision.UNDONE.intersection(kept):
         return kept, precision.plain(plain or "auto")

@@ -1,7 +1,7 @@
 """Map the precision names of engines and file names to bits of parameters and cached values.
 
-Bits of a quantised parameter include its scales: 4 bits in groups of 128 with a 16-bit scale and a 4-bit zero point
-(AWQ, GPTQ: 4.16), in blocks of 64 with a 32-bit scale (bitsandbytes NF4: 4.5; with double quantisation 4.127, QLoRA,
+Bits of a quantized parameter include its scales: 4 bits in groups of 128 with a 16-bit scale and a 4-bit zero point
+(AWQ, GPTQ: 4.16), in blocks of 64 with a 32-bit scale (bitsandbytes NF4: 4.5; with double quantization 4.127, QLoRA,
 arXiv 2305.14314, section 3), of 32 with an 8-bit scale (MXFP4: 4.25, OCP MX specification 1.0), of 16 with an 8-bit
 scale (NVFP4: 4.5). The bits of GGUF levels are those of llama.cpp's own table (examples/quantize, Llama-3.1-8B).
 """
@@ -21,8 +21,8 @@ DTYPES: Final[Mapping[str, float]] = MappingProxyType(
     }
 )  # fmt: skip
 """Bits by the name of a data type; 0: as the model is published. `tf32`: 32-bit weights whose products are in TF32."""
-UNQUANTISED: Final = frozenset({"bf16", "fp16", "fp32", "tf32"})
-"""Names of precisions that are no quantisation."""
+UNQUANTIZED: Final = frozenset({"bf16", "fp16", "fp32", "tf32"})
+"""Names of precisions that are no quantization."""
 CACHE: Final[Mapping[str, float]] = MappingProxyType(
     {
         "auto": 16.0, "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "f16": 16.0, "fp32": 32.0,
@@ -44,7 +44,7 @@ WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "nvfp4a16": 4.5, "mxfp4a16": 4.5, "petit-nvfp4": 4.5,
     }
 )  # fmt: skip
-"""Bits of a parameter of the body; embedding and output stay at 16. 0: not quantised."""
+"""Bits of a parameter of the body; embedding and output stay at 16. 0: not quantized."""
 GGUF: Final[Mapping[str, float]] = MappingProxyType(
     {
         "iq1-s": 2.01, "iq1-m": 2.15, "iq2-xxs": 2.39, "iq2-xs": 2.6, "iq2-s": 2.75, "iq2-m": 2.95, "q2-k-s": 2.97,
@@ -63,16 +63,16 @@ layers in wider ones and counts as the next, a level without its variant (`q4`) 
 `mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
 _LOADED_WIDE: Final = re.compile(r"(?:mx|nv)?fp[48].*|modelopt.*|(?:fbgemm|ptpc|w8a8)-fp8|petit-nvfp4")
-"""Quantisations that trainers undo when they load weights, as they do with GGUF: adapters of LoRA are trained on those
-of bitsandbytes, GPTQ, AWQ and the like (peft's guide on quantisation; OpenAI's on gpt-oss).
+"""Quantizations that trainers undo when they load weights, as they do with GGUF: adapters of LoRA are trained on those
+of bitsandbytes, GPTQ, AWQ and the like (peft's guide on quantization; OpenAI's on gpt-oss).
 """
 _CAST: Final = frozenset({"qlora", "nf4", "fp4", "bitsandbytes", "bnb", "bnb-4bit", "bnb-8bit", "llm-int8"})
-"""Quantisations of bitsandbytes."""
+"""Quantizations of bitsandbytes."""
 OF_EXPERTS: Final = "mxfp4"
 """Where a model has routed experts, only these have this precision and the rest is at 16 bits (gpt-oss)."""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})
-"""Words of a name whose other words on quantisation are about the past: the weights are 16-bit ones."""
+"""Words of a name whose other words on quantization are about the past: the weights are 16-bit ones."""
 _BITS: Final = (
     (re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw"), 0.1),
     (re.compile(r"([1-8](?:\.[0-9]{1,2})?)-?bits?|q([2-8])f(?:16|32)(?:-[0-9])?"), 0.5),
@@ -94,7 +94,7 @@ class Precision:
 
 
 def plain(dtype: str) -> Precision:
-    """Return the precision of unquantised weights."""
+    """Return the precision of unquantized weights."""
     bits = DTYPES[dtype] or 16.0
     halves = "fp16" if dtype in ("fp16", "float16", "half") else "bf16"
     wide = "tf32" if dtype == "tf32" else "fp32"
@@ -112,14 +112,14 @@ def is_cast(kept: Precision) -> bool:
 
 
 def known(name: str) -> Precision:
-    """Return the precision of a quantisation that this module lists."""
-    found = quantised(name)
+    """Return the precision of a quantization that this module lists."""
+    found = quantized(name)
     assert found is not None
     return found
 
 
-def quantised(name: str) -> Precision | None:
-    """Return the precision of a quantisation by its name; None if it is unknown."""
+def quantized(name: str) -> Precision | None:
+    """Return the precision of a quantization by its name; None if it is unknown."""
     if name in GGUF:
         return Precision(name, GGUF[name], GGUF[name])
     if name in WEIGHTS:

@@ -26,7 +26,7 @@ from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
-from slurm_migbatch.predict.llm.precision import UNQUANTISED
+from slurm_migbatch.predict.llm.precision import UNQUANTIZED
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, SITE
@@ -162,7 +162,7 @@ def stated_size(row: Measurement) -> int | None:
 
 def weights_hint(row: Measurement) -> LlmHints:
     """Return the precision of a row's weights as hints; none if the row leaves it to the model's name."""
-    if row.precision in UNQUANTISED:
+    if row.precision in UNQUANTIZED:
         return LlmHints(dtype=row.precision)
     return LlmHints(quantization=row.precision or None)
 

@@ -88,7 +88,7 @@ EIGHT_BITS: Final = frozenset([
     "fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant", "fp8-e4m3", "fp8-e5m2",
     "fp8-block", "ptpc-fp8", "modelopt-fp8", "w8a8-int8", "blockwise-int8", "int8-sq",
 ])  # fmt: skip
-"""Quantisations whose products are computed in 8 bits."""
+"""Quantizations whose products are computed in 8 bits."""
 SLICE_DOUBT: Final = 0.15
 """Standard deviation of logarithms of a slice's performance relative to its shares. There are no published measurements
 for these models; other models' is used, whose mean error on slices is 12 % before they are measured (`migbatch eval

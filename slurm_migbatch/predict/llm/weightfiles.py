@@ -20,7 +20,7 @@ MOST_HEADER: Final = 16 << 20
 MOST_FILES: Final = 512
 """Most files whose headers are read."""
 PLAIN: Final[Mapping[str, str]] = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""Data types of unquantised weights."""
+"""Data types of unquantized weights."""
 BESIDE: Final = frozenset({"I64", "BOOL"})
 """Data types of what is no weight: positions, masks."""
 _OTHER: Final = "other"
@@ -33,7 +33,7 @@ _SHARD: Final = re.compile(r".*-[0-9]+-of-([0-9]+)\.safetensors")
 @dataclass(frozen=True)
 class Held:
     """What weight files hold: their size in bytes, and the numbers of their parameters by data type; none if they are
-    quantised, incomplete or in another form. `complete`: all are there, by their headers.
+    quantized, incomplete or in another form. `complete`: all are there, by their headers.
     """
 
     size: int
@@ -81,7 +81,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _counted(file: Path) -> dict[str, int] | None:
-    """Return the numbers of values in a complete file by data type, _OTHER for quantised ones; None if the file is not
+    """Return the numbers of values in a complete file by data type, _OTHER for quantized ones; None if the file is not
     complete or has no header.
     """
     counts: Counter[str] = Counter()

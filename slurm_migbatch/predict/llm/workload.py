@@ -47,7 +47,7 @@ before April 2025 (its pull request 12801), and Ollama's library has such files;
 ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "lora_rank", "optimizer", "checkpointing"})
 """Hints that may be given for any model."""
 OLLAMA: Final = "q4-k-m"
-"""Default quantisation of tags in Ollama's library."""
+"""Default quantization of tags in Ollama's library."""
 SHORT: Final = 4096
 """Default context of llama.cpp and Ollama."""
 TRAINING_ITEMS: Final = 3
@@ -288,14 +288,14 @@ def _refuse_unsized(hints: Hints) -> None:
 def _precision(llm_hints: LlmHints, found: Found) -> Precision:
     if llm_hints.quantization is not None:
         name = llm_hints.quantization.replace("_", "-")
-        stated = precision.quantised(name)
+        stated = precision.quantized(name)
         if stated is None:
             raise Refusal("model_quantization", show(llm_hints.quantization))
         if name != "none":
             return stated
         kept = found.precision if found.precision.bits >= 16 else stated
         found = replace(found, precision=kept, stated=True)
-    if found.precision.name not in precision.UNQUANTISED:
+    if found.precision.name not in precision.UNQUANTIZED:
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
         return precision.plain(llm_hints.dtype or "auto")
@@ -400,7 +400,7 @@ def encoder_serving_of(found: Found, batch: int, size: int) -> Workload:
 
 
 def _trainable(kept: Precision) -> Precision:
-    """Return the precision of weights that a full training keeps: quantised ones are trained in 16 bits."""
+    """Return the precision of weights that a full training keeps: quantized ones are trained in 16 bits."""
     return kept if kept.bits >= 16 else precision.plain("bf16")
 
 

@@ -1,4 +1,4 @@
-"""Read how weights are quantised from a configuration's `quantization_config`."""
+"""Read how weights are quantized from a configuration's `quantization_config`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BY_NAME: Final = (
 """Kinds of values, and a name of as many bits."""
 
 
-def quantisation_of(config: object) -> str:
-    """Return a name of the quantisation that has its bits; "" if there is none or it is not known."""
+def quantization_of(config: object) -> str:
+    """Return a name of the quantization that has its bits; "" if there is none or it is not known."""
     if not isinstance(config, dict):
         return ""
     method = str(config.get("quant_method", "")).replace("_", "-").lower()
@@ -47,7 +47,7 @@ def quantisation_of(config: object) -> str:
 
 
 def _compressed(config: Mapping[str, Any]) -> str:
-    """Return the kind of a quantisation by compressed-tensors; its groups are layers in one kind, and sparse weights
+    """Return the kind of a quantization by compressed-tensors; its groups are layers in one kind, and sparse weights
     may have none.
     """
     groups = config.get("config_groups")
@@ -62,7 +62,7 @@ def _compressed(config: Mapping[str, Any]) -> str:
 
 
 def _of_modelopt(config: Mapping[str, Any]) -> str:
-    """Return the kind of ModelOpt's quantisation, that of most layers if they have several."""
+    """Return the kind of ModelOpt's quantization, that of most layers if they have several."""
     layers = config.get("quantized_layers")
     own = (
         [layer.get("quant_algo") for layer in layers.values() if isinstance(layer, dict)]
@@ -75,7 +75,7 @@ def _of_modelopt(config: Mapping[str, Any]) -> str:
 
 
 def _by_kind(value: object) -> str:
-    """Return the quantisation that a description names; activations in other kinds follow the weights there."""
+    """Return the quantization that a description names; activations in other kinds follow the weights there."""
     weight = value.get("weight", value) if isinstance(value, dict) else value
     text = json.dumps(weight).lower()
     places = [(match.start(), name) for form, name in _BY_NAME if (match := form.search(text))]
