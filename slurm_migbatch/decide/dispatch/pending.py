@@ -63,22 +63,21 @@ def without_place(
     def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
         return any(free_capacity.count(pool, profile, slice_count, 1) for profile in free_capacity.kinds(pool))
 
-    possible: dict[int, bool] = {}  # by the ids of demands' kinds: faster to compare than the kinds, for long queues
+    hopeless: set[int] = set()  # ids of demands' kinds: faster to compare than the kinds, for long queues
     for demand in demands:
-        fits = possible.get(id(demand.kind))
-        if fits is None:
-            one_profile = demand.nodes == 1 and len(demand.parts) == 1
-            fits = possible[id(demand.kind)] = one_profile and anything_fits(demand.pool, demand.parts[0][1])
-        if not fits or demand.apart is not None:
+        if id(demand.kind) in hopeless:
             continue
         copies = demand.copies - placed.get(demand.job, 0)
-        if copies < 1:
+        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
         if row is None or grant is None or grant.parts[0] != demand.parts[0] or not drops_old_gres_type(row.gres):
             continue
-        yield Pending(row, grant, demand.pool, copies)
+        if anything_fits(demand.pool, demand.parts[0][1]):
+            yield Pending(row, grant, demand.pool, copies)
+        else:
+            hopeless.add(id(demand.kind))
 
 
 @lru_cache(maxsize=1 << 15)

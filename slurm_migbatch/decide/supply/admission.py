@@ -38,6 +38,8 @@ class Admission:
         plan: the node's plan if nothing is claimed on it, and the preference for empty space in it.
         soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
         first: by profile, the soonest of these and the number of the GPU; None: never on any GPU.
+        together: by slices, when all of them should fit on the node as it is, and the number of the GPU and the slot of
+            each; None: never (see `reserve`).
         next_end: the first time at which these change by themselves.
     """
 
@@ -54,6 +56,7 @@ class Admission:
         "shapes",
         "short",
         "soonest",
+        "together",
         "until",
     )
 
@@ -105,6 +108,7 @@ class Admission:
         self.plan: tuple[tuple[Profile, ...], NodePlan] | None = None
         self.soonest: Sequence[dict[Profile, When | None]] = soonest
         self.first: dict[Profile, tuple[When, int] | None] = {}
+        self.together: dict[tuple[Profile, ...], tuple[float, Sequence[tuple[int, Slot]]] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
         self._idle: int | None = None
         self._spare: Counter[Profile] | None = None

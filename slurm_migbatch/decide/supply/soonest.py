@@ -20,6 +20,8 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 
 _MAX_NODES = 64
+#: Sets of slices for which a node keeps its result from round to round.
+_MOST_TOGETHER = 64
 
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
@@ -203,20 +205,35 @@ class SoonestPlaces:
     def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[When, Places] | None:
         """Return when all slices should fit on the node, and where; None: never.
 
-        That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged.
+        That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged,
+        from round to round if this plan has changed none of them.
         """
         all_claims = self._fleet.on(name)
+        if self._fleet.as_admitted(name):
+            together, first = self._fleet.admissions[name].together, self._fleet.first_index[name]
+            if slices not in together:
+                if len(together) >= _MOST_TOGETHER:
+                    together.clear()
+                found = self._node_first(all_claims, slices)
+                together[slices] = found and (found[0], [(place[0].index - first, place[1]) for place in found[1]])
+            known = together[slices]
+            return known and (self._when(known[0]), [(all_claims[i], slot) for i, slot in known[1]])
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
         ]
         cached = self._soonest_on.get((name, slices))
         if cached is not None and all(map(_same, cached[0], stamp)):
             return cached[1]
-        soonest = self._node_first(all_claims, slices)
+        found = self._node_first(all_claims, slices)
+        soonest = found and (self._when(found[0]), found[1])
         self._soonest_on[name, slices] = stamp, soonest
         return soonest
 
-    def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[When, Places] | None:
+    def _when(self, free_at: float) -> When:
+        return (1, self._now, 0) if free_at == math.inf else (0, max(self._now, free_at), 0)
+
+    def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[float, Places] | None:
+        """Return the end of the last slot that has to end before, and the places; it does not depend on the time."""
         busy = {gpu_claims.index: list(self.busy(gpu_claims)) for gpu_claims in all_claims}
         times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
@@ -231,8 +248,7 @@ class SoonestPlaces:
                 answer, high = (middle, places), middle - 1
         if answer is None:
             return None
-        free_at = times[answer[0] - 1] if answer[0] else self._now
-        return (int(free_at == math.inf), max(self._now, free_at) if free_at != math.inf else self._now, 0), answer[1]
+        return times[answer[0] - 1] if answer[0] else -math.inf, answer[1]
 
     def _fit_after(
         self,
