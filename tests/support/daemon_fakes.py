@@ -55,6 +55,7 @@ class FakeStore:
     """A store that keeps each event once, by (node, journal, seq); can be locked."""
 
     moved = False
+    locked_by = ""
 
     def __init__(self):
         self.events = {}

@@ -38,6 +38,7 @@ class Away:
     """A database that does not answer."""
 
     moved = False
+    locked_by = ""
 
     def reconnect(self) -> None:
         """Do nothing; see Store."""
