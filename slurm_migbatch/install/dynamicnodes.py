@@ -9,6 +9,7 @@ from slurm_migbatch.install.slurmconf import Conf, Line, Token
 from slurm_migbatch.site import mig_gres
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand_valid, fold
+from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 
 def with_dynamic(conf: Conf, nodes: Iterable[NodeRow]) -> Conf:
@@ -46,7 +47,7 @@ def options(needed: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
     """
     for (gres, features), names in needed.items():
         hosts = fold(names)
-        shown = f"{features},mig_node_NAME" if features else "mig_node_NAME"
+        shown = ",".join(filter(None, (features, f"{NODE_FEATURE}NAME")))
         yield (
             f"dynamic nodes {hosts} need Gres={gres} and Feature={shown} (NAME is that of the node) in --conf of their "
             f"slurmd: after slurmctld's restart `scontrol delete NodeName={hosts}`, and start slurmd there with these"
