@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from slurm_migbatch.install.slurmconf import Conf, Line, Token
 from slurm_migbatch.site import mig_gres
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand_valid, fold
 from slurm_migbatch.workload.catalog import NODE_FEATURE
+
+_FEATURE: Final = re.compile(r"[\w.:@/+-]+")
+"""Features are written to slurm.conf, and those of a dynamic node are its own choice: no other setting may follow."""
 
 
 def with_dynamic(conf: Conf, nodes: Iterable[NodeRow]) -> Conf:
@@ -27,7 +32,7 @@ def _line(row: NodeRow) -> Line:
         "nodename": row.name,
         "cpus": str(row.cpus),
         "realmemory": str(row.memory),
-        "features": ",".join(sorted(row.features)),
+        "features": ",".join(sorted(filter(_FEATURE.fullmatch, row.features))),
         "gres": ",".join(filter(None, (row.other_gres, mig_gres(row.gres)))),
     }
     tokens = tuple([Token(key, value, 0, 0) for key, value in values.items() if value])

@@ -95,6 +95,16 @@ def test_dynamic_node_gets_no_line_but_the_options_of_its_slurmd(gres, features,
     assert "NodeName=h[1-2] Name=mig Type=1g.10gb Count=14" in gres_file
 
 
+def test_feature_of_a_dynamic_node_adds_no_setting_to_slurm_conf():
+    """Root of the node chooses it; Slurm's REST API shows any text."""
+    slurm = NODES.replace("h[1-2]", "h1")
+    odd = dynamic("none:14", "big", "x State=UP", "a\nProlog=/tmp/x", "b#", 'c"', "mig_node_h2")
+    done = plan(SITE, with_dynamic(load(MAIN, {MAIN: slurm}.get), [odd]), load(GRES, {}.get))
+    included = site.render("slurm.conf.j2", site=done.site)
+    assert " Features=big,a30,mig_node_h1,mig_node_h2,mig_node_m1 " in included
+    assert not any(text in included for text in ("State=UP", "/tmp/x", "b#", 'c"'))
+
+
 @pytest.mark.parametrize(
     ("own", "default", "then"),
     [
