@@ -257,7 +257,8 @@ def _elastic_jobs(
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
         unseen = loan is None and job not in ledger.past and job not in ledger.targets and known.never_ran(job_view)
-        basis = (job_view, known.speeds(job_view), regions.get(job), largest)
+        by_profile, region = known.speeds(job_view), regions.get(job)
+        basis = (job_view, by_profile, region, largest)
         if unseen and job in before and all(map(is_, before[job], basis)):
             known.waiting[job] = before[job]
             elastic_jobs.append(before[job][-1])
@@ -265,9 +266,9 @@ def _elastic_jobs(
         past = ledger.past.get(job, LoanHistory())
         elastic_job = ElasticJob(
             job,
-            known.speeds(job_view),
+            by_profile,
             account=job_view.row.account,
-            nodes=regions.get(job),
+            nodes=region,
             place=place,
             since=(loan.started or loan.decided) if loan is not None else 0.0,
             restarts=job_view.row.restarts,
