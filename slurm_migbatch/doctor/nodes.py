@@ -128,7 +128,7 @@ def _miscounted(
     restart = "restart slurmctld, and slurmd there"
     room = sum(base_counts(geometries).values())
     if counts is None and row.dynamic:
-        total = sum(count for kind, count in row.gres.items() if kind != LOAN)
+        total = _slices(row.gres)
         text = f"dynamic node {{}} reports GPUs for {room} slices, but registered with {total or 'none'}"
         return (text, f"{INSTALL} prints the options that slurmd needs there") if total != room else None
     if counts is None:
@@ -143,7 +143,7 @@ def _miscounted(
         return "slurmctld counts no slices of {}, whose line in slurm.conf has mig", restart
     if {kind for kind in counts if kind not in ("none", LOAN)} != most_counts(geometries).keys() and geometries:
         return "{} reports GPUs with other profiles than its line in slurm.conf has", f"{INSTALL}, then {restart}"
-    total = sum(count for kind, count in counts.items() if kind != LOAN)
+    total = _slices(counts)
     if total == room:
         return None
     text = f"{{}} reports GPUs for {room} slices, but its line in slurm.conf counts {total}"
@@ -151,6 +151,11 @@ def _miscounted(
         return f"{text}: the rest is never offered", f"{INSTALL}, then {restart}"
     advice = "nvidia-smi -L and migbatch doctor there show whether a GPU is missing or has MIG switched off"
     return f"{text}: a GPU is missing", f"{advice}; if it was removed for good: {INSTALL}, then {restart}"
+
+
+def _slices(counts: Mapping[Any, int]) -> int:
+    """Return the sum of a node's counts, which stays the same when migbatchd changes their types."""
+    return sum(count for kind, count in counts.items() if kind != LOAN)
 
 
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
