@@ -185,7 +185,9 @@ class StoreWriter:
     def _cause(self, error: Exception) -> BaseException | str:
         """Return what is to be reported of an error; its own text has the statement, and with it texts of users."""
         cause = getattr(error, "orig", None) or error
-        by = "" if self._store is None else self._store.locked_by
+        if self._store is None or "locked" not in str(cause):
+            return cause
+        by = self._store.locked_by
         return f"{cause} by {by}" if by else cause
 
     def _opened(self) -> Store:
