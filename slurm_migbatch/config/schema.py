@@ -162,6 +162,11 @@ class MovesConfig:
         between(0, 7 * 86400),
     )
     grace_s: float = key(60.0, "Seconds that a training job has to write its checkpoint.", between(0, 3600))
+    preempt: bool = key(
+        False,
+        "Preempt jobs for a waiting job that needs slices of another profile, where PreemptType of slurm.conf lets it "
+        "preempt them; Slurm itself preempts only jobs with the same profile.",
+    )
 
 
 @dataclass(frozen=True)

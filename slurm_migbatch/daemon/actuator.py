@@ -6,7 +6,7 @@ idempotent, and no call is assumed to have succeeded: the next snapshot shows th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from slurm_migbatch.decide.lending.ledger import first_task
 from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
-from slurm_migbatch.decide.supply.moves import MOVE
+from slurm_migbatch.decide.supply.moves import MOVE, PREEMPT
 from slurm_migbatch.slurm.client import JobRow, SlurmClient, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
 
@@ -80,26 +80,23 @@ def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:
 def apply_moves(
     orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: SlurmClient, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Signal training jobs to write a checkpoint, or requeue them; return the rows for the record."""
-    signals = dict.fromkeys(order.signal for order in orders if order.signal)
+    """Signal jobs that are moved or preempted, or end their runs; return the rows for the record."""
     records: list[dict[str, Any]] = []
-    for signal in (*signals, ""):
-        chosen = [order for order in orders if order.signal == signal]
+    steps = dict.fromkeys((order.signal, order.cancel) for order in orders)
+    for signal, cancel in sorted(steps, key=lambda step: not step[0]):  # signals first
+        chosen = [order for order in orders if (order.signal, order.cancel) == (signal, cancel)]
         names = {order.job: name_of(rows[order.job]) for order in chosen}
-        if not names:
-            continue
         at = clock()
-        errors = _call_for_jobs(
-            partial(client.signal_all, name=signal) if signal else client.requeue_all, [*names.values()]
-        )
+        call = partial(client.signal_all, name=signal) if signal else client.requeue_all
+        errors = _call_for_jobs(partial(_cancel, client) if cancel else call, [*names.values()])
         records.extend(
             {
                 "ts": at,
                 "job_id": order.job,
                 "restart": order.restart,
-                "kind": MOVE,
+                "kind": PREEMPT if order.preempts else MOVE,
                 "before": rows[order.job].state,
-                "after": signal or "PENDING",
+                "after": signal or ("CANCELLED" if cancel else "PENDING"),
                 "why": order.why,
                 "dry_run": False,
                 "outcome": errors.get(names[order.job], ""),
@@ -107,6 +104,11 @@ def apply_moves(
             for order in chosen
         )
     return records
+
+
+def _cancel(client: SlurmClient, names: Iterable[str]) -> None:
+    for name in names:
+        client.cancel(name, running=True)
 
 
 def _update(

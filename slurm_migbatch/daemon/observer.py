@@ -22,6 +22,7 @@ from slurm_migbatch.decide.snapshot import (
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.preemption import NO_PREEMPTION
 
 #: reports to keep of one node between two snapshots; a node cannot have as many runs while slurmctld starts none
 _REPORTS: Final = 1000
@@ -81,6 +82,8 @@ class Observer:
         self._statuses: dict[str, PlanStatus] = {}
         #: profiles to offer for empty space, by the history of requests
         self.preference: tuple[Profile, ...] = ()
+        #: which jobs the site lets Slurm preempt, if migbatchd may preempt jobs by these rules
+        self.preemption = NO_PREEMPTION
 
     def remember(self, past: LendingPast) -> None:
         """Set the record's data at the start of the service."""
@@ -151,6 +154,7 @@ class Observer:
             past=past,
             recording=recording,
             blackout=self._blackout(now),
+            preemption=self.preemption,
             predictions=self._predictions,
         )
 

@@ -17,6 +17,7 @@ from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
+from slurm_migbatch.slurm.preemption import NO_PREEMPTION, PreemptionRules
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
     from slurm_migbatch.store.db import Store
@@ -25,18 +26,25 @@ log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
 #: minimum seconds between two queries, whatever the number of nudges; pause as a multiple of a query's duration
 _CLOSEST_S, _SHARE = 0.2, 4.0
-#: seconds between two queries of the partitions' defaults, which administrators change
+#: seconds between two queries of the settings of partitions and QOS, which administrators change
 _CONFIG_S = 60.0
 
 
 @dataclass(frozen=True)
 class SlurmView:
-    """The queue and the nodes at one time (`at`: monotonic seconds), and what partitions give jobs for each GPU."""
+    """The queue and the nodes at one time, and what changes rarely.
+
+    Attributes:
+        at: monotonic seconds.
+        gpu_defaults: what partitions give jobs for each GPU.
+        preemption: the site's rules, if they are needed.
+    """
 
     at: float
     jobs: tuple[JobRow, ...]
     nodes: tuple[NodeRow, ...]
     gpu_defaults: Mapping[str, GpuDefaults] = field(default_factory=dict)
+    preemption: PreemptionRules = NO_PREEMPTION
 
 
 class Poller:
@@ -46,12 +54,21 @@ class Poller:
     a slow slurmctld is queried more often than it can handle.
     """
 
-    def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:
-        self._client, self._interval, self._act = client, interval_s, act
+    def __init__(
+        self,
+        client: SlurmClient,
+        interval_s: float,
+        act: Callable[[SlurmView], Awaitable[bool]],
+        *,
+        preempts: bool = False,
+    ) -> None:
+        """Set up; `preempts`: whether the site's rules of preemption are needed."""
+        self._client, self._interval, self._act, self._preempts = client, interval_s, act, preempts
         self._nudged = asyncio.Event()
         self._kept = KeptRows()
         self._defaults: Mapping[str, GpuDefaults] = {}
-        self._defaults_until = -math.inf
+        self._preemption = NO_PREEMPTION
+        self._config_until = -math.inf
         self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
@@ -84,13 +101,14 @@ class Poller:
     def _query(self) -> SlurmView:
         began, jobs = time.monotonic(), self._client.jobs()
         nodes = tuple(self._client.nodes())
-        if began >= self._defaults_until:
-            self._defaults_until = began + _CONFIG_S
-            try:
+        if began >= self._config_until:
+            self._config_until = began + _CONFIG_S
+            try:  # the client may get jobs and nodes in another way
                 self._defaults = self._client.gpu_defaults()
-            except SlurmError as error:  # the client may get jobs and nodes in another way
-                log.warning("the partitions' defaults for each GPU stay those of the last query: %s", error)
-        return SlurmView(began, self._kept.of(jobs), nodes, self._defaults)
+                self._preemption = self._client.preemption() if self._preempts else NO_PREEMPTION
+            except SlurmError as error:
+                log.warning("settings of partitions and QOS stay those of the last query: %s", error)
+        return SlurmView(began, self._kept.of(jobs), nodes, self._defaults, self._preemption)
 
 
 class KeptRows:

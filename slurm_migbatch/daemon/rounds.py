@@ -114,7 +114,7 @@ class Rounds:
             )
             self.controller.dry_run.recall(past.actions)
             self.observer.remember(past)
-        elif self._config.moves.enabled:
+        elif self._config.moves.enabled or self._config.moves.preempt:
             actions = await self.read(
                 lambda store: store.actions(), "cannot read the moves", "none is started until then"
             )
@@ -150,6 +150,7 @@ class Rounds:
         """Run one round on a new view of Slurm; return whether another should follow soon."""
         if not self.loaded.is_set():
             return False
+        self.observer.preemption = snapshot.preemption
         report = await asyncio.to_thread(self.controller.round, snapshot.jobs, snapshot.nodes)
         self.report = report
         self._metrics.note(report, snapshot.at)

@@ -93,7 +93,7 @@ class Service:
         self.metrics = Metrics()
         self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
-        self.poller = Poller(client, config.cluster.poll_s, self._seen)
+        self.poller = Poller(client, config.cluster.poll_s, self._seen, preempts=config.moves.preempt)
         self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
         self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)

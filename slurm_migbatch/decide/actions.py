@@ -27,15 +27,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class MoveOrder:
-    """Signal a training job that is being moved to write a checkpoint, or requeue it.
+    """Signal a job that is being moved or preempted, for example to write a checkpoint, or end its run.
 
     Attributes:
         job, restart: its run.
         why: the reason, as a sentence.
-        signal: USR1 or USR2; empty: requeue it.
+        signal: USR1, USR2 or TERM; empty: requeue it, or with `cancel` cancel it.
+        preempts: whether it is preempted.
     """
 
     job: int
     restart: int
     why: str
     signal: str = ""
+    cancel: bool = False
+    preempts: bool = False

@@ -11,6 +11,7 @@ from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.preemption import NO_PREEMPTION, PreemptionRules
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 
@@ -229,6 +230,7 @@ class ClusterSnapshot:
         answers: to the queries of the previous decision.
         recording: whether the record can be written now.
         blackout: whether the administrator allows no lending at this time of day.
+        preemption: which jobs the site lets Slurm preempt, if migbatchd may preempt jobs by these rules.
     """
 
     now: float
@@ -243,4 +245,5 @@ class ClusterSnapshot:
     answers: Answers = Answers()
     recording: bool = True
     blackout: bool = False
+    preemption: PreemptionRules = NO_PREEMPTION
     predictions: Predictions = field(default_factory=NoPredictions)

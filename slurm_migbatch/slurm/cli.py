@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_migbatch.slurm import gpu_defaults, reservations
+from slurm_migbatch.slurm import gpu_defaults, preemption, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
 from slurm_migbatch.slurm.commands import (
@@ -45,6 +45,7 @@ from slurm_migbatch.slurm.listing import (
     squeue_command,
 )
 from slurm_migbatch.slurm.order import PARTITIONS_COMMAND, has_capitals, in_order, parse_tiers
+from slurm_migbatch.slurm.preemption import PreemptionRules
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
@@ -230,6 +231,17 @@ class CliClient(SlurmCommands):
         """See SlurmClient."""
         return gpu_defaults.parse(*(self._run(*command) for command in gpu_defaults.COMMANDS))
 
+    def preemption(self) -> PreemptionRules:
+        """See SlurmClient. Without accounting there are no QOS."""
+        config, partitions = (self._run(*command) for command in preemption.COMMANDS[:2])
+        try:
+            qos = self._run(*preemption.COMMANDS[2])
+        except SlurmError:
+            if preemption.by_qos(config):
+                raise
+            qos = ""
+        return preemption.parse(config, partitions, qos)
+
     def version(self) -> tuple[int, int]:
         """Release of the commands; queried once, and again after a command failed, as while Slurm is upgraded."""
         if self._version is None:
@@ -340,9 +352,9 @@ class CliClient(SlurmCommands):
             raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})") from None
         return decoded(process.stderr)
 
-    def cancel(self, job_id: int | str) -> None:
+    def cancel(self, job_id: int | str, *, running: bool = False) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
-        self._change("scancel", "--quiet", checked_job(job_id))
+        self._change("scancel", "--quiet", *(["--state=RUNNING"] if running else ()), checked_job(job_id))
 
     # -- processes ---------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
 
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
+from slurm_migbatch.slurm.preemption import PreemptionRules
 from slurm_migbatch.slurm.states import WAITING
 
 
@@ -364,14 +365,20 @@ class SlurmClient(Protocol):
         If Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
         """
 
-    def cancel(self, job_id: int | str) -> None:
-        """Cancel a job, or one task of an array ("123_4"); it is no error if it has already ended."""
+    def cancel(self, job_id: int | str, *, running: bool = False) -> None:
+        """Cancel a job, or one task of an array ("123_4"); it is no error if it has already ended.
+
+        `running`: only if it is running, for example not once it has been requeued.
+        """
 
     def default_partition(self) -> str:
         """Return the partition of jobs that name none; empty if there is none."""
 
     def gpu_defaults(self) -> Mapping[str, GpuDefaults]:
         """Return what jobs get for each GPU without requesting it, of each partition that has such defaults."""
+
+    def preemption(self) -> PreemptionRules:
+        """Return which jobs Slurm may preempt for which others."""
 
     def version(self) -> tuple[int, int]:
         """Return Slurm's release, such as (24, 11)."""

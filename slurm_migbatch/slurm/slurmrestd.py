@@ -156,9 +156,10 @@ class SlurmrestdClient(CliClient):
             return
         self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"]})
 
-    def cancel(self, job_id: int | str) -> None:
+    def cancel(self, job_id: int | str, *, running: bool = False) -> None:
         """Cancel a job or one task of an array; one that has already ended is no error."""
-        self._signal({"jobs": [checked_job(job_id)], "signal": "KILL"})
+        states = {"job_state": ["RUNNING"]} if running else {}
+        self._signal({"jobs": [checked_job(job_id)], "signal": "KILL", **states})
 
     # -- requests ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import WHOLE, JobRow
+from slurm_migbatch.slurm.preemption import Ending
 
 _slot_of = itemgetter(0)
 
@@ -227,10 +228,14 @@ class Restartable:
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A training job to move, and the pending job that gets its place."""
+    """A running job to stop, and the pending job that gets its place.
+
+    `ending`: how it ends, if the pending job preempts it; None: it is moved, and restarts elsewhere.
+    """
 
     job: int
     waiting: int
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True)

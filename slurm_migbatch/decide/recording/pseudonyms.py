@@ -33,6 +33,7 @@ from slurm_migbatch.decide.snapshot import Answers, LendingPast
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+from slurm_migbatch.slurm.preemption import PreemptionRules
 from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -171,6 +172,7 @@ class _Mask:
             nodes=tuple(self.node(row) for row in observed.nodes),
             inventory=self.hosts(observed.inventory),
             plans=self.hosts(observed.plans),
+            preemption=self.preemption(observed.preemption),
             past=None if observed.past is None else self.past(observed.past),
             answers=_answers(observed.answers),
         )
@@ -204,10 +206,23 @@ class _Mask:
             reason=reason,
             features=_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), row.features),
             reservation=",".join(self._names.of("reservation", name) for name in row.reservation.split(",")),
-            gid=None,  # decisions depend on none of these
-            qos="",
+            qos=self._names.of("qos", row.qos),
+            gid=None,  # decisions depend on neither
             wckey="",
         )
+
+    def preemption(self, rules: PreemptionRules) -> PreemptionRules:
+        """Replace the names of QOS in the site's rules of preemption."""
+
+        def name(qos: str) -> str:
+            return self._names.of("qos", qos)
+
+        partitions = {key: replace(found, qos=name(found.qos)) for key, found in rules.partitions.items()}
+        qos = {
+            name(key): replace(found, preempts=frozenset(name(other) for other in found.preempts))
+            for key, found in rules.qos.items()
+        }
+        return replace(rules, partitions=partitions, qos=qos)
 
     def node(self, row: NodeRow) -> NodeRow:
         """Replace the names in a node, and the text of its drain reason."""

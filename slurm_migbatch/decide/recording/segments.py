@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final, NewType, TypeVar
 
-from slurm_migbatch.decide.actions import Offer
+from slurm_migbatch.decide.actions import MoveOrder, Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
@@ -142,10 +142,7 @@ def actions_of(decision: Decision) -> dict[str, Json]:
     content: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
     if decision.supply is not None:
         content["start_now"] = list(decision.supply.start_now)
-        content["moves"] = [
-            ["signal" if order.signal else "requeue", order.job, order.restart, order.signal]
-            for order in decision.supply.moves
-        ]
+        content["moves"] = [[_step(order), order.job, order.restart, order.signal] for order in decision.supply.moves]
     if (dispatch := decision.dispatch) is not None:
         content["retypes"] = [change_key(change) for change in dispatch.retypes]
         content["throttles"] = [change_key(change) for change in dispatch.throttles]
@@ -154,6 +151,10 @@ def actions_of(decision: Decision) -> dict[str, Json]:
     if decision.lending is not None:
         content["orders"] = [order_key(order) for order in decision.lending.orders]
     return {name: value for name, value in content.items() if value}
+
+
+def _step(order: MoveOrder) -> str:
+    return "signal" if order.signal else "cancel" if order.cancel else "requeue"
 
 
 def offer_of(offer: Offer) -> Json:

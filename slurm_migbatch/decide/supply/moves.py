@@ -12,6 +12,9 @@ The effect of a move is read from the next snapshots and not from Slurm's answer
 few times, then the job is never tried again. A service that starts reads the active moves from the record; before
 that it begins none.
 
+A job that is preempted for a pending one (`decide.supply.preemption`) is stopped in the same way, with SIGTERM and the
+grace time of its QOS or partition; it is not placed elsewhere.
+
 From Slurm 23.11 on a requeued training job starts again at once. Up to 23.02 slurmd may confuse the run with the last
 one and start no Prolog (`decide.lending.pools.pools_of`), so there it waits for Slurm's delay of two minutes.
 """
@@ -30,6 +33,7 @@ from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.preemption import Ending
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
 SOON_S: Final = 5.0
@@ -39,15 +43,16 @@ _CLOCKS_S: Final = 2.0
 _AGAIN_S: Final = 15.0
 """A requeue without effect is repeated after this time."""
 _TRIES: Final = 3
-_AT_ONCE: Final = 4
-"""Most moves at once."""
+AT_ONCE: Final = 4
+"""Most jobs at once for which others are stopped."""
 _LATELY_S: Final = 600.0
 """Older moves in the record are over."""
 _STUCK_S: Final = 600.0
 """A run that is still active so long after its requeue has a process that cannot be killed."""
 _NOWHERE: Final = frozenset[str]()
 MOVE: Final = "move"
-"""Names of both steps of a move in the record."""
+PREEMPT: Final = "preempt"
+"""Names of both steps of a move, and of a preemption, in the record."""
 
 
 def is_stuck(requeued: float | None, now: float) -> bool:
@@ -82,7 +87,8 @@ class Move:
         why: the reason, as a sentence.
         signalled, requeued: when Slurm was last called for it; None: not yet.
         checkpoint: whether a checkpoint came after the signal.
-        tries: how often it was requeued.
+        tries: how often it was requeued, or cancelled.
+        ending: how it ends, if it is preempted; None: it is moved.
     """
 
     job: int
@@ -93,6 +99,13 @@ class Move:
     checkpoint: bool = False
     requeued: float | None = None
     tries: int = 0
+    ending: Ending | None = None
+
+    def free_at(self, now: float) -> float:
+        """Return when its slices should be free."""
+        if self.ending is None or self.requeued is not None:
+            return now + SOON_S
+        return max(now, (self.signalled or now) + self.ending.grace_s) + SOON_S
 
 
 @dataclass
@@ -104,12 +117,14 @@ class MoveMemory:
         waits: since when each job has had a reservation.
         fixed: jobs that could not be requeued, and are not tried again.
         loaded: whether the record was read.
+        later: pending jobs for which nothing is preempted before this time.
     """
 
     moves: dict[int, Move] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
     fixed: set[int] = field(default_factory=set)
     loaded: bool = False
+    later: dict[int, float] = field(default_factory=dict)
 
     def load(self, actions: Iterable[Mapping[str, Any]], now: float) -> None:
         """Add the moves that an earlier service has begun, from the record, oldest first."""
@@ -136,11 +151,13 @@ class MoveMemory:
         start_now = []
         for job, move in list(self.moves.items()):
             row = queue.rows.get(job)
-            going = row is not None and row.active and row.state != "SUSPENDED"
+            going = row is not None and row.active and row.state != "SUSPENDED" and not _is_withdrawn(move, queue)
             if row is not None and going and not is_stuck(move.requeued, snapshot.now) and not _is_next(row, move):
                 continue
             del self.moves[job]
-            if row is not None and row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
+            if row is None or move.ending is not None:  # a preempted job waits, while the other one starts
+                continue
+            if row.pending and drops_old_gres_type(row.gres) and waits_for_begin(row, snapshot.now):
                 start_now.append(job)
         self.fixed &= queue.rows.keys()
         return start_now
@@ -154,48 +171,65 @@ class MoveMemory:
         orders = []
         for job, move in list(self.moves.items()):
             row = queue.rows[job]
-            hints = hints_of(row.comment)
             if row.state != "RUNNING":
                 continue
-            if move.signalled is None and hints is not None and hints.signal:
-                orders.append(MoveOrder(job, move.restart, move.why, hints.signal.upper()))
+            grace_s = rules.grace_s if move.ending is None else move.ending.grace_s
+            if move.signalled is None and (signal := _signal_of(move, row)):
+                orders.append(MoveOrder(job, move.restart, move.why, signal, preempts=move.ending is not None))
                 self.moves[job] = replace(move, signalled=now)
             elif move.requeued is None:
-                if move.checkpoint or move.signalled is None or passed_s(move.signalled, now) >= rules.grace_s:
-                    orders.append(self._requeue(move, now))
+                if move.checkpoint or move.signalled is None or passed_s(move.signalled, now) >= grace_s:
+                    orders.append(self._end(move, now))
             elif passed_s(move.requeued, now) >= _AGAIN_S:
                 if move.tries < _TRIES:
-                    orders.append(self._requeue(move, now))
+                    orders.append(self._end(move, now))
                 else:
                     del self.moves[job]
                     self.fixed.add(job)
         return tuple(orders)
 
-    def _requeue(self, move: Move, now: float) -> MoveOrder:
+    def _end(self, move: Move, now: float) -> MoveOrder:
         self.moves[move.job] = replace(move, requeued=now, tries=move.tries + 1)
-        return MoveOrder(move.job, move.restart, move.why)
+        ending = move.ending
+        cancel = ending is not None and ending.cancel
+        return MoveOrder(move.job, move.restart, move.why, cancel=cancel, preempts=ending is not None)
 
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
-        """Begin the moves that the planner has chosen."""
+        """Begin the moves and preemptions that have been chosen."""
         for move in planned:
             why = f"job {move.waiting} needs a larger slice that fits in its place; it restarts elsewhere"
-            self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting, why)
+            if move.ending is not None:
+                why = f"job {move.waiting}, which may preempt it, needs a slice of another profile in its place"
+            restart = queue.rows[move.job].restarts
+            self.moves[move.job] = Move(move.job, restart, move.waiting, why, ending=move.ending)
 
 
 def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules) -> frozenset[int]:
     """Return the jobs for which a training job may be moved: those with a long expected wait that have waited for a
     while.
     """
-    served = {move.waiting for move in memory.moves.values()}
-    if not memory.loaded or len(memory.moves) >= _AT_ONCE or 0 in served:
-        return frozenset()
     return frozenset(
         reservation.job
-        for reservation in reservations
-        if now - memory.waits.get(reservation.job, now) >= rules.after_s
-        and (reservation.at is None or reservation.at - now > rules.gain_s)
-        and reservation.job not in served
+        for reservation in late(memory, reservations, now, rules)
+        if reservation.at is None or reservation.at - now > rules.gain_s
     )
+
+
+def late(
+    memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules
+) -> Sequence[Reservation]:
+    """Return the reservations of jobs that have waited for a while and for which nothing is stopped yet.
+
+    None while as much is being stopped as may be at once.
+    """
+    served = {move.waiting for move in memory.moves.values()}
+    if not memory.loaded or len(served) >= AT_ONCE or 0 in served:
+        return ()
+    return [
+        reservation
+        for reservation in reservations
+        if now - memory.waits.get(reservation.job, now) >= rules.after_s and reservation.job not in served
+    ]
 
 
 def restartable(
@@ -279,6 +313,20 @@ def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
     return may_restart(row)
 
 
+def _signal_of(move: Move, row: JobRow) -> str:
+    """Return the signal before a run ends; empty for none."""
+    if move.ending is not None:
+        return "TERM" if move.ending.grace_s else ""
+    hints = hints_of(row.comment)
+    return (hints.signal or "").upper() if hints is not None else ""
+
+
+def _is_withdrawn(move: Move, queue: JobQueue) -> bool:
+    """Return whether the job for which another is preempted no longer waits, before that one's grace time is over."""
+    waiting = queue.rows.get(move.waiting)
+    return move.ending is not None and move.requeued is None and (waiting is None or not waiting.pending)
+
+
 def _is_next(row: JobRow, move: Move) -> bool:
     """Return whether a row is of a later run than the one that was moved."""
     return row.state == "RUNNING" and row.restarts != move.restart
@@ -289,6 +337,10 @@ def _end(until: float | None) -> float:
 
 
 def why_moved(job: int, memory: MoveMemory) -> str:
-    """Return which job is moved for a pending job; empty for none. What its hints say is for its own user."""
-    moved_job = next((move.job for move in memory.moves.values() if move.waiting == job), None)
-    return "" if moved_job is None else f"job {moved_job} is moved for it"
+    """Return which jobs are stopped for a pending job; empty for none. What their hints say is for their own users."""
+    stopped = [move for move in memory.moves.values() if move.waiting == job]
+    if not stopped:
+        return ""
+    jobs = ", ".join(str(move.job) for move in stopped)
+    how = "moved" if stopped[0].ending is None else "preempted"
+    return f"job {jobs} is {how} for it" if len(stopped) == 1 else f"jobs {jobs} are {how} for it"

@@ -20,9 +20,19 @@ from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Rese
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.limits import within_limits
-from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, may_restart, restartable, wanting
+from slurm_migbatch.decide.supply.moves import (
+    AT_ONCE,
+    MoveMemory,
+    MoveRules,
+    late,
+    leaving,
+    may_restart,
+    restartable,
+    wanting,
+)
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
+from slurm_migbatch.decide.supply.preemption import preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -85,7 +95,7 @@ class SupplyMemory:
         hurried: when such jobs were started without the delay, in the last `HURRIED_S` seconds.
         pairs: second job -> first job of a slice that they are to share.
         preference: the last offers for empty space.
-        moves: training jobs that are moved for larger slices.
+        moves: jobs that are moved for larger slices, or preempted.
         unexplained: nodes where Slurm counts more than is known there, and since when.
         watched: time of the last snapshot.
         examined: when Slurm was last told to examine a job again that it had given up.
@@ -119,7 +129,7 @@ class SupplyDecision:
         sharing: nodes on which slices are shared or are to be.
         offers: one for each node of the plan.
         start_now: requeued jobs that need not wait for Slurm's delay, and jobs that Slurm has to examine again.
-        moves: orders for training jobs that are moved for larger slices.
+        moves: orders for jobs that are moved for larger slices, or preempted.
         notes: sentences about nodes and jobs that need attention.
         avoided: nodes on which a job, or an equal one, did not start though its slices were offered there.
         put_off: further demands, not planned because their users have too many kinds before them (`supply.limits`).
@@ -170,18 +180,27 @@ def plan_supply(
     memory.preference = preference
     nodes = leaving(nodes, ending, queue)
     moving = NOTHING_MOVES
+    stops = settings.moves is not None or bool(snapshot.preemption.kind)
+    if stops:
+        ends = {job: move.free_at(snapshot.now) for job, move in memory.moves.moves.items()}
+        nodes = leaving(nodes, ends, queue)
     if settings.moves is not None:
-        nodes = leaving(nodes, dict.fromkeys(memory.moves.moves, snapshot.now + SOON_S), queue)
         moving = _moving(snapshot, nodes, memory, settings.moves, may_begin=not ending)
     plan = memory.planner.plan(
         list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew, moving=moving
     )
     memory.reservations = plan.reservations
     moves: tuple[MoveOrder, ...] = ()
-    if settings.moves is not None:
+    if stops:
+        rules = settings.moves or MoveRules()
         memory.moves.note(plan.reservations, snapshot.now)
         memory.moves.begin(plan.moves, queue)
-        moves = memory.moves.due(snapshot.now, settings.moves, queue)
+        if snapshot.preemption.kind and not ending:
+            waiting = late(memory.moves, plan.reservations, snapshot.now, rules)
+            most = AT_ONCE - len({move.waiting for move in memory.moves.moves.values()})
+            chosen = preempted_for(snapshot, waiting, wanted, nodes, queue.rows, memory.moves.later, most)
+            memory.moves.begin(chosen, queue)
+        moves = memory.moves.due(snapshot.now, rules, queue)
     _watch_offers(snapshot, plan, wanted, memory, settings)
     again = _examine_again(plan, memory, snapshot.now)
     notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
@@ -204,7 +223,9 @@ def _moving(
         return memory.demands.of_running(queue, row)
 
     needed = tuple(
-        demand for job in moves.moves if (demand := demand_of_running(queue.rows[job])) is not None and demand.slices
+        demand
+        for job, move in moves.moves.items()
+        if move.ending is None and (demand := demand_of_running(queue.rows[job])) is not None and demand.slices
     )
     wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
     candidates = restartable(moves, snapshot, queue, nodes, demand_of_running, rules) if wanting_jobs else ()

@@ -15,6 +15,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.slurm.preemption import NO_PREEMPTION, PreemptionRules
 from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
@@ -96,6 +97,10 @@ class SimulatedSlurm(Slurmctld):
     def gpu_defaults(self) -> dict[str, GpuDefaults]:
         """Return none: simulated jobs state their CPUs."""
         return {}
+
+    def preemption(self) -> PreemptionRules:
+        """Return none: the simulated Slurm has no preemption but that of partitions with loans."""
+        return NO_PREEMPTION
 
     def version(self) -> tuple[int, int]:
         """See SlurmClient."""
@@ -213,11 +218,12 @@ class SimulatedSlurm(Slurmctld):
 
         self._change("release", [str(job_id)], release)
 
-    def cancel(self, job_id: int | str) -> None:
+    def cancel(self, job_id: int | str, *, running: bool = False) -> None:
         """See SlurmClient."""
         self._call("cancel")
         for row in self._named(str(job_id)):
-            self.cancelled(row.job_id)
+            if row.state == "RUNNING" or not running:
+                self.cancelled(row.job_id)
 
     # -- updates -----------------------------------------------------------------------------------------------------
 

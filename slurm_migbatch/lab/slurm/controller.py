@@ -46,7 +46,7 @@ class ServiceController:
             simulation.submit_filter = SubmitFilter(catalog, chooser, self.record, config, clock, slurm.spelled)
             predictions = predictions or SitePredictions(chooser, catalog)
         advertiser = Advertiser(slurm, nodes, config.supply.ack_wait_s)
-        self._observer = Observer(
+        self.observer = Observer(
             nodes,
             nodes,
             advertiser.total,
@@ -54,15 +54,15 @@ class ServiceController:
             predictions=predictions,
             blackout=blackout_of(config.lending),
         )
-        self._observer.remember(past or LendingPast())
+        self.observer.remember(past or LendingPast())
         settings = settings_of(config)
-        self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
+        self.controller = Controller(settings, slurm, self.observer, advertiser, self.record, simulation.clock)
 
     def __call__(self, observation: ControllerInput) -> bool:
         """Run one round; return whether another should follow soon. Raises the error of a failed stage."""
         for node, events in observation.events:
             self.record.ingested(events)
-            self._observer.ingested(node, events, observation.now)
+            self.observer.ingested(node, events, observation.now)
         report = self.controller.round(observation.jobs, observation.nodes)
         for error in report.failed.values():
             raise error

@@ -1,0 +1,190 @@
+"""Preempt running jobs for a pending job whose slices need other profiles than theirs.
+
+Slurm preempts a job only if the pending one could start on the GRES that this frees, and it counts GRES by profile: a
+job that needs a 7g slice preempts jobs with a 7g slice, and none with smaller ones in its place. Here jobs with slices
+of any profile are chosen, by the site's own rules (`slurm.preemption`), if Slurm has no way to preempt for the pending
+job itself. Those are chosen that lose least: the time that they have run times the memory slices that they have.
+
+How they are stopped is in `decide.supply.moves`. Loans are not chosen: lending reclaims them (`decide.lending`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, PlannedMove, Reservation
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.preemption import Ending
+from slurm_migbatch.workload.loans import is_marked
+
+GAIN_S: Final = 60.0
+"""Nothing is preempted for a job that should start sooner, by time limits."""
+_SEARCH_S: Final = 15.0
+"""A job for which nothing can be preempted is looked at again after this time."""
+AGAIN_S: Final = 600.0
+"""If a job has not started this long after others were preempted for it, more may be."""
+_MOST_NODES: Final = 512
+"""Nodes to examine for one job."""
+
+
+class _Victims(NamedTuple):
+    """Jobs to preempt on a node; `lost`: the seconds that they have run, times their memory slices."""
+
+    lost: float
+    node: str
+    endings: Mapping[int, Ending]
+
+
+def preempted_for(
+    snapshot: ClusterSnapshot,
+    waiting: Sequence[Reservation],
+    demands: Iterable[Demand],
+    nodes: Mapping[str, Node],
+    rows: Mapping[int, JobRow],
+    later: dict[int, float],
+    most: int,
+) -> tuple[PlannedMove, ...]:
+    """Return the jobs to preempt, for at most `most` pending jobs.
+
+    Args:
+        waiting: the reservations of jobs that have waited long enough, in Slurm's order.
+        demands: the needs of pending jobs.
+        rows: the queue by job id.
+        later: pending jobs for which nothing may be preempted before this time (unix seconds); updated.
+    """
+    rules, now = snapshot.preemption, snapshot.now
+    for job in [job for job, at in later.items() if not now < at <= now + AGAIN_S or job not in rows]:
+        del later[job]
+    jobs = dict.fromkeys(r.job for r in waiting if r.at is None or r.at - now > GAIN_S)
+    chosen = [job for job in jobs if job not in later and rules.may_preempt(rows[job])][:most]
+    if not chosen:
+        return ()
+    by_job = {demand.job: demand for demand in demands if demand.job in chosen and demand.apart is None}
+    planned: dict[int, PlannedMove] = {}
+    for job in chosen:
+        others = [reservation for reservation in waiting if reservation.job != job]
+        search = _Search(snapshot, rows, planned.keys(), others)
+        endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
+        later[job] = now + (AGAIN_S if endings else _SEARCH_S)
+        planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}
+    return tuple(planned.values())
+
+
+class _Search:
+    """Searches the jobs to preempt for one pending job; `taken`: jobs that are preempted for others."""
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        rows: Mapping[int, JobRow],
+        taken: Iterable[int],
+        others: Iterable[Reservation],
+    ) -> None:
+        self._rules, self._now = snapshot.preemption, snapshot.now
+        self._rows, self._taken = rows, frozenset(taken)
+        self._slurm_nodes = {row.name: row for row in snapshot.nodes}
+        #: memory slices that are reserved for others, by GPU
+        self._reserved: dict[str, int] = {}
+        for reservation in others:
+            for _, uuid, slot in reservation.places:
+                self._reserved[uuid] = self._reserved.get(uuid, 0) | slot.placement.mask
+
+    def for_job(self, waiting: JobRow, demand: Demand, nodes: Mapping[str, Node]) -> Mapping[int, Ending]:
+        """Return which jobs end and how; nothing if they would not suffice, or if Slurm can preempt by itself."""
+        found: list[_Victims] = []
+        if waiting.exclusive:  # Slurm would have to empty whole nodes
+            return {}
+        for name in sorted(demand.pool)[:_MOST_NODES]:
+            node, slurm_node = nodes.get(name), self._slurm_nodes.get(name)
+            if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
+                continue
+            endings = self._endings(waiting, node, slurm_node)
+            if not endings:
+                continue
+            if _can_preempt_itself(demand, node, endings):
+                return {}
+            victims = self._victims(demand, node, endings)
+            if victims is not None and self._leaves_resources(waiting, slurm_node, victims.endings):
+                found.append(victims)
+        found.sort(key=lambda victims: (victims.lost, victims.node))
+        if len(found) < demand.nodes:
+            return {}
+        return {job: end for victims in found[: demand.nodes] for job, end in victims.endings.items()}
+
+    def _endings(self, waiting: JobRow, node: Node, slurm_node: NodeRow) -> dict[int, Ending]:
+        """Return the jobs on a node that may be preempted, and how they end."""
+        leases = [lease for gpu in node.gpus for lease in gpu.leases]
+        fixed = {lease.job for lease in leases if lease.guest or lease.stopping}
+        endings = {}
+        for job in {lease.job for lease in leases if lease.job is not None} - fixed - self._taken:
+            row = self._rows.get(job)
+            if row is None or row.state != "RUNNING" or row.het_job is not None or is_marked(row.comment):
+                continue
+            ending = self._rules.ending(row, waiting, slurm_node.partitions, self._now)
+            if ending is not None:
+                endings[job] = ending
+        return endings
+
+    def _victims(self, demand: Demand, node: Node, endings: Mapping[int, Ending]) -> _Victims | None:
+        """Return which of these jobs make room for the slices of one node with the least loss; None: they cannot."""
+        sizes: Counter[int] = Counter()
+        for lease in (lease for gpu in node.gpus for lease in gpu.leases if lease.job in endings):
+            sizes[lease.job or 0] += lease.slot.placement.size
+        lost = {job: size * (self._now - (self._rows[job].start or self._now)) for job, size in sizes.items()}
+        ending: set[int] = set()
+        placed: dict[str, list[Slot]] = {}
+        for profile in demand.slices:
+            options = [
+                (sum(lost[job] for job in more), len(more), number, slot, more)
+                for number, gpu in enumerate(node.gpus)
+                for slot, jobs in self._openings(gpu, profile, placed.get(gpu.uuid, ()), ending)
+                if jobs <= endings.keys()
+                for more in [jobs - ending]
+            ]
+            if not options:
+                return None
+            _, _, number, slot, more = min(options, key=lambda option: option[:4])
+            ending |= more
+            placed.setdefault(node.gpus[number].uuid, []).append(slot)
+        if not ending:
+            return None  # there is room, and another reason why it does not start
+        return _Victims(sum(lost[job] for job in ending), node.name, {job: endings[job] for job in sorted(ending)})
+
+    def _openings(
+        self, gpu: Gpu, profile: Profile, placed: Sequence[Slot], ending: set[int]
+    ) -> Iterable[tuple[Slot, set[int]]]:
+        """Yield each slot that a GPU may have for a profile, with the jobs in its place (0: what is no job)."""
+        if profile not in gpu.geometry:
+            return
+        blocked = self._reserved.get(gpu.uuid, 0)
+        for slot in placed:
+            blocked |= slot.placement.mask
+        for slot in gpu.geometry.info(profile).slots:
+            mask = slot.placement.mask
+            if mask & blocked:
+                continue
+            jobs = {lease.job or 0 for lease in gpu.leases if lease.slot.placement.mask & mask}
+            staying = [lease.slot.profile for lease in gpu.leases if (lease.job or 0) not in jobs | ending]
+            if gpu.geometry.admits((*staying, *(other.profile for other in placed), profile)):
+                yield slot, jobs
+
+    def _leaves_resources(self, waiting: JobRow, node: NodeRow, endings: Iterable[int]) -> bool:
+        """Return whether the node has CPUs and memory for the pending job once these jobs have ended."""
+        rows = [self._rows[job] for job in endings]
+        cpus = node.cpus_free + sum(row.cpus_per_node for row in rows)
+        memory = node.memory_free + sum(row.memory_on(node) for row in rows)
+        return (not node.cpus or waiting.cpus_per_node <= cpus) and waiting.memory_on(node) <= memory
+
+
+def _can_preempt_itself(demand: Demand, node: Node, endings: Mapping[int, Ending]) -> bool:
+    """Return whether Slurm counts enough slices of the profiles on a node, free or of jobs that it may preempt."""
+    counted: Counter[Profile] = Counter()
+    for gpu in node.gpus:
+        counted.update(slot.profile for slot in gpu.free.slots)
+        counted.update(lease.slot.profile for lease in gpu.leases if lease.job in endings)
+    return all(counted[profile] >= count for profile, count in demand.parts)

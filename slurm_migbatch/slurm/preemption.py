@@ -1,0 +1,172 @@
+"""Parse which running jobs a site lets Slurm preempt for which pending jobs: PreemptType and what belongs to it.
+
+As in Slurm's plugins preempt/qos and preempt/partition_prio: the way in which a job ends is that of its own QOS or
+partition, else the cluster's. Jobs that Slurm would only suspend keep their GRES, so they count as not preemptible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from slurm_migbatch.slurm.fields import fields_of
+from slurm_migbatch.slurm.settings import parse_settings
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration
+
+if TYPE_CHECKING:
+    from slurm_migbatch.slurm.client import JobRow
+
+COMMANDS: Final = (
+    ("scontrol", "show", "config"),
+    ("scontrol", "--all", "--oneliner", "show", "partition"),
+    ("sacctmgr", "-nP", "show", "qos", "format=Name,Preempt,PreemptMode,GraceTime,PreemptExemptTime"),
+)
+"""Commands whose output `parse` reads, in this order; the last fails on a cluster without accounting."""
+_QOS, _PARTITION = "preempt/qos", "preempt/partition_prio"
+_NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a preempted job ends: requeued or cancelled, `grace_s` seconds after SIGTERM; 0: at once."""
+
+    cancel: bool
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class PreemptedPartition:
+    """Settings of a partition. `ending`: how its jobs are preempted; None: not at all. `qos`: its own QOS."""
+
+    tier: int
+    ending: Ending | None = None
+    qos: str = ""
+
+
+@dataclass(frozen=True)
+class PreemptingQos:
+    """Settings of a QOS.
+
+    Attributes:
+        preempts: names of the QOS whose jobs it preempts.
+        mode: how its own jobs are preempted, in Slurm's words; empty: as the cluster says.
+        grace_s: seconds between SIGTERM and the end of its own jobs.
+        exempt_s: seconds for which its own jobs must have run before; None: as the cluster says.
+    """
+
+    preempts: frozenset[str] = frozenset()
+    mode: str = ""
+    grace_s: float = 0.0
+    exempt_s: float | None = None
+
+
+@dataclass(frozen=True)
+class PreemptionRules:
+    """Preemption of a cluster.
+
+    Attributes:
+        kind: PreemptType; empty: no preemption.
+        mode: PreemptMode of the cluster.
+        exempt_s: PreemptExemptTime of the cluster.
+    """
+
+    kind: str = ""
+    mode: str = ""
+    exempt_s: float = 0.0
+    partitions: Mapping[str, PreemptedPartition] = field(default_factory=dict)
+    qos: Mapping[str, PreemptingQos] = field(default_factory=dict)
+
+    def may_preempt(self, waiting: JobRow) -> bool:
+        """Return whether a pending job may preempt any job."""
+        if self.kind == _QOS:
+            return bool(self._of_qos(waiting).preempts)
+        if self.kind != _PARTITION:
+            return False
+        tier = self._tier(waiting.partitions)
+        return any(p.ending is not None and p.tier < tier for p in self.partitions.values())
+
+    def ending(self, running: JobRow, waiting: JobRow, partitions: Collection[str], now: float) -> Ending | None:
+        """Return how a running job ends if a pending job preempts it now; None: it may not be preempted.
+
+        Args:
+            partitions: those of the running job's node.
+            now: unix seconds.
+        """
+        if running.start is None or now - running.start < self._exempt_s(running):
+            return None
+        if self.kind == _QOS:
+            own, preempts = self._of_qos(running), self._of_qos(waiting).preempts
+            return _ending(own.mode or self.mode, own.grace_s) if running.qos in preempts else None
+        partition = self.partitions.get(running.partition)
+        if self.kind != _PARTITION or partition is None:
+            return None
+        return partition.ending if partition.tier < self._tier(set(waiting.partitions) & set(partitions)) else None
+
+    def _of_qos(self, row: JobRow) -> PreemptingQos:
+        return self.qos.get(row.qos, PreemptingQos())
+
+    def _tier(self, names: Collection[str]) -> int:
+        return max([self.partitions[name].tier for name in names if name in self.partitions], default=-1)
+
+    def _exempt_s(self, row: JobRow) -> float:
+        partition = self.partitions.get(row.partition)
+        names = (row.qos, partition.qos if partition is not None else "")
+        own = [self.qos[name].exempt_s for name in names if name in self.qos]
+        return max([exempt_s for exempt_s in own if exempt_s is not None], default=self.exempt_s)
+
+
+NO_PREEMPTION: Final = PreemptionRules()
+
+
+def by_qos(config: str) -> bool:
+    """Return whether QOS decide, by the output of `scontrol show config`."""
+    return parse_settings(config).get("preempttype") == _QOS
+
+
+def parse(config: str, partitions: str, qos: str) -> PreemptionRules:
+    """Return the rules by the outputs of `COMMANDS`; `qos` is empty if there is no accounting."""
+    settings = parse_settings(config)
+    kind = settings.get("preempttype", "")
+    if kind not in (_QOS, _PARTITION):
+        return NO_PREEMPTION
+    return PreemptionRules(
+        kind,
+        settings.get("preemptmode", ""),
+        _seconds(settings.get("preemptexempttime", "")) or 0.0,
+        dict(filter(None, (_partition(fields_of(record)) for record in partitions.splitlines()))),
+        dict(filter(None, (_qos(line.split("|")) for line in qos.splitlines()))),
+    )
+
+
+def _partition(words: Mapping[str, str]) -> tuple[str, PreemptedPartition] | None:
+    name, tier = words.get("PartitionName"), words.get("PriorityTier", "")
+    if not name or not (tier.isascii() and tier.isdigit()):
+        return None
+    ending = _ending(words.get("PreemptMode", ""), _seconds(words.get("GraceTime", "")) or 0.0)
+    own = words.get("QoS", "")
+    return name, PreemptedPartition(int(tier), ending, "" if own == "N/A" else own)
+
+
+def _qos(values: list[str]) -> tuple[str, PreemptingQos] | None:
+    if len(values) != len(COMMANDS[2][-1].split(",")) or not values[0]:
+        return None
+    name, preempts, mode, grace, exempt = values
+    names = frozenset(filter(None, preempts.split(",")))
+    return name, PreemptingQos(names, "" if mode == "cluster" else mode, _seconds(grace) or 0.0, _seconds(exempt))
+
+
+def _ending(mode: str, grace_s: float) -> Ending | None:
+    words = mode.upper().split(",")
+    return Ending("CANCEL" in words, grace_s) if "CANCEL" in words or "REQUEUE" in words else None
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of GraceTime (a plain number) or of a time; None if there is none."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        seconds = parse_duration(text)
+    except TimeFormError:
+        return None
+    return _NEVER if seconds is None else seconds

@@ -1,0 +1,319 @@
+"""Preemption for slices of other profiles: which jobs are chosen, how their runs end, and whole simulated runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.actions import MoveOrder
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node, PlannedMove, Reservation
+from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, why_moved
+from slurm_migbatch.decide.supply.preemption import AGAIN_S, preempted_for
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.work import Fixed
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.preemption import Ending, PreemptedPartition, PreemptionRules
+from tests.support.supply_gpus import H100, P, slot
+
+NOW = 10_000.0
+REQUEUED, CANCELLED = Ending(cancel=False), Ending(cancel=True, grace_s=20)
+URGENT = 99
+
+
+def site(ending: Ending = REQUEUED, exempt_s: float = 0.0) -> PreemptionRules:
+    partitions = {"gpu": PreemptedPartition(10), "train": PreemptedPartition(1, ending)}
+    return PreemptionRules("preempt/partition_prio", "REQUEUE", exempt_s, partitions)
+
+
+class World:
+    """Nodes of one or more H100s with running jobs, and a pending job of the partition gpu.
+
+    Args:
+        nodes: for each node the used slots of each GPU, such as "3g.40gb@0 1g.10gb@4"; jobs are numbered in order.
+        wants: the slices of the pending job.
+        ran_s: for how long jobs have run; 600 s by default.
+        other: fields of the rows of jobs.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Sequence[str]],
+        wants: Mapping[str, int],
+        ran_s: Mapping[int, float] | None = None,
+        other: Mapping[int, Mapping[str, object]] | None = None,
+        **waiting: object,
+    ) -> None:
+        self.nodes: dict[str, Node] = {}
+        rows, job = [], 0
+        for number, words in enumerate(nodes, 1):
+            gpus = []
+            for index, text in enumerate(words):
+                leases = []
+                for word in text.split():
+                    job += 1
+                    leases.append(Lease(slot(word), job, NOW + 5000))
+                    fields: dict[str, object] = {
+                        "partition": "train",
+                        "state": "RUNNING",
+                        "nodes": (f"n{number}",),
+                        "cpus": 1,
+                        "start": NOW - (ran_s or {}).get(job, 600.0),
+                        "gres": f"gres/mig:{leases[-1].slot.profile}",
+                        **(other or {}).get(job, {}),
+                    }
+                    rows.append(JobRow(job, **fields))  # type: ignore[arg-type]
+                gpus.append(Gpu(f"{number}{'abcd'[index]}", H100, tuple(leases)))
+            self.nodes[f"n{number}"] = Node(f"n{number}", tuple(gpus))
+        parts = tuple((P(profile), count) for profile, count in wants.items())
+        self.demand = Demand(URGENT, parts, frozenset(self.nodes))
+        self.rows = {row.job_id: row for row in rows}
+        waiting = {"partition": "gpu", "gres": "gres/mig:x:1", "cpus": 1, **waiting}
+        self.rows[URGENT] = JobRow(URGENT, **waiting)  # type: ignore[arg-type]
+        self.later: dict[int, float] = {}
+        self.reservations = [Reservation(URGENT, 0, (), None)]
+
+    def chosen(self, rules: PreemptionRules | None = None, now: float = NOW, cpus_used: int = 0) -> dict[int, Ending]:
+        states = frozenset({"MIXED"})
+        slurm_nodes = tuple(
+            NodeRow(name, states, partitions=("gpu", "train"), cpus=64, cpus_used=cpus_used) for name in self.nodes
+        )
+        snapshot = ClusterSnapshot(now, tuple(self.rows.values()), slurm_nodes, preemption=rules or site())
+        found = preempted_for(snapshot, self.reservations, [self.demand], self.nodes, self.rows, self.later, 4)
+        assert {move.waiting for move in found} <= {URGENT}
+        return {move.job: move.ending for move in found if move.ending is not None}
+
+
+FULL = ["4g.40gb@0 3g.40gb@4"]
+
+
+def test_jobs_in_the_place_of_a_larger_slice_are_preempted() -> None:
+    assert World([FULL], {"7g.80gb": 1}).chosen() == {1: REQUEUED, 2: REQUEUED}
+    assert World([FULL], {"7g.80gb": 1}).chosen(site(CANCELLED)) == {1: CANCELLED, 2: CANCELLED}
+
+
+def test_the_jobs_that_lose_least_are_chosen() -> None:
+    gpus = [["4g.40gb@0 3g.40gb@4", "1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 3g.40gb@4"]]
+    assert set(World(gpus, {"7g.80gb": 1}, {1: 9000}).chosen()) == {3, 4, 5, 6, 7}
+    assert set(World(gpus, {"7g.80gb": 1}, {7: 9000}).chosen()) == {1, 2}
+    assert set(World(gpus, {"2g.20gb": 1}, {2: 100, 3: 900, 4: 900, 5: 300, 6: 200}).chosen()) == {2}
+    assert set(World(gpus, {"2g.20gb": 1}, {3: 900, 4: 900, 5: 30, 6: 20}).chosen()) == {5, 6}
+
+
+def test_several_slices_are_freed_on_one_node() -> None:
+    nodes = [["7g.80gb@0", "4g.40gb@0 3g.40gb@4"], ["4g.40gb@0 3g.40gb@4", "4g.40gb@0 3g.40gb@4"]]
+    assert set(World(nodes, {"7g.80gb": 2}).chosen()) == {1, 2, 3}
+    assert set(World(nodes, {"7g.80gb": 2}, {1: 9000}).chosen()) == {4, 5, 6, 7}
+    world = World(nodes, {"7g.80gb": 1}, other={1: {"partition": "gpu"}})
+    world.demand = replace(world.demand, nodes=2)
+    assert len(world.chosen()) == 4, "two jobs on each node"
+
+
+def test_nothing_if_slurm_can_preempt_by_itself() -> None:
+    assert not World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}).chosen()
+    assert World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}, other={3: {"partition": "gpu"}}).chosen()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"partition": "gpu"},
+        {"state": "COMPLETING"},
+        {"state": "SUSPENDED"},
+        {"het_job": 1},
+        {"comment": "migbatch: role=train signal=usr1 [mig:loan:1#loan0001]"},
+        {"start": None},
+    ],
+    ids=["of a higher tier", "ending", "suspended", "heterogeneous", "on loan", "starting"],
+)
+def test_other_jobs_are_not_preempted(fields: Mapping[str, object]) -> None:
+    assert not World([FULL], {"7g.80gb": 1}, other={2: fields}).chosen()
+
+
+def test_not_before_the_exempt_time() -> None:
+    assert not World([FULL], {"7g.80gb": 1}, {1: 1700, 2: 1900}).chosen(site(exempt_s=1800))
+    assert World([FULL], {"7g.80gb": 1}, {1: 1800, 2: 1900}).chosen(site(exempt_s=1800))
+
+
+def test_only_if_the_node_then_has_the_cpus() -> None:
+    assert World([FULL], {"7g.80gb": 1}, cpus=3).chosen(cpus_used=63)
+    assert not World([FULL], {"7g.80gb": 1}, cpus=4).chosen(cpus_used=63)
+    assert not World([FULL], {"7g.80gb": 1}, exclusive=True).chosen()
+
+
+def test_slots_of_jobs_that_end_anyway_and_unknown_ones_are_left() -> None:
+    for change in (
+        {"guest": True},
+        {"stopping": True},
+        {"job": None},
+    ):
+        world = World([FULL], {"7g.80gb": 1})
+        (gpu,) = world.nodes["n1"].gpus
+        leases = (gpu.leases[0]._replace(**change), gpu.leases[1])  # type: ignore[arg-type]
+        world.nodes["n1"] = Node("n1", (Gpu(gpu.uuid, H100, leases),))
+        assert not world.chosen(), change
+    world = World([FULL], {"7g.80gb": 1})
+    for node in (replace(world.nodes["n1"], mode=Mode.FROZEN), replace(world.nodes["n1"], used={P("1g.10gb"): 1})):
+        world.nodes["n1"] = node
+        assert not world.chosen()
+
+
+def test_slots_that_are_reserved_for_others_are_left() -> None:
+    world = World([[*FULL, *FULL]], {"7g.80gb": 1})
+    world.rows[98] = JobRow(98, partition="train")
+    world.reservations.append(Reservation(98, 0, (("n1", "1a", slot("3g.40gb@4")),), None))
+    assert set(world.chosen()) == {3, 4}
+
+
+def test_a_job_that_does_not_start_all_the_same_has_no_more_jobs_preempted_soon() -> None:
+    world = World([[*FULL, *FULL]], {"7g.80gb": 1})
+    assert world.chosen()
+    assert not world.chosen(now=NOW + AGAIN_S - 1)
+    assert world.chosen(now=NOW + AGAIN_S)
+    for soon in (NOW + 30, NOW - 30):  # by time limits
+        world = World([FULL], {"7g.80gb": 1})
+        world.reservations = [Reservation(URGENT, 0, (), soon)]
+        assert not world.chosen()
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> World:
+    """Nodes with jobs anywhere, of which some may be preempted."""
+    nodes, count = [], 0
+    for _ in range(draw(st.integers(1, 2))):
+        words = []
+        for _ in range(draw(st.integers(1, 2))):
+            taken = Layout()
+            for wanted in draw(st.lists(st.sampled_from(sorted(H100.slots, key=str)), max_size=5)):
+                if not taken.mask & wanted.placement.mask and H100.admits((*taken.profiles, wanted.profile)):
+                    taken = taken.add(wanted)
+            words.append(" ".join(f"{s.profile.name}@{s.placement.start}" for s in taken.slots))
+            count += len(taken.slots)
+        nodes.append(words)
+    profiles = [info.profile.name for info in H100.profiles if not info.profile.suffix]
+    wants = {draw(st.sampled_from(profiles)): draw(st.integers(1, 2))}
+    fixed = {job: {"partition": "gpu"} for job in range(1, count + 1) if draw(st.booleans())}
+    return World(nodes, wants, {job: draw(st.integers(0, 9000)) for job in range(1, count + 1)}, fixed)
+
+
+@given(crowded())
+def test_what_is_preempted_makes_room_and_no_more_than_that(world: World) -> None:
+    found = world.chosen()
+    if not found:
+        return
+    assert all(world.rows[job].partition == "train" for job in found)
+    (name,) = {world.rows[job].nodes[0] for job in found}
+
+    def fits(without: set[int]) -> bool:
+        wanted = list(world.demand.slices)
+        for gpu in world.nodes[name].gpus:
+            taken = Layout(lease.slot for lease in gpu.leases if lease.job not in without)
+            for profile in list(wanted):
+                for some in H100.info(profile).slots:
+                    if not taken.mask & some.placement.mask and H100.admits((*taken.profiles, profile)):
+                        taken = taken.add(some)
+                        wanted.remove(profile)
+                        break
+        return not wanted
+
+    assert fits(set(found))
+    assert not fits(set()) or len(world.demand.slices) > 1
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
+
+def stopping(ending: Ending) -> MoveMemory:
+    memory = MoveMemory(loaded=True)
+    memory.begin([PlannedMove(5, URGENT, ending)], JobQueue.of([low(), JobRow(URGENT)]))
+    return memory
+
+
+def low(**fields: object) -> JobRow:
+    values: dict[str, object] = {"state": "RUNNING", "nodes": ("n1",), "start": NOW - 600, **fields}
+    return JobRow(5, **values)  # type: ignore[arg-type]
+
+
+def orders(memory: MoveMemory, *rows: JobRow, now: float) -> tuple[MoveOrder, ...]:
+    queue = JobQueue.of(rows)
+    assert not memory.follow(ClusterSnapshot(now, jobs=rows), queue), "no preempted job is started sooner"
+    return memory.due(now, MoveRules(), queue)
+
+
+def test_a_job_is_requeued_at_once_without_a_grace_time() -> None:
+    memory = stopping(REQUEUED)
+    assert why_moved(URGENT, memory) == "job 5 is preempted for it"
+    (order,) = orders(memory, low(), JobRow(URGENT), now=NOW)
+    assert (order.signal, order.cancel, order.preempts) == ("", False, True)
+    assert not orders(memory, low(state="PENDING", restarts=1, nodes=()), JobRow(URGENT), now=NOW + 1)
+    assert not memory.moves
+
+
+def test_a_job_is_cancelled_after_its_grace_time() -> None:
+    memory = stopping(CANCELLED)
+    (order,) = orders(memory, low(), JobRow(URGENT), now=NOW)
+    assert (order.signal, order.cancel) == ("TERM", False)
+    assert not orders(memory, low(), JobRow(URGENT), now=NOW + 19)
+    (order,) = orders(memory, low(), JobRow(URGENT), now=NOW + 20)
+    assert (order.signal, order.cancel) == ("", True)
+
+
+@pytest.mark.parametrize("rows", [(), (JobRow(URGENT, state="RUNNING"),)], ids=["cancelled", "started elsewhere"])
+def test_a_job_goes_on_if_the_other_one_no_longer_waits(rows: tuple[JobRow, ...]) -> None:
+    memory = stopping(CANCELLED)
+    orders(memory, low(), JobRow(URGENT), now=NOW)
+    assert not orders(memory, low(), *rows, now=NOW + 30)
+    assert not memory.moves
+
+
+# -- whole simulated runs ----------------------------------------------------------------------------------------------
+
+A100 = geometry("a100-80gb")
+
+
+def submit(at: float, profile: str, partition: str) -> Submission:
+    fields = {"cpus": 1, "comment": ""}
+    work = partial(Fixed, 900.0)
+    return Submission(at, f"mig:{profile}:1", work, partition, limit_s=7200, name=f"{profile}@{at:g}", fields=fields)
+
+
+def simulated(rules: PreemptionRules | None) -> tuple[float, list[int], dict[str, int]]:
+    """Fill two GPUs with jobs of low tier, one of them later, then submit one for a whole GPU.
+
+    Returns:
+        Its wait, the restarts of the others, and the number of actions of each kind.
+    """
+    early = [submit(0, "4g.40gb", "train"), submit(0, "3g.40gb", "train")]
+    late = [submit(300, "2g.20gb", "train") for _ in range(3)]
+    jobs = [*early, *late, submit(400, "7g.80gb", "gpu")]
+    simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (A100, A100), ("gpu", "train")),)), jobs)
+    controller = ServiceController(simulation, Config())
+    if rules is not None:
+        controller.observer.preemption = rules
+    outcome = simulation.run(controller, pace_of(Config()))
+    ran = [outcome.jobs[job] for job in outcome.submissions if job is not None]
+    assert [job.state for job in ran] == ["COMPLETED"] * len(ran)
+    return (ran[-1].start or math.inf) - ran[-1].submit, [job.restarts for job in ran], dict(controller.record.actions)
+
+
+def test_a_job_of_a_higher_tier_gets_the_place_of_those_that_lose_least() -> None:
+    wait, restarts, actions = simulated(site())
+    assert wait < 45
+    assert restarts == [0, 0, 1, 1, 1, 0]
+    assert actions["preempt"] == 3
+
+
+def test_without_rules_no_job_is_preempted() -> None:
+    wait, restarts, actions = simulated(None)
+    assert wait > 300 and not any(restarts) and not actions.get("preempt")
