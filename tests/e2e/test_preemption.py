@@ -104,7 +104,8 @@ def test_a_job_without_the_right_preempts_nothing(by_qos: Cluster) -> None:
     job = running_job(bed, "3g.40gb", "--qos=scavenger", "-p", "gpu")
     whole, message = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", "--time=10", wrap="sleep 5", user="mbalice")
     assert whole, message
-    until("its reservation", lambda: "reserved" in bed.run(["migbatch", "why", str(whole)]).stdout)
+    more_rounds(bed, "supply", 8)
+    assert bed.wait_job(whole, "PENDING") == "PENDING"
     assert not actions(bed, job)
     cancel(bed)
     settled(bed)
