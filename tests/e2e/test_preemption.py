@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.end_to_end import PATIENCE_S, cancel, holding, output_so_far, sbatch, settled, until, untroubled
+from tests.support.end_to_end import PATIENCE_S, cancel, holding, more_rounds, sbatch, settled, untroubled
 from tests.support.lending import actions
 
 MOVES = {"preempt": True, "after_s": 1.0}
@@ -91,7 +91,7 @@ def test_jobs_of_a_qos_are_cancelled_after_their_grace_time(by_qos: Cluster) -> 
     assert urgent, message
     assert bed.wait_job(urgent, timeout=PATIENCE_S) == "COMPLETED"
     assert [(row["kind"], row["after"]) for row in actions(bed, job)] == [("preempt", "TERM"), ("preempt", "CANCELLED")]
-    assert "warned" in output_so_far(bed, job)
+    assert "warned" in bed.output(job, "mbbob")
     assert bed.wait_job(job, timeout=PATIENCE_S) == "CANCELLED"
     assert bed.wait_job(kept, "RUNNING") == "RUNNING" and not actions(bed, kept), "its QOS is not preempted"
     cancel(bed)
