@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -84,13 +84,15 @@ class World:
         self.later: dict[int, float] = {}
         self.reservations = [Reservation(URGENT, 0, (), None)]
 
-    def chosen(self, rules: PreemptionRules | None = None, now: float = NOW, cpus_used: int = 0) -> dict[int, Ending]:
+    def chosen(
+        self, rules: PreemptionRules | None = None, now: float = NOW, cpus_used: int = 0, fixed: Collection[int] = ()
+    ) -> dict[int, Ending]:
         states = frozenset({"MIXED"})
         slurm_nodes = tuple(
             NodeRow(name, states, partitions=("gpu", "train"), cpus=64, cpus_used=cpus_used) for name in self.nodes
         )
         snapshot = ClusterSnapshot(now, tuple(self.rows.values()), slurm_nodes, preemption=rules or site())
-        found = preempted_for(snapshot, self.reservations, [self.demand], self.nodes, self.rows, self.later, 4)
+        found = preempted_for(snapshot, self.reservations, [self.demand], self.nodes, self.rows, self.later, fixed, 4)
         assert {move.waiting for move in found} <= {URGENT}
         return {move.job: move.ending for move in found if move.ending is not None}
 
@@ -167,6 +169,10 @@ def test_slots_of_jobs_that_end_anyway_and_unknown_ones_are_left() -> None:
     for node in (replace(world.nodes["n1"], mode=Mode.FROZEN), replace(world.nodes["n1"], used={P("1g.10gb"): 1})):
         world.nodes["n1"] = node
         assert not world.chosen()
+
+
+def test_a_job_that_cannot_be_stopped_is_left() -> None:
+    assert not World([FULL], {"7g.80gb": 1}).chosen(fixed={2})
 
 
 def test_slots_that_are_reserved_for_others_are_left() -> None:
@@ -267,6 +273,15 @@ def test_a_job_is_cancelled_after_its_grace_time() -> None:
     assert not orders(memory, low(), JobRow(URGENT), now=NOW + 19)
     (order,) = orders(memory, low(), JobRow(URGENT), now=NOW + 20)
     assert (order.signal, order.cancel) == ("", True)
+
+
+def test_a_job_that_cannot_be_requeued_is_cancelled_like_by_slurm() -> None:
+    memory, now, found = stopping(REQUEUED), NOW, []
+    for _ in range(100):
+        found += [order.cancel for order in orders(memory, low(), JobRow(URGENT), now=now)]
+        now += 1
+    assert found == [False, False, True]
+    assert memory.fixed == {5} and not memory.moves
 
 
 @pytest.mark.parametrize("rows", [(), (JobRow(URGENT, state="RUNNING"),)], ids=["cancelled", "started elsewhere"])

@@ -191,7 +191,8 @@ class MoveMemory:
     def _end(self, move: Move, now: float) -> MoveOrder:
         self.moves[move.job] = replace(move, requeued=now, tries=move.tries + 1)
         ending = move.ending
-        cancel = ending is not None and ending.cancel
+        # like Slurm, which cancels preempted jobs that it cannot requeue
+        cancel = ending is not None and (ending.cancel or move.tries == _TRIES - 1)
         return MoveOrder(move.job, move.restart, move.why, cancel=cancel, preempts=ending is not None)
 
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:

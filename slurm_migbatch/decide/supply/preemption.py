@@ -11,7 +11,7 @@ How they are stopped is in `decide.supply.moves`. Loans are not chosen: lending 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, PlannedMove, Reservation
@@ -47,6 +47,7 @@ def preempted_for(
     nodes: Mapping[str, Node],
     rows: Mapping[int, JobRow],
     later: dict[int, float],
+    fixed: Collection[int],
     most: int,
 ) -> tuple[PlannedMove, ...]:
     """Return the jobs to preempt, for at most `most` pending jobs.
@@ -55,6 +56,7 @@ def preempted_for(
         waiting: the reservations of jobs that have waited long enough, in Slurm's order.
         demands: the needs of pending jobs.
         rows: the queue by job id.
+        fixed: jobs that could not be stopped.
         later: pending jobs for which nothing may be preempted before this time (unix seconds); updated.
     """
     rules, now = snapshot.preemption, snapshot.now
@@ -68,7 +70,7 @@ def preempted_for(
     planned: dict[int, PlannedMove] = {}
     for job in chosen:
         others = [reservation for reservation in waiting if reservation.job != job]
-        search = _Search(snapshot, rows, planned.keys(), others)
+        search = _Search(snapshot, rows, {*fixed, *planned}, others)
         endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
         later[job] = now + (AGAIN_S if endings else _SEARCH_S)
         planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}
@@ -76,13 +78,13 @@ def preempted_for(
 
 
 class _Search:
-    """Searches the jobs to preempt for one pending job; `taken`: jobs that are preempted for others."""
+    """Searches the jobs to preempt for one pending job; `taken`: jobs that are not preempted for it."""
 
     def __init__(
         self,
         snapshot: ClusterSnapshot,
         rows: Mapping[int, JobRow],
-        taken: Iterable[int],
+        taken: Collection[int],
         others: Iterable[Reservation],
     ) -> None:
         self._rules, self._now = snapshot.preemption, snapshot.now

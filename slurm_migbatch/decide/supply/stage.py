@@ -190,17 +190,7 @@ def plan_supply(
         list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew, moving=moving
     )
     memory.reservations = plan.reservations
-    moves: tuple[MoveOrder, ...] = ()
-    if stops:
-        rules = settings.moves or MoveRules()
-        memory.moves.note(plan.reservations, snapshot.now)
-        memory.moves.begin(plan.moves, queue)
-        if snapshot.preemption.kind and not ending:
-            waiting = late(memory.moves, plan.reservations, snapshot.now, rules)
-            most = AT_ONCE - len({move.waiting for move in memory.moves.moves.values()})
-            chosen = preempted_for(snapshot, waiting, wanted, nodes, queue.rows, memory.moves.later, most)
-            memory.moves.begin(chosen, queue)
-        moves = memory.moves.due(snapshot.now, rules, queue)
+    moves = _stopped(snapshot, plan, wanted, nodes, memory, settings, may_begin=not ending) if stops else ()
     _watch_offers(snapshot, plan, wanted, memory, settings)
     again = _examine_again(plan, memory, snapshot.now)
     notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
@@ -231,6 +221,27 @@ def _moving(
     candidates = restartable(moves, snapshot, queue, nodes, demand_of_running, rules) if wanting_jobs else ()
     rows = {job: queue.rows[job] for job in wanting_jobs if job in queue.rows} if candidates else {}
     return Moving(needed, wanting_jobs, candidates, rows, possible=queue.any_signalled(may_restart))
+
+
+def _stopped(
+    snapshot: ClusterSnapshot,
+    plan: ClusterPlan,
+    wanted: Sequence[Demand],
+    nodes: Mapping[str, Node],
+    memory: SupplyMemory,
+    settings: SupplySettings,
+    *,
+    may_begin: bool,
+) -> tuple[MoveOrder, ...]:
+    """Begin the moves of a plan, and preemptions; return the orders for all that are active."""
+    moves, queue, now, rules = memory.moves, memory.queue, snapshot.now, settings.moves or MoveRules()
+    moves.note(plan.reservations, now)
+    moves.begin(plan.moves, queue)
+    if snapshot.preemption.kind and may_begin:
+        waiting = late(moves, plan.reservations, now, rules)
+        most = AT_ONCE - len({move.waiting for move in moves.moves.values()})
+        moves.begin(preempted_for(snapshot, waiting, wanted, nodes, queue.rows, moves.later, moves.fixed, most), queue)
+    return moves.due(now, rules, queue)
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
