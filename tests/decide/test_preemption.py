@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.flightrecorder import FlightRecorder, read_entries, segments
 from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node, PlannedMove, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
+from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, why_moved
 from slurm_migbatch.decide.supply.preemption import AGAIN_S, preempted_for
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.preemption import Ending, PreemptedPartition, PreemptionRules
+from slurm_migbatch.slurm.preemption import Ending, PreemptedPartition, PreemptingQos, PreemptionRules
 from tests.support.supply_gpus import H100, P, slot
 
 NOW = 10_000.0
@@ -298,13 +303,17 @@ A100 = geometry("a100-80gb")
 
 
 def submit(at: float, profile: str, partition: str) -> Submission:
-    fields = {"cpus": 1, "comment": ""}
+    qos = {"gpu": "secret-urgent", "train": "secret-low"}[partition]
+    fields = {"cpus": 1, "comment": "", "qos": qos}
     work = partial(Fixed, 900.0)
     return Submission(at, f"mig:{profile}:1", work, partition, limit_s=7200, name=f"{profile}@{at:g}", fields=fields)
 
 
-def simulated(rules: PreemptionRules | None) -> tuple[float, list[int], dict[str, int]]:
+def simulated(rules: PreemptionRules | None, recordings: Path | None = None) -> tuple[float, list[int], dict[str, int]]:
     """Fill two GPUs with jobs of low tier, one of them later, then submit one for a whole GPU.
+
+    Args:
+        recordings: directory for the recorded decisions; None: they are not recorded.
 
     Returns:
         Its wait, the restarts of the others, and the number of actions of each kind.
@@ -316,7 +325,19 @@ def simulated(rules: PreemptionRules | None) -> tuple[float, list[int], dict[str
     controller = ServiceController(simulation, Config())
     if rules is not None:
         controller.observer.preemption = rules
-    outcome = simulation.run(controller, pace_of(Config()))
+    control = controller.controller
+    if recordings is not None:
+        control.recorder = FlightRecorder(recordings, control.settings, hours=1, megabytes=10)
+
+    def run_round(seen: ControllerInput) -> bool:
+        again = controller(seen)
+        if control.recorder is not None:
+            control.recorder.flush()
+        return again
+
+    outcome = simulation.run(run_round, pace_of(Config()))
+    if control.recorder is not None:
+        control.recorder.close()
     ran = [outcome.jobs[job] for job in outcome.submissions if job is not None]
     assert [job.state for job in ran] == ["COMPLETED"] * len(ran)
     return (ran[-1].start or math.inf) - ran[-1].submit, [job.restarts for job in ran], dict(controller.record.actions)
@@ -327,6 +348,21 @@ def test_a_job_of_a_higher_tier_gets_the_place_of_those_that_lose_least() -> Non
     assert wait < 45
     assert restarts == [0, 0, 1, 1, 1, 0]
     assert actions["preempt"] == 3
+
+
+def test_recorded_preemptions_by_qos_are_decided_alike_also_without_names(tmp_path: Path) -> None:
+    qos = {"secret-urgent": PreemptingQos(frozenset({"secret-low"})), "secret-low": PreemptingQos(grace_s=5)}
+    _, restarts, actions = simulated(PreemptionRules("preempt/qos", "REQUEUE", qos=qos), tmp_path)
+    assert restarts == [0, 0, 1, 1, 1, 0] and actions["preempt"] == 6, "signalled, and requeued"
+    entries = [entry for path in segments(tmp_path) for entry in read_entries(path)]
+    names = CollectedNames()
+    assert list(without_names(entries, names))
+    without = list(without_names(entries, Pseudonyms(names)))
+    assert "secret" in json.dumps(entries) and "secret" not in json.dumps(without)
+    for recording in (entries, without):
+        rounds = list(replay(json.loads(json.dumps(recording))))
+        assert any("moves" in entry.get("actions", ()) for entry in recording)
+        assert rounds and not any(recorded.differences or recorded.unknown for recorded in rounds)
 
 
 def test_without_rules_no_job_is_preempted() -> None:

@@ -9,6 +9,7 @@ import pytest
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.end_to_end import PATIENCE_S, cancel, holding, more_rounds, sbatch, settled, untroubled
 from tests.support.lending import actions
+from tests.support.recordings import assert_decided_alike
 
 MOVES = {"preempt": True, "after_s": 1.0}
 ONE = {"nodes": 1, "gpus": 1, "config": {"moves": MOVES}}
@@ -22,6 +23,7 @@ def by_partition(slurm_root: str) -> Iterator[Cluster]:
         running.run(["scontrol", "update", "PartitionName=train", "PriorityTier=1", "PreemptMode=REQUEUE"])
         running.restart("migbatchd")  # so that it reads this at once
         yield running
+        assert_decided_alike(running)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,7 @@ def by_qos(slurm_root: str) -> Iterator[Cluster]:
             running.run(["sacctmgr", "-i", *change.split()])
         running.restart("migbatchd")
         yield running
+        assert_decided_alike(running)
 
 
 def running_job(bed: Cluster, gres: str, *options: str, wrap: str = "sleep 3600", user: str = "mbbob") -> int:
