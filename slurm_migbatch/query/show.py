@@ -7,8 +7,9 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
+from slurm_migbatch.decide.supply.moves import MOVE, PREEMPT
 from slurm_migbatch.mig.text import escaped
 from slurm_migbatch.query.questions import JOB, ShowQuestion
 from slurm_migbatch.query.redact import allowed, field_for
@@ -25,6 +26,10 @@ from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 from slurm_migbatch.store.runquery import MISFIT
 from slurm_migbatch.values import replace
 from slurm_migbatch.values.figures import digits, gib
+
+_STOPS: Final = {MOVE: "migbatchd, moved", PREEMPT: "migbatchd, preempted"}
+_ENDS: Final = frozenset({"PENDING", "CANCELLED"})
+_STOPPED_STATES: Final = frozenset({"REQUEUED", "CANCELLED", "PREEMPTED"})
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -44,6 +49,7 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
                 f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
                 "`migacct -X -S now-7days` lists those of the last week"
             )
+        stopped = _stopped(store.actions({row.run["job_id"] for row in rows}))
         decisions = {id: store.decision(id) for id in {row.run["decision"] for row in rows} if id}
     if question.as_json:
         runs = [{**row.run, "slices": row.slices, "decided": decisions.get(row.run["decision"])} for row in rows]
@@ -51,8 +57,15 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     lines: list[str] = []
     for row in rows:
         lines += [""] if lines else []
-        lines += pair_lines(describe(row, decisions.get(row.run["decision"])))
+        why = stopped.get((row.run["job_id"], row.run["restart"]), "") if row.run["state"] in _STOPPED_STATES else ""
+        lines += pair_lines(describe(row, decisions.get(row.run["decision"]), rights.sentence(why, ())))
     return Reply(lines)
+
+
+def _stopped(actions: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], str]:
+    """Return why migbatchd has ended runs, by job and restart; of loans `migbatch loans` tells it."""
+    ends = [row for row in actions if row["kind"] in (MOVE, PREEMPT) and row["after"] in _ENDS and not row["outcome"]]
+    return {(row["job_id"], row["restart"]): f"{_STOPS[row['kind']]}: {row['why']}" for row in ends}
 
 
 def _has_task(row: RunRow, task: str) -> bool:
@@ -77,14 +90,16 @@ def job_id(written: str) -> JobId:
     return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
 
 
-def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Yield the lines about one run."""
+def describe(row: RunRow, decision: Mapping[str, Any] | None, stopped: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the lines about one run; `stopped`: why migbatchd has ended it, empty if it has not."""
     run, moment = row.run, time_formatter(None)
     yield "Job", run_name(run) + (f" (run {run['restart'] + 1})" if run["restart"] else "")
     yield "Name", shown(run["name"])
     yield "User/Account", f"{shown(run['user'] or run['uid'])}/{shown(run['account'])}"
     yield "Partition", shown(run["partition"])
     yield "State", _state(run)
+    if stopped:
+        yield "Ended by", stopped
     times = [f"{field} {moment(run[field])}" for field in ("submitted", "started", "ended") if run[field]]
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:

@@ -167,6 +167,23 @@ def test_show_names_a_reason_of_a_requeued_run_only_if_it_was_a_misfit(record):
     assert "REQUEUED: misfit on n1: no slot" in migbatch(record, "show", "9")
 
 
+def test_show_says_why_migbatchd_ended_a_run(record):
+    url = record.read_text().split("'")[1]
+    job = {"job_id": 9, "restarts": 0, "state": "RUNNING", "submit": 1.0, "start": 2.0}
+    act = {"ts": 5.0, "job_id": 9, "restart": 0, "kind": "preempt", "before": "RUNNING", "dry_run": False}
+    why = "job 12, which may preempt it, needs a slice of another profile in its place"
+    with open_store(url) as store:
+        store.upsert_jobs([job])
+        store.save_loans([], [{**act, "after": "TERM", "why": why}])
+    assert "Ended by" not in migbatch(record, "show", "9")
+    with open_store(url) as store:
+        store.upsert_jobs([{**job, "restarts": 1, "state": "PENDING", "start": None, "reason": "BeginTime"}])
+        store.save_loans([], [{**act, "after": "PENDING", "why": why}])
+    first, second = migbatch(record, "show", "9", "-D").split("\n\n")
+    assert pairs(first)["Ended by"].strip() == f"migbatchd, preempted: {why}"
+    assert "Ended by" not in second
+
+
 def test_control_characters_in_job_names_are_not_printed(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])

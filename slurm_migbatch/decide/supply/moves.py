@@ -342,6 +342,6 @@ def why_moved(job: int, memory: MoveMemory) -> str:
     stopped = [move for move in memory.moves.values() if move.waiting == job]
     if not stopped:
         return ""
-    jobs = ", ".join(str(move.job) for move in stopped)
+    jobs = ", ".join(f"job {move.job}" for move in stopped)  # so that each can be hidden from other users
     how = "moved" if stopped[0].ending is None else "preempted"
-    return f"job {jobs} is {how} for it" if len(stopped) == 1 else f"jobs {jobs} are {how} for it"
+    return f"{jobs} {'is' if len(stopped) == 1 else 'are'} {how} for it"
