@@ -6,6 +6,7 @@ partition, else the cluster's. Jobs that Slurm would only suspend keep their GRE
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -24,15 +25,19 @@ COMMANDS: Final = (
 )
 """Commands whose output `parse` reads, in this order; the last fails on a cluster without accounting."""
 _QOS, _PARTITION = "preempt/qos", "preempt/partition_prio"
-_NEVER: Final = float("inf")
+_EXEMPT: Final = re.compile(r"min_exempt_priority=(\d{1,10})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a preempted job ends: requeued or cancelled, `grace_s` seconds after SIGTERM; 0: at once."""
+    """How a preempted job ends: requeued or cancelled, `grace_s` seconds after SIGTERM; 0: at once.
+
+    `by_priority`: only if the other job's priority is higher (PreemptMode with PRIORITY).
+    """
 
     cancel: bool
     grace_s: float = 0.0
+    by_priority: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class PreemptionRules:
         kind: PreemptType; empty: no preemption.
         mode: PreemptMode of the cluster.
         exempt_s: PreemptExemptTime of the cluster.
+        exempt_priority: jobs of this priority and higher ones are not preempted; None: there is no such limit.
     """
 
     kind: str = ""
@@ -76,6 +82,7 @@ class PreemptionRules:
     exempt_s: float = 0.0
     partitions: Mapping[str, PreemptedPartition] = field(default_factory=dict)
     qos: Mapping[str, PreemptingQos] = field(default_factory=dict)
+    exempt_priority: int | None = None
 
     def may_preempt(self, waiting: JobRow) -> bool:
         """Return whether a pending job may preempt any job."""
@@ -95,13 +102,18 @@ class PreemptionRules:
         """
         if running.start is None or now - running.start < self._exempt_s(running):
             return None
-        if self.kind == _QOS:
-            own, preempts = self._of_qos(running), self._of_qos(waiting).preempts
-            return _ending(own.mode or self.mode, own.grace_s) if running.qos in preempts else None
-        partition = self.partitions.get(running.partition)
-        if self.kind != _PARTITION or partition is None:
+        if self.exempt_priority is not None and running.priority >= self.exempt_priority:
             return None
-        return partition.ending if partition.tier < self._tier(set(waiting.partitions) & set(partitions)) else None
+        ending = None
+        if self.kind == _QOS and running.qos in self._of_qos(waiting).preempts:
+            own = self._of_qos(running)
+            ending = _ending(own.mode or self.mode, own.grace_s)
+        elif self.kind == _PARTITION and (partition := self.partitions.get(running.partition)) is not None:
+            tier = self._tier(set(waiting.partitions) & set(partitions))
+            ending = partition.ending if partition.tier < tier else None
+        if ending is not None and ending.by_priority and waiting.priority <= running.priority:
+            return None
+        return ending
 
     def _of_qos(self, row: JobRow) -> PreemptingQos:
         return self.qos.get(row.qos, PreemptingQos())
@@ -127,6 +139,7 @@ def by_qos(config: str) -> bool:
 def parse(config: str, partitions: str, qos: str) -> PreemptionRules:
     """Return the rules by the outputs of `COMMANDS`; `qos` is empty if there is no accounting."""
     settings = parse_settings(config)
+    exempt = _EXEMPT.search(settings.get("preemptparameters", ""))
     kind = settings.get("preempttype", "")
     if kind not in (_QOS, _PARTITION):
         return NO_PREEMPTION
@@ -136,6 +149,7 @@ def parse(config: str, partitions: str, qos: str) -> PreemptionRules:
         _seconds(settings.get("preemptexempttime", "")) or 0.0,
         dict(filter(None, (_partition(fields_of(record)) for record in partitions.splitlines()))),
         dict(filter(None, (_qos(line.split("|")) for line in qos.splitlines()))),
+        int(exempt[1]) if exempt else None,
     )
 
 
@@ -158,15 +172,16 @@ def _qos(values: list[str]) -> tuple[str, PreemptingQos] | None:
 
 def _ending(mode: str, grace_s: float) -> Ending | None:
     words = mode.upper().split(",")
-    return Ending("CANCEL" in words, grace_s) if "CANCEL" in words or "REQUEUE" in words else None
+    if "CANCEL" not in words and "REQUEUE" not in words:
+        return None
+    return Ending("CANCEL" in words, grace_s, "PRIORITY" in words)
 
 
 def _seconds(text: str) -> float | None:
-    """Return the seconds of GraceTime (a plain number) or of a time; None if there is none."""
+    """Return the seconds of GraceTime (a plain number) or of a time; None for none, also for UNLIMITED and -1."""
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        seconds = parse_duration(text)
+        return parse_duration(text)
     except TimeFormError:
         return None
-    return _NEVER if seconds is None else seconds

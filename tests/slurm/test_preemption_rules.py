@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ QOS = """normal||cluster|00:00:00|
 high|normal,scavenger|cluster|00:00:00|
 scavenger||cancel|00:02:00|
 slow||requeue|00:00:10|01:00:00
-never||requeue|00:00:00|UNLIMITED
+unset||requeue|00:00:00|UNLIMITED
 """
 ALL = ("gpu", "low", "poor", "paused")
 
@@ -74,13 +74,27 @@ def test_qos_preempt_those_that_they_name() -> None:
     assert site.may_preempt(waiting(qos="high")) and not site.may_preempt(waiting(qos="normal"))
 
 
-@pytest.mark.parametrize(("qos", "exempt_s"), [("normal", 1800.0), ("slow", 3600.0), ("never", math.inf)])
+@pytest.mark.parametrize(("qos", "exempt_s"), [("normal", 1800.0), ("slow", 3600.0), ("unset", 1800.0)])
 def test_jobs_are_exempt_for_a_while(qos: str, exempt_s: float) -> None:
     for ran_s in (exempt_s - 1, exempt_s):
-        if math.isfinite(ran_s):
-            found = by_partition(running("low", qos, ran_s), waiting("gpu"), exempt="00:30:00")
-            assert (found is not None) == (ran_s >= exempt_s)
-    assert by_partition(running("low", "never", 1e9), waiting("gpu")) is None
+        found = by_partition(running("low", qos, ran_s), waiting("gpu"), exempt="00:30:00")
+        assert (found is not None) == (ran_s >= exempt_s)
+    assert by_partition(running("low", ran_s=1), waiting("gpu"), exempt="-1") is not None
+
+
+def test_jobs_of_high_priority_are_exempt_if_the_site_says_so() -> None:
+    config = CONFIG.format(kind="preempt/partition_prio", mode="REQUEUE", exempt="00:00:00")
+    site = parse(config.replace("(null)", "youngest_first,min_exempt_priority=5000,reorder_count=2"), PARTITIONS, QOS)
+    for priority in (4999, 5000):
+        job = replace(running("low"), priority=priority)
+        assert (site.ending(job, waiting("gpu"), ALL, NOW) is not None) == (priority < 5000)
+
+
+def test_a_mode_with_priority_requires_a_higher_one() -> None:
+    site = rules("preempt/qos", mode="PRIORITY,REQUEUE")
+    for priority in (9, 10, 11):
+        job, other = replace(running(qos="normal"), priority=10), replace(waiting(qos="high"), priority=priority)
+        assert (site.ending(job, other, ALL, NOW) is not None) == (priority > 10)
 
 
 def test_the_qos_of_a_partition_counts_too() -> None:
