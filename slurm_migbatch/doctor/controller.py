@@ -22,6 +22,7 @@ from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.limits import check_limits, check_weights
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
+from slurm_migbatch.doctor.preemption import check_preemption
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReports, causes, check_reports, read_reports, summary
@@ -166,6 +167,8 @@ def _slurm(
     yield from check_reservations(_scontrol(config, *COMMAND[1:]))
     yield from check_weights(partitions, served, conf)
     yield from check_limits(conf, partial(_sacctmgr, config))
+    if config.moves.preempt:
+        yield from check_preemption(lambda command: _run(config, *command).stdout)
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
 

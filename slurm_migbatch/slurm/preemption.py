@@ -84,6 +84,15 @@ class PreemptionRules:
     qos: Mapping[str, PreemptingQos] = field(default_factory=dict)
     exempt_priority: int | None = None
 
+    @property
+    def any_preempted(self) -> bool:
+        """Whether any job may be preempted."""
+        if self.kind == _QOS:
+            preempted = {name for qos in self.qos.values() for name in qos.preempts if name in self.qos}
+            return any(_ending(self.qos[name].mode or self.mode, 0.0) for name in preempted)
+        highest = self._tier(self.partitions)
+        return any(found.ending is not None and found.tier < highest for found in self.partitions.values())
+
     def may_preempt(self, waiting: JobRow) -> bool:
         """Return whether a pending job may preempt any job."""
         if self.kind == _QOS:
