@@ -182,7 +182,7 @@ class Controller:
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *report.notes),
             pending=sum([demand.copies for demand in (*supply.demands, *supply.put_off) if demand.parts]),
-            waiting=len(supply.plan.waiting) + len({demand.job for demand in supply.put_off}),
+            waiting=supply.plan.waiting_count + len({demand.job for demand in supply.put_off}),
             offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
         )
 

@@ -112,26 +112,26 @@ class FreeCapacity:
         return node_capacity
 
 
-def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> FreeCapacity:
-    """Return the capacity that a plan of supply for these demands leaves."""
+def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan) -> FreeCapacity:
+    """Return the capacity that a plan of supply leaves."""
     kinds = {
         name: _kinds(tuple([gpu.geometry for gpu in node.gpus]))
         for name, node_plan in plan.nodes.items()
         if (node := nodes.get(name)) is not None and node_plan.open and node.mode not in (Mode.CLOSED, Mode.WITHDRAWN)
     }
-    left = _LeftByPlan(nodes, plan, demands)
+    left = _LeftByPlan(nodes, plan)
     return FreeCapacity(kinds, left.on)
 
 
 class _LeftByPlan:
     """What a plan leaves on each node."""
 
-    def __init__(self, nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> None:
-        self._nodes, self._plan, self._demands = nodes, plan, demands
+    def __init__(self, nodes: Mapping[str, Node], plan: ClusterPlan) -> None:
+        self._nodes, self._plan = nodes, plan
 
     @cached_property
     def _given(self) -> Mapping[str, Counter[Profile]]:
-        return self._plan.given(self._demands)
+        return self._plan.given()
 
     @cached_property
     def _reserved(self) -> Collection[tuple[str, str]]:

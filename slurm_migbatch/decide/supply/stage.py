@@ -186,7 +186,7 @@ def plan_supply(
     again = _examine_again(plan, memory, snapshot.now)
     notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
     start_now = (*start_now, *again)
-    due = plan.given(wanted) if sharing else {}
+    due = plan.given() if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
