@@ -39,7 +39,7 @@ def numbered(demands: list[Demand], own: int = 253) -> DemandQueue:
             listed.append(numbers.setdefault(demand.kind, len(numbers) + 1))
         else:
             listed.append(SHARED)
-    return DemandQueue(demands, {demand.kind for demand in demands}, bytes(listed))
+    return DemandQueue(demands, {demand.kind for demand in demands}, bytes(listed), sum(d.copies for d in demands))
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -62,16 +62,17 @@ def test_demands_of_dropped_kinds_are_skipped_and_components_are_not(rng: random
 
 
 def test_number_of_a_kind_without_demands_is_given_to_another_kind() -> None:
-    numbers, kinds = KindNumbers(), [DemandShape(POOLS[0], ((SIZES[0], count),), 1) for count in range(1, 301)]
-    first = [numbers.add(kind) for kind in kinds]
+    numbers = KindNumbers()
+    demands = [Demand(count, ((SIZES[0], count),), POOLS[0], copies=2) for count in range(1, 301)]
+    first = [numbers.add(demand) for demand in demands]
     own = [number for number in first if number != SHARED]
     assert len(set(own)) == len(own) < 300 == len(numbers.counts)
-    assert numbers.add(kinds[0]) == first[0]
-    numbers.remove(kinds[1])
-    numbers.remove(kinds[0])
-    other = DemandShape(POOLS[1], ((SIZES[0], 1),), 1)
-    assert numbers.add(other) == first[1]
-    assert kinds[0] in numbers.counts and kinds[1] not in numbers.counts
+    assert numbers.add(demands[0]) == first[0]
+    numbers.remove(demands[1])
+    numbers.remove(demands[0])
+    assert numbers.add(Demand(1000, ((SIZES[0], 1),), POOLS[1])) == first[1]
+    assert demands[0].kind in numbers.counts and demands[1].kind not in numbers.counts
+    assert numbers.copies == 2 * 299 + 1
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -80,10 +81,11 @@ def test_demands_with_one_number_are_of_one_kind(rng: random.Random, rounds: int
     site, queue, book = ChangingSite(rng, jobs=20), JobQueue(), DemandBook()
     for _ in range(rounds):
         queue.update(site.queue)
-        avoid = {row.job_id: {"n0"} for row in site.queue if rng.random() < 0.1}
+        avoid = {row.job_id: {"n0"} for row in site.queue if rng.random() < rng.choice([0, 0.1])}
         found = book.of(queue, tuple(site.rows.values()), site.facts.keys(), site.now, avoid)
         assert len(found.numbers) == len(found)
-        assert found.kinds >= {demand.kind for demand in found}
+        assert found.kinds == {demand.kind for demand in found}
+        assert found.copies == sum(demand.copies for demand in found if demand.parts)
         by_number: dict[int, DemandShape] = {}
         for demand, number in zip(found, found.numbers, strict=True):
             if number != SHARED:
@@ -120,7 +122,7 @@ def test_plan_looks_at_few_of_many_equal_jobs() -> None:
             Counted.looked_at += 1
             return super().__getitem__(position)
 
-    plan = Planner().plan(nodes, Counted(demands, {demands[0].kind}, bytes([1]) * 5000), NOW)
+    plan = Planner().plan(nodes, Counted(demands, {demands[0].kind}, bytes([1]) * 5000, 5000), NOW)
     assert list(plan.placed) == [0] and [reservation.job for reservation in plan.reservations] == [1]
     assert plan.waiting_count == 4999 and Counted.looked_at < 10
 

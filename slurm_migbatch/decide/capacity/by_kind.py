@@ -21,24 +21,32 @@ SHARED: Final = 255
 
 
 class KindNumbers:
-    """Numbers of the kinds that occur: from 1 on for one kind each, `SHARED` for those for which there is none left."""
+    """Numbers of the kinds that occur: from 1 on for one kind each, `SHARED` for those for which there is none left.
+
+    Attributes:
+        counts: number of demands of each kind. `copies`: number of their copies, of all kinds.
+    """
 
     def __init__(self) -> None:
-        #: how often each kind occurs
         self.counts: Counter[DemandShape] = Counter()
+        self.copies = 0
         self._numbers: dict[DemandShape, int] = {}
         self._free = list(range(1, UNSETTLED))
 
-    def add(self, kind: DemandShape) -> int:
-        """Count a demand of a kind; return the kind's number."""
+    def add(self, demand: Demand) -> int:
+        """Count a demand; return the number of its kind."""
+        kind = demand.kind
+        self.copies += demand.copies
         self.counts[kind] += 1
         number = self._numbers.get(kind)
         if number is None:
             number = self._numbers[kind] = self._free.pop() if self._free else SHARED
         return number
 
-    def remove(self, kind: DemandShape) -> None:
+    def remove(self, demand: Demand) -> None:
         """Do not count a demand any more; the number of a kind without any is given to another one."""
+        kind = demand.kind
+        self.copies -= demand.copies
         self.counts[kind] -= 1
         if not self.counts[kind]:
             del self.counts[kind]
@@ -54,18 +62,20 @@ class DemandQueue(list[Demand]):
         kinds: the kinds that occur.
         numbers: a number for each demand: demands with the same one are of the same kind, unless it is `SHARED`, as for
             all components of heterogeneous jobs.
+        copies: number of jobs and array tasks that request slices.
     """
 
-    def __init__(self, demands: Iterable[Demand], kinds: Collection[DemandShape], numbers: bytes) -> None:
+    def __init__(self, demands: Iterable[Demand], kinds: Collection[DemandShape], numbers: bytes, copies: int) -> None:
         super().__init__(demands)
-        self.kinds, self.numbers = kinds, numbers
+        self.kinds, self.numbers, self.copies = kinds, numbers, copies
 
     @classmethod
     def of(cls, demands: Sequence[Demand]) -> DemandQueue:
         """Return any demands as a queue."""
         if isinstance(demands, DemandQueue):
             return demands
-        return cls(demands, {demand.kind for demand in demands}, bytes([SHARED]) * len(demands))
+        copies = sum(demand.copies for demand in demands if demand.parts)
+        return cls(demands, {demand.kind for demand in demands}, bytes([SHARED]) * len(demands), copies)
 
     def components(self) -> dict[int, list[int]]:
         """Return the positions of the components of each heterogeneous job."""

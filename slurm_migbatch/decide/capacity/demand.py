@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import cast
 
 from slurm_migbatch.decide.capacity.by_kind import ABSENT, SHARED, UNSETTLED, DemandQueue, KindNumbers
-from slurm_migbatch.decide.capacity.model import Demand, DemandShape
+from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.nodepools import NodePools, node_facts
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.mig.naming import reported_profile
@@ -172,10 +173,10 @@ class DemandBook:
         avoided, pools = avoid or {}, self._pools
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
-        pending, numbers, kinds = list[Demand](), bytearray(), set[DemandShape]()
-        begin = 0
+        pending, numbers = list[Demand](), bytearray()
+        begin, unsettled = 0, list[Demand]()
         for position, row in self._unsettled(queue, avoided):
-            pending += filter(None, self._entries[begin:position])
+            pending += _demands_in(self._entries[begin:position])
             numbers += self._numbers[begin:position]
             begin, settled = position + 1, len(pending)
             if row.het_job is not None:
@@ -191,12 +192,17 @@ class DemandBook:
                 demand = self._current_demand(queue, row, avoided)
                 if demand is not None and demand.parts:
                     pending.append(demand)
-            kinds.update([demand.kind for demand in pending[settled:]])
+            unsettled += pending[settled:]
             numbers += bytes([SHARED]) * (len(pending) - settled)
-        pending += filter(None, self._entries[begin:])
+        pending += _demands_in(self._entries[begin:])
         numbers += self._numbers[begin:]
-        kinds.update(self._kinds.counts)
-        return DemandQueue(pending, kinds, bytes(numbers.translate(None, bytes([ABSENT]))))
+        if avoided:
+            counted, copies, rest = (), 0, pending
+        else:
+            counted, copies, rest = self._kinds.counts, self._kinds.copies, unsettled
+        kinds = {*counted, *(demand.kind for demand in rest)}
+        copies += sum([demand.copies for demand in rest if demand.parts])
+        return DemandQueue(pending, kinds, bytes(numbers.translate(None, bytes([ABSENT]))), copies)
 
     def _unsettled(self, queue: JobQueue, avoided: Mapping[int, Collection[str]]) -> Iterator[tuple[int, JobRow]]:
         """Yield the rows whose demand depends on more than the row, each with its position."""
@@ -259,7 +265,7 @@ class DemandBook:
         for start, end, new in [*queue.edits, (len(entries), len(entries), ())]:
             for entry in entries[position:start]:
                 if isinstance(entry, Demand):
-                    self._kinds.remove(entry.kind)
+                    self._kinds.remove(entry)
             self._entries += entries[start:end]
             self._numbers += numbers[start:end]
             self._add(queue, new)
@@ -273,7 +279,7 @@ class DemandBook:
             if entry is None:
                 self._numbers.append(ABSENT)
             else:
-                self._numbers.append(self._kinds.add(entry.kind) if isinstance(entry, Demand) else UNSETTLED)
+                self._numbers.append(self._kinds.add(entry) if isinstance(entry, Demand) else UNSETTLED)
 
     def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
         """Return the entry of a pending row; see `_entries`."""
@@ -312,6 +318,11 @@ class DemandBook:
             return None
         loan = apart is None and self._loan is not None and self._loan(row)
         return Demand(row.job_id, _parts(row.gres), pool, row.num_nodes, copies, row.time_limit_s, apart, loan)
+
+
+def _demands_in(entries: Iterable[Demand | JobRow | None]) -> Iterable[Demand]:
+    """Return the demands among entries that have no rows."""
+    return cast("Iterable[Demand]", filter(None, entries))
 
 
 def _copies(queue: JobQueue, row: JobRow) -> int:
