@@ -108,6 +108,11 @@ class Node:
         return Counter([lease.slot.profile for lease in leases])
 
     @cached_property
+    def kinds(self) -> frozenset[Profile]:
+        """The profiles that its GPUs can have."""
+        return frozenset([info.profile for gpu in self.gpus for info in gpu.geometry.profiles])
+
+    @cached_property
     def unmatched(self) -> Counter[Profile]:
         """Slices that are in use on unknown free slots.
 

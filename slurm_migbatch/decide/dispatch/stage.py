@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
+from slurm_migbatch.decide.capacity.free import FreeCapacity, LeftOnNode, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.dispatch.arrays import (
@@ -43,6 +43,7 @@ from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, marker_
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
@@ -110,6 +111,8 @@ class DispatchMemory:
     pipelines: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
     last: float | None = None
     predicted_by: str = ""
+    #: cache; it changes no decision
+    left: dict[str, LeftOnNode] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def plan_dispatch(
     if not due:
         return DispatchDecision()
     memory.last = snapshot.now
-    view = _view(snapshot, queue, supply)
+    view = _view(snapshot, queue, supply, memory)
     settled = _verify(view, memory)
     memory.turns.forget_but(snapshot.jobs)
     arrays, unknown_arrays = _elastic(view, memory) if settings.arrays else ([], set())
@@ -273,12 +276,16 @@ def _retypes(
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
     """Return the GPU equivalent of a slice, the maximum if GPU types differ; from its name if no GPU has it."""
-    geometries = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
+
+    @cache
+    def geometries() -> Collection[Geometry]:
+        gpus = [gpu for facts in snapshot.inventory.values() for gpu in facts.gpus]
+        return {id(gpu.geometry): gpu.geometry for gpu in gpus}.values()
 
     def share(profile: Profile) -> float:
         shares = [
             max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
-            for geometry in geometries.values()
+            for geometry in geometries()
             if profile in geometry and (info := geometry.info(profile))
         ]
         return max(shares, default=profile.compute / _COMPUTE_SLICES)
@@ -309,11 +316,11 @@ def _repairs(
 # -- capacity --------------------------------------------------------------------------------------------------------
 
 
-def _view(snapshot: ClusterSnapshot, queue: JobQueue, supply: SupplyDecision | None) -> _View:
+def _view(snapshot: ClusterSnapshot, queue: JobQueue, supply: SupplyDecision | None, memory: DispatchMemory) -> _View:
     now, rows = snapshot.now, (queue.rows, queue.of_arrays(), queue.of_pipelines())
     if supply is not None:
         placed: Mapping[int, int] = {job: placement.copies for job, placement in supply.plan.placed.items()}
-        free_capacity = of_plan(supply.nodes, supply.plan)
+        free_capacity = of_plan(supply.nodes, supply.plan, memory.left)
         view = _View(now, *rows, supply.demands, placed, free_capacity, snapshot, supply.nodes.keys())
     else:
         names = {row.name for row in snapshot.nodes if row.open and row.gres}
