@@ -159,7 +159,10 @@ class Observer:
         acknowledged = plan is None or self._node_plans.acked(row.name) >= plan.version or row.asleep
         reachable = self._node_plans.silence(row.name) <= self._silence_s or row.asleep
         state = (acknowledged, reachable, self._total(row))
-        unchanged = before is not None and before.plan is plan
-        if unchanged and (before.acknowledged, before.reachable, before.total) == state:
+        if (
+            before is not None
+            and before.plan is plan
+            and (before.acknowledged, before.reachable, before.total) == state
+        ):
             return before
         return PlanStatus(plan, *state)

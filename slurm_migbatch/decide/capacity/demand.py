@@ -196,12 +196,10 @@ class DemandBook:
             numbers += bytes([SHARED]) * (len(pending) - settled)
         pending += _demands_in(self._entries[begin:])
         numbers += self._numbers[begin:]
-        if avoided:
-            counted, copies, rest = (), 0, pending
-        else:
-            counted, copies, rest = self._kinds.counts, self._kinds.copies, unsettled
-        kinds = {*counted, *(demand.kind for demand in rest)}
-        copies += sum([demand.copies for demand in rest if demand.parts])
+        settled_kinds = KindNumbers() if avoided else self._kinds
+        rest = pending if avoided else unsettled
+        kinds = {*settled_kinds.counts, *(demand.kind for demand in rest)}
+        copies = settled_kinds.copies + sum([demand.copies for demand in rest if demand.parts])
         return DemandQueue(pending, kinds, bytes(numbers.translate(None, bytes([ABSENT]))), copies)
 
     def _unsettled(self, queue: JobQueue, avoided: Mapping[int, Collection[str]]) -> Iterator[tuple[int, JobRow]]:

@@ -42,7 +42,7 @@ class SoonestPlaces:
         self._ranked: dict[tuple[frozenset[str], Profile], list[_Ranked]] = {}
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: the inputs and the result of the earliest time at which they fit
-        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _OnNode] | None]] = {}
+        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[float, _OnNode] | None]] = {}
         #: nodes with reservations
         self.blocked: set[str] = set()
         #: by index of a GPU with claims: stamp and result of `busy`
@@ -175,14 +175,15 @@ class SoonestPlaces:
         if best is None:
             return None
         latest, chosen = best
-        return latest, [
+        when = (1, self._now, 0) if latest == math.inf else (0, latest, 0)
+        return when, [
             [(self._fleet.on(name)[i], slot) for name in names for i, slot in by_node[name][1]]
             for by_node, names in zip(options, chosen, strict=True)
         ]
 
-    def _node_options(self, demand: Demand, most: int) -> dict[str, tuple[When, _OnNode]]:
+    def _node_options(self, demand: Demand, most: int) -> dict[str, tuple[float, _OnNode]]:
         """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
-        options: dict[str, tuple[When, _OnNode]] = {}
+        options: dict[str, tuple[float, _OnNode]] = {}
         for name in self._most_idle(demand.pool, _MAX_NODES + most):
             soonest = self._node_soonest(name, demand.slices)
             if soonest is not None:
@@ -190,12 +191,14 @@ class SoonestPlaces:
         return dict(sorted(options.items(), key=lambda item: (item[1][0], item[0])))
 
     def _most_idle(self, pool: frozenset[str], most: int) -> list[str]:
-        """Return nodes of the pool, those with most idle space first."""
+        """Return nodes of the pool, those with most idle space first; in any order if these are all."""
         fleet = self._fleet
         ranked = self._emptiest.get(pool)
         if ranked is None:
             members = [name for name in pool if name in fleet.admissions and fleet.plannable(name)]
             ranked = self._emptiest[pool] = sorted([(-fleet.admissions[name].idle, name) for name in members])
+        if len(ranked) <= most:
+            return [name for _, name in ranked]
         touched = {name for name in fleet.touched() if name in pool and fleet.plannable(name)}
         touched_ranked = sorted([(-self._idle(name), name) for name in touched])
         untouched = (entry for entry in ranked if entry[1] not in touched)
@@ -204,8 +207,8 @@ class SoonestPlaces:
     def _idle(self, name: str) -> int:
         return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])
 
-    def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[When, _OnNode] | None:
-        """Return when all slices should fit on the node, and where; None: never.
+    def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[float, _OnNode] | None:
+        """Return when all slices should fit on the node (infinite: unknown), and where; None: never.
 
         That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged,
         from round to round if this plan has changed none of them.
@@ -217,7 +220,7 @@ class SoonestPlaces:
                     together.clear()
                 together[slices] = self._node_first(self._fleet.on(name), slices)
             known = together[slices]
-            return known and (self._when(known[0]), known[1])
+            return known and (max(self._now, known[0]), known[1])
         all_claims = self._fleet.on(name)
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
@@ -226,12 +229,9 @@ class SoonestPlaces:
         if cached is not None and all(map(_same, cached[0], stamp)):
             return cached[1]
         found = self._node_first(all_claims, slices)
-        soonest = found and (self._when(found[0]), found[1])
+        soonest = found and (max(self._now, found[0]), found[1])
         self._soonest_on[name, slices] = stamp, soonest
         return soonest
-
-    def _when(self, free_at: float) -> When:
-        return (1, self._now, 0) if free_at == math.inf else (0, max(self._now, free_at), 0)
 
     def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[float, _OnNode] | None:
         """Return the end of the last slot that has to end before, and the places; it does not depend on the time."""
@@ -290,11 +290,11 @@ class SoonestPlaces:
 
 
 def _soonest_apart(
-    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, _OnNode]]]
-) -> tuple[When, list[list[str]]] | None:
+    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[float, _OnNode]]]
+) -> tuple[float, list[list[str]]] | None:
     """Return nodes for each demand, no two the same, and when the last is free; None if there are none."""
     most = sum(demand.nodes for demand in demands)
-    best: tuple[When, list[list[str]]] | None = None
+    best: tuple[float, list[list[str]]] | None = None
     whens = sorted({when for by_node in options for when, _ in by_node.values()})
     low, high = 0, len(whens) - 1
     while low <= high:

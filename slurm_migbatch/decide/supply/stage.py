@@ -240,7 +240,7 @@ def _offers(
             or offer.plan is not node_plan
             or offer.state is not node
             or offer.why != why
-            or offer.sharing != shared
+            or (offer.sharing is not shared and offer.sharing != shared)
         ):
             offer = Offer(node_plan, node, shared, why)
         offers[name] = offer
