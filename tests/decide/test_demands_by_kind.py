@@ -111,6 +111,39 @@ def test_plan_is_the_same_as_without_numbers(rng: random.Random, own: int) -> No
     assert alone.waiting_count == len(alone.waiting)
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(rng=st.randoms(use_true_random=True))
+def test_plan_while_nothing_but_the_time_changes_is_the_same_as_a_new_one(rng: random.Random) -> None:
+    nodes = []
+    for name in ("n1", "n2"):
+        gpus = []
+        for number in range(rng.randint(1, 9)):
+            used = plan_free(H100, EMPTY, rng.choices(SIZES, k=rng.randint(1, 7))).slots
+            ends = [rng.choice([None, NOW + rng.choice([50, 300, 5000]) * rng.random()]) for _ in used]
+            leases = tuple(Lease(slot, 900 + i, end) for i, (slot, end) in enumerate(zip(used, ends, strict=True)))
+            gpus.append(Gpu(f"GPU-{name}-{number}", H100, leases))
+        nodes.append(Node(name, tuple(gpus)))
+    demands = [wants(rng, job) for job in range(rng.randint(1, 20))]
+    planner, now, reservations = Planner(), NOW, ()
+    for _ in range(rng.randint(2, 12)):
+        fresh = Planner().plan(nodes, demands, now, reservations)
+        plan = planner.plan(nodes, demands, now, reservations)
+        assert plan == fresh
+        assert [found.held_from for found in plan.reservations] == [found.held_from for found in fresh.reservations]
+        reservations = plan.reservations
+        now += rng.choice([0.0, 1.0, 20.0, 200.0, 1000.0]) * rng.random()
+
+
+def test_standing_plan_ends_when_slots_should_have_ended() -> None:
+    gpu = Gpu("GPU-n1", H100, (Lease(plan_free(H100, EMPTY, [P("7g.80gb")]).slots[0], 900, NOW + 60),))
+    nodes, demands = [Node("n1", (gpu,))], [Demand(1, ((P("7g.80gb"), 1),), POOLS[0], limit_s=60)]
+    planner, plans = Planner(), []
+    for now in (NOW, NOW + 1, NOW + 2, NOW + 59, NOW + 61):
+        plans.append(planner.plan(nodes, demands, now, plans[-1].reservations if plans else ()))
+    assert plans[1] is plans[2] is plans[3]
+    assert [plan.reservations[0].at for plan in plans[3:]] == [NOW + 60, NOW + 61]
+
+
 def test_plan_looks_at_few_of_many_equal_jobs() -> None:
     nodes = [Node("n1", (Gpu("GPU-n1", H100),))]
     demands = [Demand(job, ((P("7g.80gb"), 1),), POOLS[0], limit_s=60) for job in range(5000)]

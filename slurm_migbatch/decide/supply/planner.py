@@ -28,11 +28,13 @@ Unclaimed slots that are offered now stay offered; empty space is filled by pref
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from operator import is_
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.by_kind import DemandQueue, Rest
@@ -93,12 +95,47 @@ class Moving:
 NOTHING_MOVES = Moving()
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """A plan that is the same until `until`, as long as nothing but the time changes, and what it was made from."""
+
+    plan: ClusterPlan
+    nodes: Sequence[Node]
+    preference: Sequence[Profile]
+    possible: bool
+    now: float
+    until: float
+
+    def holds(
+        self,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation],
+        preference: Sequence[Profile],
+        moving: Moving,
+    ) -> bool:
+        """Return whether this is the plan for these arguments of `Planner.plan`."""
+        return (
+            self.now <= now < self.until
+            and previous is self.plan.reservations
+            and not moving.leaving
+            and not moving.candidates
+            and (preference, moving.possible) == (self.preference, self.possible)
+            and len(nodes) == len(self.nodes)
+            and all(map(is_, nodes, self.nodes))
+            and len(demands) == len(self.plan.demands)
+            and all(map(is_, demands, self.plan.demands))
+        )
+
+
 class Planner:
-    """Makes plans. Keeps only caches between them: conditions of GPUs, and plans of unchanged nodes."""
+    """Makes plans. Keeps only caches between them: conditions of GPUs, plans of unchanged nodes, and the last plan."""
 
     def __init__(self) -> None:
         self._memory = FleetMemory()
         self._plans: Mapping[str, NodePlan] = {}
+        self._standing: _Standing | None = None
 
     def plan(
         self,
@@ -122,10 +159,17 @@ class Planner:
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
         """
+        standing = self._standing
+        if standing is not None and not anew and standing.holds(nodes, demands, now, previous, preference, moving):
+            return standing.plan
         self._memory.trim()
         making = _PlanRound(self._memory, nodes, demands, now, previous, moving)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
+        until = making.lasts_until(plan, previous)
+        self._standing = None
+        if now < until and not anew:
+            self._standing = _Standing(plan, nodes, preference, moving.possible, now, until)
         return plan
 
 
@@ -203,6 +247,18 @@ class _PlanRound:
             unexplained=self.fleet.unexplained,
             moves=tuple(self._moves),
         )
+
+    def lasts_until(self, plan: ClusterPlan, previous: Sequence[Reservation]) -> float:
+        """Return until when the next plan is the same if nothing but the time changes.
+
+        Claims end so long after the time of the plan. Places are free soonest at the same times as long as no slot in
+        use should have ended, and reservations are kept if they are those of the plan before.
+        """
+        changing = plan.placed or self._moving.leaving or self._moving.candidates
+        if changing or _with_times(plan.reservations) != _with_times(previous):
+            return -math.inf
+        next_end = min([admission.next_end for admission in self.fleet.admissions.values()], default=math.inf)
+        return min(next_end, self.reserver.lasts_until)
 
     def _placed(self) -> dict[int, Placed]:
         """Return the nodes and copies of the demands that have a place, and whether its slots are offered already."""
@@ -479,6 +535,11 @@ def _end(demands: Sequence[Demand], now: float, claim: Claim) -> float | None:
     """Return when a claim that starts now should be over."""
     limit = demands[claim[0]].limit_s
     return None if limit is None else now + limit
+
+
+def _with_times(reservations: Iterable[Reservation]) -> list[tuple[Reservation, float | None]]:
+    """Return the reservations with the part that their comparison leaves out."""
+    return [(reservation, reservation.held_from) for reservation in reservations]
 
 
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:

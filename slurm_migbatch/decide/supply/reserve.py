@@ -57,6 +57,8 @@ class Reserver:
         #: whether slots in use are held back: for the first of the late reservations only, as each may divide a GPU
         self._holds_back = False
         self.made: list[Reservation] = []
+        #: until when the same places are chosen, and the same slots held back, if nothing but the time changes
+        self.lasts_until = math.inf
 
     def is_full(self, pool: frozenset[str]) -> bool:
         """Return whether the pool has reached its limit of reservations; this does not change back."""
@@ -78,8 +80,7 @@ class Reserver:
             soonest = self.search.several(demands)
         if soonest is None:
             return False
-        kept = self._previous_places(demands, copy)
-        when, places = soonest if kept is None or self._is_sooner(soonest[0], kept[0]) else kept
+        when, places = self._chosen(demands, copy, soonest)
         by_gpu: dict[int, list[Slot]] = {}
         for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
@@ -90,7 +91,9 @@ class Reserver:
             self._block(self._fleet.gpu(index), slots, offered=offered)
         free_at = None if when[0] else when[1]
         held_from = self._held_from(demands, copy, free_at)
-        if held_from <= self._now and not offered and not self._holds_back:
+        if held_from > self._now:
+            self.lasts_until = min(self.lasts_until, held_from)
+        elif not offered and not self._holds_back:
             self._holds_back = self._hold_back(by_gpu)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + len(by_gpu)
@@ -115,6 +118,16 @@ class Reserver:
         return limit
 
     # -- places of the previous round --------------------------------------------------------------------------
+
+    def _chosen(
+        self, demands: Sequence[Demand], copy: int, soonest: tuple[When, list[Places]]
+    ) -> tuple[When, list[Places]]:
+        """Return the previous round's places unless the soonest ones are considerably sooner."""
+        kept = self._previous_places(demands, copy)
+        if kept is None:
+            return soonest
+        self.lasts_until = min(self.lasts_until, _sooner_from(soonest[0], kept[0]))
+        return soonest if self._is_sooner(soonest[0], kept[0]) else kept
 
     def _previous_places(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[Places]] | None:
         """Return the previous round's places, if all of them are still available together."""
@@ -268,6 +281,12 @@ class Reserver:
             if not (single and overlapping == slots):
                 gpu_claims.held_back = [slot.profile for slot in overlapping]
         return any(self._fleet.gpu(index).held_back for index in by_gpu)
+
+
+def _sooner_from(new: When, old: When) -> float:
+    """Return a lower bound of the time from which another place counts as considerably sooner (`_is_sooner`)."""
+    gain = old[1] - new[1]
+    return math.inf if new[0] != old[0] or gain <= _GAIN_S else old[1] - 10 * gain - 1
 
 
 @lru_cache(maxsize=1 << 16)
