@@ -187,7 +187,7 @@ class Advertiser:
         for plan in plans:
             row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
             acknowledged = (
-                present is None or _reads_plan_at_boot(row) or self._plans.acked(plan.node) >= present.version
+                present is None or self._plans.acked(plan.node) >= present.version or _reads_plan_at_boot(row)
             )
             examined = (plan, node, row, present, self._shared(plan.node))  # mostly the same objects as before
             settled = before.get(plan.node)

@@ -19,6 +19,7 @@ from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide.capacity.by_kind import DemandQueue
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Settings, Settled, decide, needed, settle
 from slurm_migbatch.decide.dispatch import stage as dispatching
@@ -181,8 +182,8 @@ class Controller:
             report,
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *report.notes),
-            pending=sum([demand.copies for demand in (*supply.demands, *supply.put_off) if demand.parts]),
-            waiting=len(supply.plan.waiting) + len({demand.job for demand in supply.put_off}),
+            pending=sum(DemandQueue.of(demands).copies for demands in (supply.demands, supply.put_off)),
+            waiting=supply.plan.waiting_count + len({demand.job for demand in supply.put_off}),
             offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
         )
 

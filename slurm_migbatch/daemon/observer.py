@@ -160,8 +160,13 @@ class Observer:
 
     def _status(self, row: NodeRow, before: PlanStatus | None) -> PlanStatus:
         plan = self._node_plans.current(row.name)
-        acknowledged = plan is None or row.asleep or self._node_plans.acked(row.name) >= plan.version
-        reachable = row.asleep or self._node_plans.silence(row.name) <= self._silence_s
-        total = self._total(row)
-        status = PlanStatus(plan, acknowledged, reachable, total)
-        return before if before is not None and before.plan is plan and before == status else status
+        acknowledged = plan is None or self._node_plans.acked(row.name) >= plan.version or row.asleep
+        reachable = self._node_plans.silence(row.name) <= self._silence_s or row.asleep
+        state = (acknowledged, reachable, self._total(row))
+        if (
+            before is not None
+            and before.plan is plan
+            and (before.acknowledged, before.reachable, before.total) == state
+        ):
+            return before
+        return PlanStatus(plan, *state)

@@ -109,7 +109,8 @@ def needed(snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings
     if settings.lending is not None and memory.lending.loaded:
         progress = needed_progress(snapshot, memory.lending, settings.lending)
     if settings.dispatch is not None:
-        arrays = needed_arrays(snapshot, memory.dispatch, settings.dispatch)
+        memory.supply.queue.update(snapshot.jobs)
+        arrays = needed_arrays(snapshot, memory.supply.queue, memory.dispatch, settings.dispatch)
     return Questions(progress, arrays, arrays - memory.dispatch.replayed)
 
 
@@ -135,7 +136,8 @@ def decide(
         ending = ends_of(memory.lending.ledger, settings.lending, snapshot.now)
         supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, supply_settings, ending))
     if (dispatch_settings := settings.dispatch) is not None and "supply" not in failed:
-        dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, dispatch_settings))
+        queue = memory.supply.queue
+        dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, queue, supply, memory.dispatch, dispatch_settings))
     if (lending_settings := settings.lending) is not None:
         if supply is None or (dispatch and dispatch_settings is not None and not dispatch_settings.dry_run):
             note_reports(snapshot, memory.lending)

@@ -251,7 +251,7 @@ class NodeRow:
     @property
     def asleep(self) -> bool:
         """Whether it is powered down to save power and will be powered up for a job."""
-        return not self._closing - {POWERED_DOWN} and POWERED_DOWN in self.states
+        return POWERED_DOWN in self.states and not self._closing - {POWERED_DOWN}
 
     @property
     def _closing(self) -> frozenset[str]:

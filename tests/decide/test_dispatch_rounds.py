@@ -154,7 +154,7 @@ class Site:
         if settings.dispatch is None:
             return Decision(memory)
         supply = self.plan() if self.managed else None
-        dispatch = plan_dispatch(snapshot, supply, memory.dispatch, settings.dispatch)
+        dispatch = plan_dispatch(snapshot, memory.supply.queue, supply, memory.dispatch, settings.dispatch)
         return Decision(memory, None, dispatch, None, Questions(decisions=dispatch.unknown))
 
     def run_round(self, seconds: float = 1.0) -> bool:

@@ -469,7 +469,7 @@ def busy(name: str, profile: str, count: int, until: float | None = NOW + 60) ->
 
 def left(nodes: list[Node], wanted: list[Demand]):  # type: ignore[no-untyped-def]
     plan = Planner().plan(nodes, wanted, NOW)
-    return plan, of_plan({n.name: n for n in nodes}, plan, wanted)
+    return plan, of_plan({n.name: n for n in nodes}, plan)
 
 
 def test_capacity_planned_for_other_jobs_is_not_free() -> None:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
 from types import MappingProxyType
 from typing import cast
 
+from slurm_migbatch.decide.capacity.by_kind import ABSENT, SHARED, UNSETTLED, DemandQueue, KindNumbers
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.nodepools import NodePools, node_facts
 from slurm_migbatch.decide.capacity.queue import JobQueue
@@ -120,7 +120,7 @@ def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
 _profile = lru_cache(maxsize=4096)(reported_profile)
 
 
-def demands(jobs: Sequence[JobRow], nodes: Iterable[NodeRow], supply: Collection[str], now: float) -> list[Demand]:
+def demands(jobs: Sequence[JobRow], nodes: Iterable[NodeRow], supply: Collection[str], now: float) -> DemandQueue:
     """Return the pending work of a single queue; see `DemandBook.of`."""
     return DemandBook().of(JobQueue.of(jobs), nodes, supply, now)
 
@@ -136,6 +136,9 @@ class DemandBook:
         self._supply: frozenset[str] = frozenset()
         #: for each row of the queue its demand; the row itself if that depends on more than the row; None for nothing
         self._entries: list[Demand | JobRow | None] = []
+        #: for each entry the number of the demand's kind, `UNSETTLED` or `ABSENT`
+        self._numbers = bytearray()
+        self._kinds = KindNumbers()
         #: by the identity of rows whose array has a throttle, their last demand
         self._throttled: dict[int, Demand] = {}
         #: pending components of heterogeneous jobs, by the row's identity
@@ -149,7 +152,7 @@ class DemandBook:
         now: float,
         avoid: Mapping[int, Collection[str]] | None = None,
         loan: Callable[[JobRow], bool] | None = None,
-    ) -> list[Demand]:
+    ) -> DemandQueue:
         """Return the pending work that supply could help, in the order of the queue, which is Slurm's.
 
         The components of a heterogeneous job are adjacent, at the position of the last one, and only if Slurm would
@@ -170,8 +173,12 @@ class DemandBook:
         avoided, pools = avoid or {}, self._pools
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
-        pending: list[Demand] = []
-        for row in self._unsettled(queue, avoided, pending):
+        pending, numbers = list[Demand](), bytearray()
+        begin, unsettled = 0, list[Demand]()
+        for position, row in self._unsettled(queue, avoided):
+            pending += _demands_in(self._entries[begin:position])
+            numbers += self._numbers[begin:position]
+            begin, settled = position + 1, len(pending)
             if row.het_job is not None:
                 group = components.setdefault(row.het_job, [])
                 if not (GRES not in row.gres and pools.has_others(row)):
@@ -185,24 +192,31 @@ class DemandBook:
                 demand = self._current_demand(queue, row, avoided)
                 if demand is not None and demand.parts:
                     pending.append(demand)
-        return pending
+            unsettled += pending[settled:]
+            numbers += bytes([SHARED]) * (len(pending) - settled)
+        pending += _demands_in(self._entries[begin:])
+        numbers += self._numbers[begin:]
+        settled_kinds = KindNumbers() if avoided else self._kinds
+        rest = pending if avoided else unsettled
+        kinds = {*settled_kinds.counts, *(demand.kind for demand in rest)}
+        copies = settled_kinds.copies + sum([demand.copies for demand in rest if demand.parts])
+        return DemandQueue(pending, kinds, bytes(numbers.translate(None, bytes([ABSENT]))), copies)
 
-    def _unsettled(
-        self, queue: JobQueue, avoided: Mapping[int, Collection[str]], pending: list[Demand]
-    ) -> Iterator[JobRow]:
-        """Yield the rows whose demand depends on more than the row; append the demands of others before each."""
-        entries: Iterator[Demand | JobRow] = filter(None, self._entries)
-        for kind, stretch in groupby(entries, type):
-            if kind is Demand and not avoided:
-                pending += cast("Iterator[Demand]", stretch)
-                continue
-            for entry in stretch:
-                if not isinstance(entry, Demand):
-                    yield entry
-                elif entry.job in avoided:
-                    yield queue.rows[entry.job]
-                else:
-                    pending.append(entry)
+    def _unsettled(self, queue: JobQueue, avoided: Mapping[int, Collection[str]]) -> Iterator[tuple[int, JobRow]]:
+        """Yield the rows whose demand depends on more than the row, each with its position."""
+        if avoided:
+            for position, entry in enumerate(self._entries):
+                if isinstance(entry, Demand):
+                    if entry.job in avoided:
+                        yield position, queue.rows[entry.job]
+                elif entry is not None:
+                    yield position, entry
+            return
+        position = -1
+        while (position := self._numbers.find(UNSETTLED, position + 1)) >= 0:
+            entry = self._entries[position]
+            assert isinstance(entry, JobRow)
+            yield position, entry
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
         """Return the demand of a running job after a restart; call it only after `of` for the same queue."""
@@ -216,20 +230,20 @@ class DemandBook:
         loan: Callable[[JobRow], bool] | None,
     ) -> None:
         """Update the state to this queue and these nodes."""
-        follows = queue.version == self._version + 1 and loan is self._loan
+        known = queue.version == self._version
+        follows = (known or queue.version == self._version + 1) and loan is self._loan
         self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
-            for row in queue.removed:
+            for row in () if known else queue.removed:
                 self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
-            old_entries, self._entries = self._entries, []
-            for start, end, new in queue.edits:
-                self._entries += old_entries[start:end]
-                self._entries += self._entries_of(queue, new)
+            if not known:
+                self._edit(queue)
         else:
             self._pools, self._loan = NodePools(*node_facts(nodes, supply)), loan
             self._throttled, self._components = {}, {}
-            self._entries = self._entries_of(queue, queue.jobs)
+            self._entries, self._numbers, self._kinds = [], bytearray(), KindNumbers()
+            self._add(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
 
     def _same_site(self, nodes: Sequence[NodeRow], supply: frozenset[str]) -> bool:
@@ -242,9 +256,28 @@ class DemandBook:
             new, supply
         )
 
-    def _entries_of(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
-        """Return the entry of each row; see `_entries`."""
-        return [self._noted(queue, row) if row.pending else None for row in rows]
+    def _edit(self, queue: JobQueue) -> None:
+        """Follow the edits of the queue since the last one."""
+        entries, numbers, position = self._entries, self._numbers, 0
+        self._entries, self._numbers = [], bytearray()
+        for start, end, new in [*queue.edits, (len(entries), len(entries), ())]:
+            for entry in entries[position:start]:
+                if isinstance(entry, Demand):
+                    self._kinds.remove(entry)
+            self._entries += entries[start:end]
+            self._numbers += numbers[start:end]
+            self._add(queue, new)
+            position = end
+
+    def _add(self, queue: JobQueue, rows: Iterable[JobRow]) -> None:
+        """Append the entries of further rows."""
+        for row in rows:
+            entry = self._noted(queue, row) if row.pending else None
+            self._entries.append(entry)
+            if entry is None:
+                self._numbers.append(ABSENT)
+            else:
+                self._numbers.append(self._kinds.add(entry) if isinstance(entry, Demand) else UNSETTLED)
 
     def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
         """Return the entry of a pending row; see `_entries`."""
@@ -283,6 +316,11 @@ class DemandBook:
             return None
         loan = apart is None and self._loan is not None and self._loan(row)
         return Demand(row.job_id, _parts(row.gres), pool, row.num_nodes, copies, row.time_limit_s, apart, loan)
+
+
+def _demands_in(entries: Iterable[Demand | JobRow | None]) -> Iterable[Demand]:
+    """Return the demands among entries that have no rows."""
+    return cast("Iterable[Demand]", filter(None, entries))
 
 
 def _copies(queue: JobQueue, row: JobRow) -> int:

@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.demand import profiles
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
+
+_NOTHING: Final = Counter[Profile]()
 
 
 @lru_cache(maxsize=1 << 15)
@@ -112,35 +115,65 @@ class FreeCapacity:
         return node_capacity
 
 
-def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> FreeCapacity:
-    """Return the capacity that a plan of supply for these demands leaves."""
+class LeftOnNode(NamedTuple):
+    """What a plan leaves on a node, and what that depends on: see `NodeCapacity`."""
+
+    node: Node
+    node_plan: NodePlan
+    given: Mapping[Profile, int]
+    reserved: frozenset[str]
+    gpus: Sequence[tuple[Geometry, Layout]]
+    fixed: Counter[Profile]
+
+
+def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, known: dict[str, LeftOnNode] | None = None) -> FreeCapacity:
+    """Return the capacity that a plan of supply leaves. `known`: results for nodes that have not changed; updated."""
     kinds = {
-        name: _kinds(tuple([gpu.geometry for gpu in node.gpus]))
+        name: node.kinds
         for name, node_plan in plan.nodes.items()
         if (node := nodes.get(name)) is not None and node_plan.open and node.mode not in (Mode.CLOSED, Mode.WITHDRAWN)
     }
-    left = _LeftByPlan(nodes, plan, demands)
+    left = _LeftByPlan(nodes, plan, {} if known is None else known)
     return FreeCapacity(kinds, left.on)
 
 
 class _LeftByPlan:
     """What a plan leaves on each node."""
 
-    def __init__(self, nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> None:
-        self._nodes, self._plan, self._demands = nodes, plan, demands
+    def __init__(self, nodes: Mapping[str, Node], plan: ClusterPlan, known: dict[str, LeftOnNode]) -> None:
+        self._nodes, self._plan, self._known = nodes, plan, known
 
     @cached_property
     def _given(self) -> Mapping[str, Counter[Profile]]:
-        return self._plan.given(self._demands)
+        return self._plan.given()
 
     @cached_property
-    def _reserved(self) -> Collection[tuple[str, str]]:
-        return {(node, gpu) for reservation in self._plan.reservations for node, gpu, _ in reservation.places}
+    def _reserved(self) -> Mapping[str, Collection[str]]:
+        reserved: dict[str, set[str]] = {}
+        for reservation in self._plan.reservations:
+            for node, gpu, _ in reservation.places:
+                reserved.setdefault(node, set()).add(gpu)
+        return reserved
 
     def on(self, name: str) -> NodeCapacity:
         """Return the capacity of a node of the plan."""
         node, node_plan = self._nodes[name], self._plan.nodes[name]
-        unplaced = self._given.get(name, Counter()) + node.unmatched
+        given, reserved = self._given.get(name, _NOTHING), frozenset(self._reserved.get(name, ()))
+        left = self._known.get(name)
+        if (
+            left is None
+            or left.node is not node
+            or left.node_plan is not node_plan
+            or (left.given, left.reserved) != (given, reserved)
+        ):
+            found = self._found(node, node_plan, given, reserved)
+            left = self._known[name] = LeftOnNode(node, node_plan, given, reserved, found.gpus, found.fixed)
+        return NodeCapacity(list(left.gpus), left.fixed.copy())
+
+    def _found(
+        self, node: Node, node_plan: NodePlan, given: Counter[Profile], reserved: Collection[str]
+    ) -> NodeCapacity:
+        unplaced = given + node.unmatched
         node_capacity = NodeCapacity()
         frozen = node_plan.fixed or node.mode is not Mode.OPEN
         for gpu in node.gpus:
@@ -155,7 +188,7 @@ class _LeftByPlan:
                     node_capacity.fixed[slot.profile] += 1
             if planned:
                 used = layout_of((*used.slots, *planned))
-            if not frozen and (name, gpu.uuid) not in self._reserved and _any(gpu.geometry, used):
+            if not frozen and gpu.uuid not in reserved and _any(gpu.geometry, used):
                 node_capacity.gpus.append((gpu.geometry, used))
         return node_capacity
 
@@ -163,11 +196,6 @@ class _LeftByPlan:
 @lru_cache(maxsize=1 << 15)
 def _any(geometry: Geometry, used: Layout) -> bool:
     return any(capacity(geometry, used, info.profile) for info in geometry.profiles)
-
-
-@lru_cache(maxsize=1024)
-def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
-    return frozenset(info.profile for geometry in geometries for info in geometry.profiles)
 
 
 def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:

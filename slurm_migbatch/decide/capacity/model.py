@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -109,6 +109,11 @@ class Node:
         return Counter([lease.slot.profile for lease in leases])
 
     @cached_property
+    def kinds(self) -> frozenset[Profile]:
+        """The profiles that its GPUs can have."""
+        return frozenset([info.profile for gpu in self.gpus for info in gpu.geometry.profiles])
+
+    @cached_property
     def unmatched(self) -> Counter[Profile]:
         """Slices that are in use on unknown free slots.
 
@@ -126,10 +131,11 @@ class DemandShape:
     `slices`: one profile for each slice on a node, the largest first. `single`: whether this is one slice in total.
     """
 
-    __slots__ = ("_hash", "_key", "single", "slices")
+    __slots__ = ("_hash", "_key", "pool", "single", "slices")
 
     def __init__(self, pool: frozenset[str], parts: tuple[tuple[Profile, int], ...], nodes: int) -> None:
         self._key = (pool, parts, nodes)
+        self.pool = pool
         self._hash = hash(self._key)
         self.slices = tuple(sorted((p for p, n in parts for _ in range(n)), reverse=True))
         self.single = nodes == 1 and len(self.slices) == 1
@@ -275,23 +281,33 @@ class ClusterPlan:
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()
     placed: Mapping[int, Placed] = field(default_factory=dict)
-    #: jobs without supply for all of their copies now; some have a reservation
-    waiting: tuple[int, ...] = ()
+    #: slices of each of these jobs on each of its nodes
+    parts: Mapping[int, tuple[tuple[Profile, int], ...]] = field(default_factory=dict)
+    #: the demands that it was made for
+    demands: Sequence[Demand] = ()
+    #: number of jobs in `waiting`
+    waiting_count: int = 0
     #: those of them that can never start: components that cannot have nodes of their own, even if all nodes are free
     unplaceable: frozenset[int] = frozenset()
     #: node -> profiles that Slurm counts as used beyond what leases and plan explain; the node is left unchanged
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
     moves: tuple[PlannedMove, ...] = ()
 
-    def given(self, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
+    @cached_property
+    def waiting(self) -> tuple[int, ...]:
+        """Jobs without supply for all of their copies now, loans last; some have a reservation."""
+        placed, none = self.placed, Placed((), 0, False)
+        waiting = [d for d in self.demands if d.parts and placed.get(d.job, none).copies < d.copies]
+        return tuple(dict.fromkeys([d.job for loan in (False, True) for d in waiting if d.loan is loan]))
+
+    def given(self) -> dict[str, Counter[Profile]]:
         """Return by node how many slices the demands that have a place get there at most, by profile.
 
         The plan does not say on how many of its nodes each copy is.
         """
-        parts = {demand.job: demand.parts for demand in demands if demand.job in self.placed}
         counts: dict[str, Counter[Profile]] = {}
         for job, placed in self.placed.items():
-            for profile, count in parts.get(job, ()):
+            for profile, count in self.parts.get(job, ()):
                 for node in placed.nodes:
                     counts.setdefault(node, Counter())[profile] += count * placed.copies
         return counts

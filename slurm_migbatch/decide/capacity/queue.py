@@ -7,15 +7,18 @@ unchanged rows saves work. A different object counts as new whatever its content
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from slurm_migbatch.decide.capacity.edits import Edit, edits
 from slurm_migbatch.decide.capacity.sharing import GUEST, is_guest
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.dependencies import PIPELINE_HINT
 from slurm_migbatch.workload.loans import GRES
 
+_DECISION: Final = "#"
+"""Part of a job's comment before the name of the submit filter's decision."""
 _SIGNAL: Final = "signal="
 """Part of a job's comment that states which signal it takes as a warning."""
 
@@ -48,6 +51,11 @@ class JobQueue:
         self._holders: dict[str, dict[int, JobRow]] = {}
         #: active jobs with the hint `signal=`, by the row's identity
         self._signalled: dict[int, JobRow] = {}
+        #: rows of arrays, and of jobs of pipelines, by the row's identity
+        self._of_arrays: dict[int, JobRow] = {}
+        self._of_pipelines: dict[int, JobRow] = {}
+        #: identities of the rows of pending jobs whose marker names a decision of the submit filter
+        self._decided: set[int] = set()
         self._whole = True
 
     @classmethod
@@ -58,7 +66,9 @@ class JobQueue:
         return queue
 
     def update(self, jobs: Sequence[JobRow]) -> None:
-        """Set the next queue."""
+        """Set the next queue; the same tuple again is the same queue."""
+        if jobs is self.jobs and self._whole:
+            return
         if not self._whole:  # the last update was incomplete, or a job had two rows
             self._forget()
         self._whole = False
@@ -74,6 +84,7 @@ class JobQueue:
         """Clear all state; users of `edits` see a gap in `version` and must do so too."""
         self.version += 1
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
+        self._of_arrays, self._of_pipelines, self._decided = {}, {}, set()
         self.running, self.guests = Counter(), frozenset()
 
     def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit]) -> None:
@@ -93,17 +104,41 @@ class JobQueue:
         started = set(self.guests)
         for row in self.removed:
             self.rows.pop(row.job_id, None)
+            self._of_arrays.pop(id(row), None)
+            self._of_pipelines.pop(id(row), None)
+            self._decided.discard(id(row))
             if row.active:
                 self._drop(row, started)
         self.rows.update(by_job)
         for row in self.fresh:
+            if row.array_job is not None:
+                self._of_arrays[id(row)] = row
+            if PIPELINE_HINT in row.comment:
+                self._of_pipelines[id(row)] = row
+            if _DECISION in row.comment and row.pending:
+                self._decided.add(id(row))
             if row.active:
                 self._add(row, started)
         self.guests = frozenset(started)
 
     def signalled(self) -> list[JobRow]:
         """Return the active jobs with the hint `signal=`, in Slurm's order."""
-        return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
+        return self._listed(self._signalled)
+
+    def of_arrays(self) -> list[JobRow]:
+        """Return the rows of arrays, in Slurm's order."""
+        return self._listed(self._of_arrays)
+
+    def of_pipelines(self) -> list[JobRow]:
+        """Return the jobs whose comment may name a pipeline, in Slurm's order."""
+        return self._listed(self._of_pipelines)
+
+    def any_decided(self) -> bool:
+        """Return whether any pending job may have slices that the submit filter chose; does not search the queue."""
+        return bool(self._decided)
+
+    def _listed(self, index: Mapping[int, JobRow]) -> list[JobRow]:
+        return [row for row in self.jobs if id(row) in index] if index else []
 
     def any_signalled(self, holds: Callable[[JobRow], bool]) -> bool:
         """Return whether `holds` is true for any active job with the hint `signal=`; does not search the queue."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final
 
+from slurm_migbatch.decide.capacity.by_kind import Rest
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
@@ -49,7 +50,7 @@ class Pending:
 
 
 def without_place(
-    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int], free_capacity: FreeCapacity
+    demands: Sequence[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int], free_capacity: FreeCapacity
 ) -> Iterator[Pending]:
     """Yield the pending jobs that may be re-typed, according to Slurm's rows, in Slurm's order.
 
@@ -63,12 +64,14 @@ def without_place(
     def anything_fits(pool: frozenset[str], slice_count: int) -> bool:
         return any(free_capacity.count(pool, profile, slice_count, 1) for profile in free_capacity.kinds(pool))
 
-    hopeless: set[int] = set()  # ids of demands' kinds: faster to compare than the kinds, for long queues
-    for demand in demands:
-        if id(demand.kind) in hopeless:
+    hopeless: set[tuple[frozenset[str], int]] = set()
+    rest = Rest(demands)
+    for position, demand in rest:
+        if demand.nodes != 1 or len(demand.parts) != 1 or (demand.pool, demand.parts[0][1]) in hopeless:
+            rest.drop(position)
             continue
         copies = demand.copies - placed.get(demand.job, 0)
-        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
+        if copies < 1 or demand.apart is not None:
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
@@ -77,7 +80,8 @@ def without_place(
         if anything_fits(demand.pool, demand.parts[0][1]):
             yield Pending(row, grant, demand.pool, copies)
         else:
-            hopeless.add(id(demand.kind))
+            hopeless.add((demand.pool, demand.parts[0][1]))
+            rest.drop(position)
 
 
 @lru_cache(maxsize=1 << 15)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
+from slurm_migbatch.decide.capacity.free import FreeCapacity, LeftOnNode, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.dispatch.arrays import (
     HISTORY,
     ArrayHistory,
@@ -42,6 +43,7 @@ from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, marker_
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
@@ -109,6 +111,8 @@ class DispatchMemory:
     pipelines: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
     last: float | None = None
     predicted_by: str = ""
+    #: cache; it changes no decision
+    left: dict[str, LeftOnNode] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,15 @@ class _View:
     """A snapshot prepared for dispatch.
 
     Attributes:
+        jobs: by job id. `of_arrays`: rows of arrays; `of_pipelines`: rows that may name a pipeline; in Slurm's order.
         placed: how many tasks of a job have a place.
         members: job ids of the tasks of each array; `waiting`: a pending one of them.
     """
 
     now: float
-    jobs: dict[int, JobRow]
+    jobs: Mapping[int, JobRow]
+    of_arrays: Sequence[JobRow]
+    of_pipelines: Sequence[JobRow]
     demands: Sequence[Demand]
     placed: Mapping[int, int]
     free_capacity: FreeCapacity
@@ -186,11 +193,13 @@ class _View:
         return any(jobs - own_jobs for pool, jobs in self.crowded.items() if not pool.isdisjoint(array.pool))
 
 
-def needed_arrays(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> frozenset[int]:
-    """Return the elastic arrays whose task runs are needed from the record."""
+def needed_arrays(
+    snapshot: ClusterSnapshot, queue: JobQueue, memory: DispatchMemory, settings: DispatchSettings
+) -> frozenset[int]:
+    """Return the elastic arrays whose task runs are needed from the record; `queue` is that of the snapshot."""
     if not settings.arrays or not _is_due(snapshot, memory, settings):
         return frozenset()
-    return frozenset(array.array for array in elastic_arrays(snapshot.jobs))
+    return frozenset(array.array for array in elastic_arrays(queue.of_arrays()))
 
 
 def _is_due(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> bool:
@@ -200,9 +209,17 @@ def _is_due(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: Dispatc
 
 
 def plan_dispatch(
-    snapshot: ClusterSnapshot, supply: SupplyDecision | None, memory: DispatchMemory, settings: DispatchSettings
+    snapshot: ClusterSnapshot,
+    queue: JobQueue,
+    supply: SupplyDecision | None,
+    memory: DispatchMemory,
+    settings: DispatchSettings,
 ) -> DispatchDecision:
-    """Decide on pending jobs after supply has planned for this snapshot (None: use Slurm's counts)."""
+    """Decide on pending jobs after supply has planned for this snapshot (None: use Slurm's counts).
+
+    `queue` is updated to the snapshot, unless supply has done so.
+    """
+    queue.update(snapshot.jobs)
     due = _is_due(snapshot, memory, settings)
     _learn(snapshot, memory)
     if settings.arrays:
@@ -213,10 +230,10 @@ def plan_dispatch(
     if not due:
         return DispatchDecision()
     memory.last = snapshot.now
-    view = _view(snapshot, supply)
+    view = _view(snapshot, queue, supply, memory)
     settled = _verify(view, memory)
     memory.turns.forget_but(snapshot.jobs)
-    arrays, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
+    arrays, unknown_arrays = _elastic(view, memory) if settings.arrays else ([], set())
     promises = PromiseBook(memory.promises, memory.absent, snapshot.predictions, snapshot.now)
     placeable = _placeable(view, arrays, memory, snapshot.predictions)
     if settings.arrays:
@@ -227,9 +244,9 @@ def plan_dispatch(
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # throttles decide how many tasks of these arrays run: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
-    placeless = without_place(view.demands, view.jobs, view.placed, view.free_capacity)
+    placeless = without_place(view.demands, view.jobs, view.placed, view.free_capacity) if queue.any_decided() else ()
     waiting = (pending for pending in placeless if pending.row.array_job not in unsettled)
-    changes = undone(view.jobs.values(), memory.turns)
+    changes = undone(snapshot.jobs, memory.turns)
     changes += _retypes(view, waiting, promises, changes, memory)
     if not settings.dry_run:
         changes = [change for change in changes if _note(change, memory, view.now)]
@@ -243,7 +260,7 @@ def _retypes(
 ) -> list[Retype]:
     """Return jobs that get another profile: those of pipelines first, and none twice in a round."""
     settled = {change.pending.row.job_id for change in before}
-    queue = (row for row in view.jobs.values() if row.job_id not in settled)
+    queue = (row for row in view.of_pipelines if row.job_id not in settled)
     rates = view.snapshot.predictions.rates
     shares = _shares(view.snapshot)
     pipeline_plan = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
@@ -259,12 +276,16 @@ def _retypes(
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
     """Return the GPU equivalent of a slice, the maximum if GPU types differ; from its name if no GPU has it."""
-    geometries = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
+
+    @cache
+    def geometries() -> Collection[Geometry]:
+        gpus = [gpu for facts in snapshot.inventory.values() for gpu in facts.gpus]
+        return {id(gpu.geometry): gpu.geometry for gpu in gpus}.values()
 
     def share(profile: Profile) -> float:
         shares = [
             max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
-            for geometry in geometries.values()
+            for geometry in geometries()
             if profile in geometry and (info := geometry.info(profile))
         ]
         return max(shares, default=profile.compute / _COMPUTE_SLICES)
@@ -288,29 +309,29 @@ def _repairs(
 ) -> dict[str, dict[str, str]]:
     memory.looked_after = {array: until for array, until in memory.looked_after.items() if until > view.now}
     changed = {name for change in changes for name in change.targets} | {str(limit.array.array) for limit in limits}
-    repairs = marker_corrections(view.jobs.values(), memory.looked_after)
+    repairs = marker_corrections(view.of_arrays, memory.looked_after)
     return {name: fields for name, fields in repairs.items() if name not in changed}
 
 
 # -- capacity --------------------------------------------------------------------------------------------------------
 
 
-def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
-    now, jobs = snapshot.now, {row.job_id: row for row in snapshot.jobs}
+def _view(snapshot: ClusterSnapshot, queue: JobQueue, supply: SupplyDecision | None, memory: DispatchMemory) -> _View:
+    now, rows = snapshot.now, (queue.rows, queue.of_arrays(), queue.of_pipelines())
     if supply is not None:
         placed: Mapping[int, int] = {job: placement.copies for job, placement in supply.plan.placed.items()}
-        free_capacity = of_plan(supply.nodes, supply.plan, supply.demands)
-        view = _View(now, jobs, supply.demands, placed, free_capacity, snapshot, supply.nodes.keys())
+        free_capacity = of_plan(supply.nodes, supply.plan, memory.left)
+        view = _View(now, *rows, supply.demands, placed, free_capacity, snapshot, supply.nodes.keys())
     else:
         names = {row.name for row in snapshot.nodes if row.open and row.gres}
         demand_list = demands(snapshot.jobs, snapshot.nodes, names, now)
         free_capacity, placed = of_counts(snapshot.nodes, demand_list)
-        view = _View(now, jobs, demand_list, placed, free_capacity, snapshot, names)
-    for row in snapshot.jobs:
-        if row.array_job is not None:
-            view.members.setdefault(row.array_job, set()).add(row.job_id)
-            if row.pending and (row.array_job not in view.waiting or row.tasks > 1):
-                view.waiting[row.array_job] = row
+        view = _View(now, *rows, demand_list, placed, free_capacity, snapshot, names)
+    for row in view.of_arrays:
+        assert row.array_job is not None
+        view.members.setdefault(row.array_job, set()).add(row.job_id)
+        if row.pending and (row.array_job not in view.waiting or row.tasks > 1):
+            view.waiting[row.array_job] = row
     return view
 
 
@@ -360,9 +381,9 @@ def _submitted(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[int, flo
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
+def _elastic(view: _View, memory: DispatchMemory) -> tuple[list[ElasticArray], set[int]]:
     """Return the elastic arrays whose former throttles are known, and the ids of the others."""
-    arrays = elastic_arrays(snapshot.jobs)
+    arrays = elastic_arrays(view.of_arrays)
     present = {array.array for array in arrays}
     memory.bounds.forget_but(present)
     memory.replayed &= present
@@ -376,7 +397,7 @@ def _placeable(
     """Return the arrays with the prediction and the nodes of their tasks, whatever prevents these from starting now."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in waiting_arrays]
     pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
-    starts = instance_starts(view.snapshot.jobs)
+    starts = instance_starts(view.of_arrays)
     memory.loads.forget_but(starts)
     arrays = []
     for array, row in zip(waiting_arrays, rows, strict=True):
@@ -407,7 +428,7 @@ def _add_reports(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
 
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
     """Add the service that users got since the last decision, and for new arrays the service before it."""
-    running, now = in_use(view.jobs.values()), view.now
+    running, now = in_use(view.of_arrays), view.now
     window_s = HISTORY * session_s(arrays)
     memory.served.count(now, running, window_s)
     for array in arrays:

@@ -45,6 +45,7 @@ class Admission:
 
     # A round reads the admission of every node several times, which is faster with slots.
     __slots__ = (
+        "_cleared",
         "_idle",
         "_spare",
         "first",
@@ -112,6 +113,7 @@ class Admission:
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
         self._idle: int | None = None
         self._spare: Counter[Profile] | None = None
+        self._cleared: tuple[Collection[str], Admission] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
         """Return the results that depend only on the GPUs, by their identity."""
@@ -121,7 +123,12 @@ class Admission:
         return {id(gpu): (shape, soonest) for gpu, shape, soonest in results}
 
     def clearing(self, uuids: Collection[str], book: GpuStates) -> Admission:
-        """Return a copy with these GPUs marked as being cleared for another job: new slots are placed there last."""
+        """Return a copy with these GPUs marked as being cleared for another job: new slots are placed there last.
+
+        The same object for the same GPUs as in the last call.
+        """
+        if self._cleared is not None and self._cleared[0] == uuids:
+            return self._cleared[1]
         copied = copy(self)
         copied.shapes = tuple(
             book.start(Condition(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True))
@@ -129,7 +136,8 @@ class Admission:
             else shape
             for gpu, shape in zip(self.node.gpus, self.shapes, strict=True)
         )
-        copied.plan = None
+        copied.plan = copied._cleared = None
+        self._cleared = uuids, copied
         return copied
 
     @property

@@ -176,6 +176,8 @@ class Fleet:
         #: GPUs that were examined individually, by index and by node, and of them those with claims
         self._gpus: dict[int, GpuClaims] = {}
         self._by_node: dict[str, list[GpuClaims]] = {}
+        #: results of `as_admitted`, as long as the node's GPUs do not change
+        self._as_admitted: dict[str, bool] = {}
         self._claimed: set[int] = set()
         #: the nodes in order, and the index of the first GPU of each
         self._names = list(self.nodes)
@@ -244,7 +246,12 @@ class Fleet:
     def as_admitted(self, node: str) -> bool:
         """Return whether the node's GPUs are unchanged since the beginning of the plan."""
         all_claims = self._by_node.get(node)
-        return all_claims is None or all(map(_is_untouched, all_claims, self.admissions[node].shapes))
+        if all_claims is None:
+            return True
+        known = self._as_admitted.get(node)
+        if known is None:
+            known = self._as_admitted[node] = all(map(_is_untouched, all_claims, self.admissions[node].shapes))
+        return known
 
     # -- single slices -----------------------------------------------------------------------------------------
 
@@ -284,6 +291,7 @@ class Fleet:
             return
         for gpu_claims in self.on(node):
             gpu_claims.hidden = gpu_claims.hidden.union(profiles)
+            self._as_admitted.pop(node, None)
             shape = gpu_claims.shape
             spare = {slot for slot in shape.rest.slots if slot.profile in gpu_claims.hidden}
             if spare:
@@ -318,6 +326,7 @@ class Fleet:
     def _set(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         node_class = self._class[gpu_claims.node]
         gpu_claims.shape, gpu_claims.claims = shape, claims
+        self._as_admitted.pop(gpu_claims.node, None)
         (self._claimed.add if claims or gpu_claims.settled else self._claimed.discard)(gpu_claims.index)
         bucket = self._buckets[node_class][shape]
         if not bucket:  # otherwise the shape is in every heap: it leaves one only when its bucket is found empty

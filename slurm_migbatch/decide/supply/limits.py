@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+from slurm_migbatch.decide.capacity.by_kind import DemandQueue
 from slurm_migbatch.decide.capacity.model import Demand, DemandShape
 from slurm_migbatch.slurm.client import JobRow
 
@@ -24,7 +25,7 @@ def within_limits(demands: Sequence[Demand], rows: Mapping[int, JobRow]) -> tupl
     The components of a heterogeneous job are one kind together, which counts once for each. A user's first kind is
     never put off.
     """
-    if len(demands) <= MOST_COMBINATIONS or len({id(demand.kind) for demand in demands}) <= MOST_COMBINATIONS:
+    if len(demands) <= MOST_COMBINATIONS or len(DemandQueue.of(demands).kinds) <= MOST_COMBINATIONS:
         return demands, ()
     kinds = defaultdict[int | None, set[tuple[DemandShape, ...]]](set)
     counts = defaultdict[int | None, int](int)

@@ -64,10 +64,11 @@ class KnownNodes:
         started = queue.guests
         shares = bool(pairs or started)
         # Sharing depends on much more than a node, so then every node is processed.
-        incremental = queue.version == self._version + 1 and not shares and not self._sharing
+        follows = queue.version == self._version + 1
+        incremental = (follows or queue.version == self._version) and not shares and not self._sharing
         self._version, self._sharing = queue.version, shares
-        touched = _touched(queue) if incremental else frozenset[str]()
-        changed, plans = queue.changed, snapshot.plans
+        touched = _touched(queue) if incremental and follows else frozenset[str]()
+        changed, plans = queue.changed if follows else frozenset[int](), snapshot.plans
         before, self._known = self._known, {}
         sharing: dict[str, sharers.Sharing] = {}
         plannable: dict[str, Node] = {}

@@ -28,13 +28,16 @@ Unclaimed slots that are offered now stay offered; empty space is filled by pref
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from operator import is_
 from typing import TypeAlias
 
+from slurm_migbatch.decide.capacity.by_kind import DemandQueue, Rest
 from slurm_migbatch.decide.capacity.model import (
     ClusterPlan,
     Demand,
@@ -92,12 +95,47 @@ class Moving:
 NOTHING_MOVES = Moving()
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """A plan that is the same until `until`, as long as nothing but the time changes, and what it was made from."""
+
+    plan: ClusterPlan
+    nodes: Sequence[Node]
+    preference: Sequence[Profile]
+    possible: bool
+    now: float
+    until: float
+
+    def holds(
+        self,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation],
+        preference: Sequence[Profile],
+        moving: Moving,
+    ) -> bool:
+        """Return whether this is the plan for these arguments of `Planner.plan`."""
+        return (
+            self.now <= now < self.until
+            and previous is self.plan.reservations
+            and not moving.leaving
+            and not moving.candidates
+            and (preference, moving.possible) == (self.preference, self.possible)
+            and len(nodes) == len(self.nodes)
+            and all(map(is_, nodes, self.nodes))
+            and len(demands) == len(self.plan.demands)
+            and all(map(is_, demands, self.plan.demands))
+        )
+
+
 class Planner:
-    """Makes plans. Keeps only caches between them: conditions of GPUs, and plans of unchanged nodes."""
+    """Makes plans. Keeps only caches between them: conditions of GPUs, plans of unchanged nodes, and the last plan."""
 
     def __init__(self) -> None:
         self._memory = FleetMemory()
         self._plans: Mapping[str, NodePlan] = {}
+        self._standing: _Standing | None = None
 
     def plan(
         self,
@@ -121,10 +159,17 @@ class Planner:
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
         """
+        standing = self._standing
+        if standing is not None and not anew and standing.holds(nodes, demands, now, previous, preference, moving):
+            return standing.plan
         self._memory.trim()
         making = _PlanRound(self._memory, nodes, demands, now, previous, moving)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
+        until = making.lasts_until(plan, previous)
+        self._standing = None
+        if now < until and not anew:
+            self._standing = _Standing(plan, nodes, preference, moving.possible, now, until)
         return plan
 
 
@@ -143,12 +188,13 @@ class _PlanRound:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
         self._moving = moving
+        self._pending = DemandQueue.of(demands)
         #: number of pending demands
         self._queued = len(demands)
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
             nodes,
-            {demand.pool for demand in self.demands},
+            {kind.pool for kind in self._pending.kinds} | {demand.pool for demand in self.demands[self._queued :]},
             memory,
             _by_node(previous),
         )
@@ -156,14 +202,11 @@ class _PlanRound:
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
         self.copies = defaultdict[int, int](int)  # by number of the demand
-        self.waiting: dict[int, None] = {}
         self.unplaceable: set[int] = set()
-        self._components: dict[int, list[int]] = {}
-        for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
-            self._components.setdefault(apart, []).append(number)
+        self._components = self._pending.components()
         #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
         self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
-        #: those of them whose pool has reached its limit of reservations
+        #: those of them whose pool has reached its limit of reservations: nothing more is done for them
         self._done: set[DemandShape] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
@@ -175,37 +218,47 @@ class _PlanRound:
     ) -> ClusterPlan:
         """Make the plan; a node's plan that equals the one in `before` is the same object."""
         loans: list[int] = []
-        waiting = self.waiting
-        done_ids: set[int] = set()  # ids of kinds in `_done`: faster to compare than the kinds, for long queues
         for number in range(self._queued, self._queued + len(self._moving.leaving)):
             demand = self.demands[number]
             if (place := self.fleet.find(demand.pool, demand.slices[0])) is not None:
                 self._claim(place, (number, 0, demand.slices[0]))
                 self.fleet.commit()
-        for number, demand in enumerate(islice(self.demands, self._queued)):
+        rest = Rest(self._pending)
+        for number, demand in rest:
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])
             elif demand.loan:
                 loans.append(number)
-            elif id(demand.kind) in done_ids:
-                waiting[demand.job] = None
-            elif demand.kind in self._done:
-                waiting[demand.job] = None
-                done_ids.add(id(demand.kind))
             else:
                 self._serve_copies(number, demand)
+                if demand.kind in self._done:
+                    rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
-            waiting=tuple(self.waiting),
+            parts={(demand := self.demands[number]).job: demand.parts for number in sorted(self.copies)},
+            demands=self._pending,
+            waiting_count=self._waiting_count(),
             unplaceable=frozenset(self.unplaceable),
             unexplained=self.fleet.unexplained,
             moves=tuple(self._moves),
         )
+
+    def lasts_until(self, plan: ClusterPlan, previous: Sequence[Reservation]) -> float:
+        """Return until when the next plan is the same if nothing but the time changes.
+
+        Claims end so long after the time of the plan. Places are free soonest at the same times as long as no slot in
+        use should have ended, and reservations are kept if they are those of the plan before.
+        """
+        changing = plan.placed or self._moving.leaving or self._moving.candidates
+        if changing or _with_times(plan.reservations) != _with_times(previous):
+            return -math.inf
+        next_end = min([admission.next_end for admission in self.fleet.admissions.values()], default=math.inf)
+        return min(next_end, self.reserver.lasts_until)
 
     def _placed(self) -> dict[int, Placed]:
         """Return the nodes and copies of the demands that have a place, and whether its slots are offered already."""
@@ -232,6 +285,15 @@ class _PlanRound:
             if number < self._queued
         }
 
+    def _waiting_count(self) -> int:
+        """Return the number of demands without a place for all of their copies."""
+        empty = sum(not self.demands[i].parts for numbers in self._components.values() for i in numbers)
+        served = sum(
+            bool(self.demands[number].parts) and copies >= self.demands[number].copies
+            for number, copies in self.copies.items()
+        )
+        return self._queued - empty - served
+
     # -- one demand --------------------------------------------------------------------------------------------
 
     def _serve_copies(self, number: int, demand: Demand) -> None:
@@ -240,7 +302,6 @@ class _PlanRound:
             if self._serve(number, copy, demand):
                 self.copies[number] += 1
             else:
-                self.waiting[demand.job] = None
                 if demand.loan:
                     return
                 if demand.job in self._moving.wanting and not self._moves:
@@ -290,7 +351,6 @@ class _PlanRound:
                 self.fleet.commit()
                 return
             self._hopeless.add(key)
-        self.waiting.update(dict.fromkeys(demand.job for demand in demands if demand.parts))
         if not can_be_apart(demands):
             self.unplaceable.update(demand.job for demand in demands)
         elif self.reserver.reserve(demands, 0):
@@ -475,6 +535,11 @@ def _end(demands: Sequence[Demand], now: float, claim: Claim) -> float | None:
     """Return when a claim that starts now should be over."""
     limit = demands[claim[0]].limit_s
     return None if limit is None else now + limit
+
+
+def _with_times(reservations: Iterable[Reservation]) -> list[tuple[Reservation, float | None]]:
+    """Return the reservations with the part that their comparison leaves out."""
+    return [(reservation, reservation.held_from) for reservation in reservations]
 
 
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:

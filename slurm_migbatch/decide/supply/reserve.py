@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
 from slurm_migbatch.decide.supply.admission import When
@@ -21,7 +22,8 @@ from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import fitting_slots
 from slurm_migbatch.decide.supply.openings import when_free
 from slurm_migbatch.decide.supply.soonest import Places, SoonestPlaces
-from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 #: A reservation moves only if that gains more than this, and more than a tenth of the remaining wait.
@@ -55,6 +57,8 @@ class Reserver:
         #: whether slots in use are held back: for the first of the late reservations only, as each may divide a GPU
         self._holds_back = False
         self.made: list[Reservation] = []
+        #: until when the same places are chosen, and the same slots held back, if nothing but the time changes
+        self.lasts_until = math.inf
 
     def is_full(self, pool: frozenset[str]) -> bool:
         """Return whether the pool has reached its limit of reservations; this does not change back."""
@@ -76,8 +80,7 @@ class Reserver:
             soonest = self.search.several(demands)
         if soonest is None:
             return False
-        kept = self._previous_places(demands, copy)
-        when, places = soonest if kept is None or self._is_sooner(soonest[0], kept[0]) else kept
+        when, places = self._chosen(demands, copy, soonest)
         by_gpu: dict[int, list[Slot]] = {}
         for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
@@ -88,7 +91,9 @@ class Reserver:
             self._block(self._fleet.gpu(index), slots, offered=offered)
         free_at = None if when[0] else when[1]
         held_from = self._held_from(demands, copy, free_at)
-        if held_from <= self._now and not offered and not self._holds_back:
+        if held_from > self._now:
+            self.lasts_until = min(self.lasts_until, held_from)
+        elif not offered and not self._holds_back:
             self._holds_back = self._hold_back(by_gpu)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + len(by_gpu)
@@ -113,6 +118,16 @@ class Reserver:
         return limit
 
     # -- places of the previous round --------------------------------------------------------------------------
+
+    def _chosen(
+        self, demands: Sequence[Demand], copy: int, soonest: tuple[When, list[Places]]
+    ) -> tuple[When, list[Places]]:
+        """Return the previous round's places unless the soonest ones are considerably sooner."""
+        kept = self._previous_places(demands, copy)
+        if kept is None:
+            return soonest
+        self.lasts_until = min(self.lasts_until, _sooner_from(soonest[0], kept[0]))
+        return soonest if self._is_sooner(soonest[0], kept[0]) else kept
 
     def _previous_places(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[Places]] | None:
         """Return the previous round's places, if all of them are still available together."""
@@ -149,7 +164,7 @@ class Reserver:
             kept.append(places)
         for index, slots in by_gpu.items():
             gpu_claims = self._fleet.gpu(index)
-            together = Layout(slots)
+            together = layout_of(tuple(slots))
             others = [s.profile for s, _ in self.search.busy(gpu_claims) if not s.placement.mask & together.mask]
             reserved = [s.profile for s in gpu_claims.reserved]
             if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
@@ -204,7 +219,7 @@ class Reserver:
     def _any_being_stopped(self, by_gpu: Mapping[int, list[Slot]]) -> bool:
         """Return whether a job that is being stopped uses any of these slots."""
         return any(
-            lease.stopping and lease.slot.placement.mask & Layout(slots).mask
+            lease.stopping and lease.slot.placement.mask & layout_of(tuple(slots)).mask
             for index, slots in by_gpu.items()
             for lease in self._fleet.gpu(index).gpu.leases
         )
@@ -212,35 +227,36 @@ class Reserver:
     def _counted(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices that Slurm counts on a node, in use or offered, if the free ones of these are offered."""
         counted = +Counter(self._fleet.nodes[node].used)
-        for gpu_claims in self._fleet.on(node):
-            counted.update(claim[2] for claim in (*gpu_claims.settled, *gpu_claims.claims))
-        return counted + self._free(node, by_gpu)
+        claims = [claim[2] for gpu in self._fleet.on(node) for claim in (*gpu.settled, *gpu.claims)]
+        counted.update([*claims, *self._free(node, by_gpu)])
+        return counted
 
     def _released(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices of a node that no job of Slurm has: the free ones of these, and those still leased."""
         found = self._fleet.nodes[node]
-        return found.leased - Counter(found.used) + self._free(node, by_gpu)
+        released = found.leased - Counter(found.used)
+        released.update(self._free(node, by_gpu))
+        return released
 
-    def _free(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
-        """Return by profile these slots of a node as far as they are free."""
-        free: Counter[Profile] = Counter()
-        for gpu_claims in self._fleet.on(node):
-            slots = Layout(by_gpu.get(gpu_claims.index, ())).clear_of(gpu_claims.shape.taken.mask)
-            free.update(slot.profile for slot in slots)
-        return free
+    def _free(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> list[Profile]:
+        """Return the profile of each of these slots of a node that is free."""
+        gpus = [(self._fleet.gpu(index), slots) for index, slots in by_gpu.items()]
+        return [
+            slot.profile
+            for gpu_claims, slots in gpus
+            if gpu_claims.node == node
+            for slot in slots
+            if not slot.placement.mask & gpu_claims.shape.taken.mask
+        ]
 
     def _block(self, gpu_claims: GpuClaims, slots: list[Slot], *, offered: bool) -> None:
         self.search.blocked.add(gpu_claims.node)
         gpu_claims.reserved = (*gpu_claims.reserved, *slots)
-        reserved = Layout(gpu_claims.reserved)
-        staying = Layout(s for s, _ in gpu_claims.until if not s.placement.mask & reserved.mask)
-        geometry = gpu_claims.gpu.geometry
-        future = reserved.union(fitting_slots(geometry, reserved, staying))
+        reserved, busy = layout_of(tuple(gpu_claims.reserved)), tuple([slot for slot, _ in gpu_claims.until])
         shape = gpu_claims.shape
-        keep = shape.keep.clear_of(reserved.mask)
-        keep = fitting_slots(geometry, future, keep.clear_of(future.mask))
+        keep, future = _blocked(gpu_claims.gpu.geometry, reserved, busy, shape.keep)
         if offered:
-            keep = keep.union(Layout(slots).clear_of(shape.used.mask))
+            keep = keep.union(layout_of(tuple(slots)).clear_of(shape.used.mask))
         blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
@@ -259,9 +275,27 @@ class Reserver:
         """
         single = sum(map(len, by_gpu.values())) == 1
         for index, slots in by_gpu.items():
-            gpu_claims, mask = self._fleet.gpu(index), Layout(slots).mask
+            gpu_claims, mask = self._fleet.gpu(index), layout_of(tuple(slots)).mask
             in_use = [lease.slot for lease in gpu_claims.gpu.leases if lease.job is not None and not lease.guest]
             overlapping = [slot for slot in in_use if slot.placement.mask & mask]
             if not (single and overlapping == slots):
                 gpu_claims.held_back = [slot.profile for slot in overlapping]
         return any(self._fleet.gpu(index).held_back for index in by_gpu)
+
+
+def _sooner_from(new: When, old: When) -> float:
+    """Return a lower bound of the time from which another place counts as considerably sooner (`_is_sooner`)."""
+    gain = old[1] - new[1]
+    return math.inf if new[0] != old[0] or gain <= _GAIN_S else old[1] - 10 * gain - 1
+
+
+@lru_cache(maxsize=1 << 16)
+def _blocked(geometry: Geometry, reserved: Layout, busy: tuple[Slot, ...], keep: Layout) -> tuple[Layout, Layout]:
+    """Return which of the slots to keep may remain next to reserved ones, and the slots once those in use have ended.
+
+    Slots in use (`busy`) that overlap no reserved one count as staying.
+    """
+    staying = layout_of(tuple([slot for slot in busy if not slot.placement.mask & reserved.mask]))
+    future = reserved.union(fitting_slots(geometry, reserved, staying))
+    keep = keep.clear_of(reserved.mask)
+    return fitting_slots(geometry, future, keep.clear_of(future.mask)), future

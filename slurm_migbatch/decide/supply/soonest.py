@@ -27,6 +27,8 @@ _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
 _Ranked = tuple[When, int, str]
 Places = list[tuple[GpuClaims, Slot]]
+#: places on one node by the number of the GPU
+_OnNode = Sequence[tuple[int, Slot]]
 #: for each GPU of a node, the objects that determine when slices fit there; they are never changed in place
 _Stamp = list[tuple[object, ...]]
 
@@ -40,7 +42,7 @@ class SoonestPlaces:
         self._ranked: dict[tuple[frozenset[str], Profile], list[_Ranked]] = {}
         self._emptiest: dict[frozenset[str], list[tuple[int, str]]] = {}
         #: by node and slices: the inputs and the result of the earliest time at which they fit
-        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, Places] | None]] = {}
+        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[float, _OnNode] | None]] = {}
         #: nodes with reservations
         self.blocked: set[str] = set()
         #: by index of a GPU with claims: stamp and result of `busy`
@@ -173,14 +175,15 @@ class SoonestPlaces:
         if best is None:
             return None
         latest, chosen = best
-        return latest, [
-            [place for name in names for place in by_node[name][1]]
+        when = (1, self._now, 0) if latest == math.inf else (0, latest, 0)
+        return when, [
+            [(self._fleet.on(name)[i], slot) for name in names for i, slot in by_node[name][1]]
             for by_node, names in zip(options, chosen, strict=True)
         ]
 
-    def _node_options(self, demand: Demand, most: int) -> dict[str, tuple[When, Places]]:
+    def _node_options(self, demand: Demand, most: int) -> dict[str, tuple[float, _OnNode]]:
         """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
-        options: dict[str, tuple[When, Places]] = {}
+        options: dict[str, tuple[float, _OnNode]] = {}
         for name in self._most_idle(demand.pool, _MAX_NODES + most):
             soonest = self._node_soonest(name, demand.slices)
             if soonest is not None:
@@ -188,12 +191,14 @@ class SoonestPlaces:
         return dict(sorted(options.items(), key=lambda item: (item[1][0], item[0])))
 
     def _most_idle(self, pool: frozenset[str], most: int) -> list[str]:
-        """Return nodes of the pool, those with most idle space first."""
+        """Return nodes of the pool, those with most idle space first; in any order if these are all."""
         fleet = self._fleet
         ranked = self._emptiest.get(pool)
         if ranked is None:
             members = [name for name in pool if name in fleet.admissions and fleet.plannable(name)]
             ranked = self._emptiest[pool] = sorted([(-fleet.admissions[name].idle, name) for name in members])
+        if len(ranked) <= most:
+            return [name for _, name in ranked]
         touched = {name for name in fleet.touched() if name in pool and fleet.plannable(name)}
         touched_ranked = sorted([(-self._idle(name), name) for name in touched])
         untouched = (entry for entry in ranked if entry[1] not in touched)
@@ -202,22 +207,21 @@ class SoonestPlaces:
     def _idle(self, name: str) -> int:
         return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])
 
-    def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[When, Places] | None:
-        """Return when all slices should fit on the node, and where; None: never.
+    def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[float, _OnNode] | None:
+        """Return when all slices should fit on the node (infinite: unknown), and where; None: never.
 
         That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged,
         from round to round if this plan has changed none of them.
         """
-        all_claims = self._fleet.on(name)
         if self._fleet.as_admitted(name):
-            together, first = self._fleet.admissions[name].together, self._fleet.first_index[name]
+            together = self._fleet.admissions[name].together
             if slices not in together:
                 if len(together) >= _MOST_TOGETHER:
                     together.clear()
-                found = self._node_first(all_claims, slices)
-                together[slices] = found and (found[0], [(place[0].index - first, place[1]) for place in found[1]])
+                together[slices] = self._node_first(self._fleet.on(name), slices)
             known = together[slices]
-            return known and (self._when(known[0]), [(all_claims[i], slot) for i, slot in known[1]])
+            return known and (max(self._now, known[0]), known[1])
+        all_claims = self._fleet.on(name)
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
         ]
@@ -225,19 +229,16 @@ class SoonestPlaces:
         if cached is not None and all(map(_same, cached[0], stamp)):
             return cached[1]
         found = self._node_first(all_claims, slices)
-        soonest = found and (self._when(found[0]), found[1])
+        soonest = found and (max(self._now, found[0]), found[1])
         self._soonest_on[name, slices] = stamp, soonest
         return soonest
 
-    def _when(self, free_at: float) -> When:
-        return (1, self._now, 0) if free_at == math.inf else (0, max(self._now, free_at), 0)
-
-    def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[float, Places] | None:
+    def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[float, _OnNode] | None:
         """Return the end of the last slot that has to end before, and the places; it does not depend on the time."""
         busy = {gpu_claims.index: list(self.busy(gpu_claims)) for gpu_claims in all_claims}
         times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
-        answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
+        answer: tuple[int, _OnNode] | None = None
         while low <= high:
             middle = (low + high) // 2
             ended = times[middle - 1] if middle else -math.inf
@@ -256,12 +257,12 @@ class SoonestPlaces:
         busy: dict[int, list[_Held]],
         ended: float,
         slices: tuple[Profile, ...],
-    ) -> list[tuple[GpuClaims, Slot]] | None:
-        places: list[tuple[GpuClaims, Slot]] = []
-        for gpu_claims in all_claims:
+    ) -> _OnNode | None:
+        places: list[tuple[int, Slot]] = []
+        for i, gpu_claims in enumerate(all_claims):
             held = tuple([slot for slot, until in busy[gpu_claims.index] if _order(until) > ended])
             slots, slices = first_fit(gpu_claims.gpu.geometry, held, gpu_claims.reserved, slices)
-            places += [(gpu_claims, slot) for slot in slots]
+            places += [(i, slot) for slot in slots]
             if not slices:
                 return places
         return None
@@ -289,11 +290,11 @@ class SoonestPlaces:
 
 
 def _soonest_apart(
-    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[When, Places]]]
-) -> tuple[When, list[list[str]]] | None:
+    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[float, _OnNode]]]
+) -> tuple[float, list[list[str]]] | None:
     """Return nodes for each demand, no two the same, and when the last is free; None if there are none."""
     most = sum(demand.nodes for demand in demands)
-    best: tuple[When, list[list[str]]] | None = None
+    best: tuple[float, list[list[str]]] | None = None
     whens = sorted({when for by_node in options for when, _ in by_node.values()})
     low, high = 0, len(whens) - 1
     while low <= high:

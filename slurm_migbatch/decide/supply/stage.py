@@ -195,7 +195,7 @@ def plan_supply(
     again = _examine_again(plan, memory, snapshot.now)
     notes.extend(f"Slurm had given up job {job} (BadConstraints); {_ENOUGH}" for job in again)
     start_now = (*start_now, *again)
-    due = plan.given(wanted) if sharing else {}
+    due = plan.given() if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
@@ -272,7 +272,7 @@ def _offers(
             or offer.plan is not node_plan
             or offer.state is not node
             or offer.why != why
-            or offer.sharing != shared
+            or (offer.sharing is not shared and offer.sharing != shared)
         ):
             offer = Offer(node_plan, node, shared, why)
         offers[name] = offer

@@ -262,7 +262,7 @@ class JobQueue(ABC):
 
     def order(self) -> list[JobRow]:
         """Return pending jobs in Slurm's order, then those that hold or release an allocation."""
-        return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
+        return [*self._pending.rows, *map(self.queue.__getitem__, self._active)]
 
     @property
     def waiting(self) -> int:
@@ -274,7 +274,8 @@ class JobQueue(ABC):
         self.queue[row.job_id] = row
         if row.pending:
             self._active.pop(row.job_id, None)
-            self._pending.put(self._key(row), self._shape(row, self._facts[row.job_id]) if self._may(row) else None)
+            shape = self._shape(row, self._facts[row.job_id]) if self._may(row) else None
+            self._pending.put(row, self._key(row), shape)
             self._due()
         else:
             self._pending.drop(row.job_id)
@@ -282,10 +283,11 @@ class JobQueue(ABC):
         self.on_change(row.job_id, row)
 
     def _note(self, job: int, reason: str) -> None:
-        """Set only the job's reason; this causes no pass and no `on_change`."""
+        """Set only the reason of a pending job; this causes no pass and no `on_change`."""
         row = self.queue[job]
         if row.reason != reason:
-            self.queue[job] = replace(row, reason=reason)
+            self.queue[job] = row = replace(row, reason=reason)
+            self._pending.renew(row)
 
     def _may(self, row: JobRow) -> bool:
         """Return whether the job waits only for resources."""

@@ -218,7 +218,7 @@ class Slurmctld(JobQueue):
 
     def _start_het(self, leader: JobRow, reservations: Reservations) -> list[JobRow]:
         """Start all components at once, each on nodes that no earlier one took."""
-        rows = [row for row in map(self.queue.__getitem__, self._pending) if row.het_job == leader.job_id]
+        rows = [row for row in self._pending.rows if row.het_job == leader.job_id]
         taken: set[str] = set()
         placed = []
         for row in rows:

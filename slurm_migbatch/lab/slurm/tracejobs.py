@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from slurm_migbatch.config import Config
@@ -130,7 +131,7 @@ class Course(SimulatedTraining):
 
 def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
     """Return the work of a job at the speeds of the scenario."""
-    places = {info.profile: Place(0, info.slots[0]) for info in geometry.profiles}
+    places = _places(geometry)
     costs, training = job.costs, job.kind == "train"
     return Course(
         job.work,
@@ -142,6 +143,12 @@ def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
         hears_term=training,
         rate=lambda profiles: speeds.speed(job, [places[profile] for profile in profiles[: job.gpus]]),
     )
+
+
+@lru_cache(maxsize=16)
+def _places(geometry: Geometry) -> Mapping[Profile, Place]:
+    """Return a place for each profile."""
+    return {info.profile: Place(0, info.slots[0]) for info in geometry.profiles}
 
 
 @dataclass(frozen=True)
