@@ -164,7 +164,7 @@ class LearnedPredictor:
         else:
             described = role == "train" and found.how == "public"
         fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
-        measured = fitted is not None and fitted.points >= ENOUGH_POINTS and figure in fitted.beliefs
+        measured = fitted is not None and fitted.points_of(figure) >= ENOUGH_POINTS
         return found if described and not measured else None
 
     def _computed_seconds(self, found: Found, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:

@@ -45,6 +45,12 @@ class Fitted:
     beliefs: Mapping[str, Belief]
     """By figure, `time` or `memory`; an unmeasured figure is missing."""
 
+    def points_of(self, figure: str) -> int:
+        """Return the number of points at which a figure was measured, at most that of the time: memory without a speed,
+        as some jobs report it, is no measured point.
+        """
+        return min(self.points, len(self.beliefs[figure].offsets)) if figure in self.beliefs else 0
+
 
 class Exceeded(NamedTuple):
     """Work that ran out of memory on slices of a profile: its batch and input size."""
@@ -107,7 +113,7 @@ class Learned:
         gpu = self.as_measured(gpu)
         fitted = self.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
-            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
+            return fitted.beliefs[figure], min(fitted.points_of(figure), MOST_POINTS), fitted.stack
         return self.population(figure, role).prior(model, known, gpu), 0, None
 
     @cached_property
