@@ -129,7 +129,7 @@ class LearnedPredictor:
         least = np.zeros(len(batches))
         key = block.model, block.role, self.learned.as_measured(gpu).name
         for batch, size, name in self.learned.short.get(key, ()):
-            profile = Profile.parse(name)
+            profile = Profile.parse(name) if name else kind.full.profile
             if profile in kind.geometry:
                 as_much = (batches >= batch) & (inputs >= size)
                 least[as_much] = np.maximum(least[as_much], kind.geometry.info(profile).memory_mib + 1)

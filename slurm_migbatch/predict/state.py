@@ -53,7 +53,7 @@ class Fitted:
 
 
 class Exceeded(NamedTuple):
-    """Work that ran out of memory on slices of a profile: its batch and input size."""
+    """Work that ran out of memory on slices of a profile (empty: on whole GPUs): its batch and input size."""
 
     batch: int
     input: int
@@ -182,7 +182,7 @@ def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceede
     found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
     for model, kind, gpu, batch, size, profile in data:
         key = (str(model), str(kind), str(gpu))
-        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name)
+        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name if profile else "")
         if kind not in KINDS or not 1 <= exceeded.batch <= 10**9 or not 1 <= exceeded.input <= 10**9:
             raise ValueError("work that ran out of memory is out of range")
         found[key] = (*found.get(key, ()), exceeded)

@@ -159,11 +159,11 @@ def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
         return False
     if short.memory_mib is not None:
         return (other.memory_mib or math.inf) < short.memory_mib
-    return bool(other.profile) and _memory_gb(other) <= _memory_gb(short)
+    return _memory_gb(other) <= _memory_gb(short)
 
 
-def _memory_gb(row: Measurement) -> int:
-    return Profile.parse(row.profile).memory_gb
+def _memory_gb(row: Measurement) -> float:
+    return Profile.parse(row.profile).memory_gb if row.profile else math.inf
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:

@@ -172,6 +172,20 @@ def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> 
     assert need(64, several) < 9984
 
 
+def test_batch_that_did_not_fit_on_a_whole_gpu_fits_on_none_of_its_slices() -> None:
+    whole = Measurement("h100-80gb", "resnet50", "cnn", "train", batch=64, input_size=224, latency_s=0.3)
+    tried = replace(whole, batch=128, latency_s=None)
+
+    def need(batch: int, *rows: Measurement) -> int:
+        predictor = LearnedPredictor(learn(rows, KNOWLEDGE))
+        return predictor.figures(Bucket("resnet50", "train", batch, 224, "px"), H100)[P("7g.80gb")].need_mib
+
+    assert need(128, whole) < 81152 < need(128, whole, tried)
+    assert need(64, whole, tried) == need(64, whole)
+    assert need(128, tried, replace(whole, batch=128)) < 81152
+    assert need(128, tried, replace(whole, batch=128, profile="3g.40gb")) < 81152
+
+
 def of_memory(points: Sequence[Measurement], speeds: Sequence[Measurement]) -> Interval:
     """Return the memory predicted for a batch of 8 on a whole GPU from a table of memory and one of speeds."""
     weighed = [replace(row, gpu="h100-80gb", source="weighed", memory_mib=3 * (row.memory_mib or 0)) for row in points]
