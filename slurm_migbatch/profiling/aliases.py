@@ -18,8 +18,9 @@ maximum may be the GPU's memory.
 _OF_BATCH: Final = (
     "step_time", "batch_time", "iteration_time", "iter_time", "time_per_batch", "time_per_step", "time_per_iteration",
     "batch_latency", "latency_per_batch", "avg_step_time", "mean_step_time", "avg_batch_time", "mean_batch_time",
+    "p50", "p50_latency", "latency_p50", "median_latency", "latency_median",
 )  # fmt: skip
-"""Names of the time of a batch or of a training step."""
+"""Names of the time of a batch or of a training step: the mean or, where a table has no other, the median."""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -61,6 +62,7 @@ _NAMES: Final = (
 _WEAKER: Final = (
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
+    ("input_size", 1.0, "input_shape image_shape"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -88,8 +90,8 @@ _SLICE: Final = re.compile(
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
 _OF_SLICES: Final = frozenset([
-    "gi", "gi_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices", "num_slices",
-    "slice_size", "slices",
+    "gi", "gi_id", "gi_profile_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices",
+    "num_slices", "profile_id", "slice_size", "slices",
 ])  # fmt: skip
 """Names of columns, besides those with the word `mig`, whose cells say which part of the GPU a row is of."""
 _NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
