@@ -219,6 +219,20 @@ def test_model_without_built_in_facts_is_learned_from_its_rows(rows: list[Measur
     assert predictor.figures(Bucket("our-net", "infer", 8, 224, "px"), H100)
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_model_without_specifications_keeps_its_memory_on_another_gpu(rows: list[Measurement], others: bool) -> None:
+    """What is wrong in the specifications that are assumed for it is wrong on every GPU."""
+    known_by = {"model": "our-net", "params": None, "flops_per_item": None}
+    own = [row for row in rows if row.model == "resnet50" and row.batch >= 8]
+    mine = [replace(row, **known_by, memory_mib=3 * (row.memory_mib or 0)) for row in own]
+    measured = {row.batch: row.memory_mib or 0 for row in mine}
+    predictor = LearnedPredictor(learn([*mine, *(rows if others else ())], KNOWLEDGE))
+    for batch, mib in measured.items():
+        memory = predictor.figures(Bucket("our-net", "infer", batch, 224, "px"), H100)[P("7g.80gb")].memory_mib
+        assert memory.mid == pytest.approx(mib, rel=0.4)
+        assert memory.low < mib < memory.high
+
+
 # -- as a value -------------------------------------------------------------------------------------------------------
 
 
