@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
@@ -132,6 +132,8 @@ _OF_TRAINING: Final = re.compile(
     r"optimi[sz]er(?:_name)?|learning_rate|lr|grad(?:ient)?_acc.*|(?:.*_)?backward(?:_.*)?"
 )
 """Names of columns that only tables of trainings have."""
+_ACCUMULATED: Final = re.compile(r"(?:.*_)?grad(?:ient)?_acc.*|accum(?:ulation)?(?:_steps)?")
+"""Names of columns with the number of batches of a training step."""
 _OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
 _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
 """A GPU by its number on a machine, in tables of others."""
@@ -285,15 +287,23 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         counted = _OF_GPU.fullmatch(cell)
-        if counted is None or int(counted[1]) <= 1:
-            continue
-        if called in _OF_GPUS:
-            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
-        if called in _INSTANCES:
-            raise MeasurementError(
-                f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
-                "are slices, state the figures of one, without that column"
-            )
+        if counted is not None and int(counted[1]) > 1:
+            _check_several(name, called, cell, columns)
+
+
+def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
+    """Raise MeasurementError if a number above 1 is one of GPUs, slices or batches, of which a row is that of one."""
+    if called in _OF_GPUS:
+        raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
+    if _ACCUMULATED.fullmatch(called) and "throughput_per_s" not in columns:
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}: state the seconds of one of its batches, or throughput_per_s"
+        )
+    if called in _INSTANCES:
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
+            "are slices, state the figures of one, without that column"
+        )
 
 
 def _check_whole(name: str, called: str, cell: str) -> None:

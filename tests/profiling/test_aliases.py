@@ -356,6 +356,15 @@ def test_time_of_a_batch_is_read_under_the_names_of_trainers(tmp_path: Path, col
     assert [row.latency_s for row in scan([path]).rows] == [pytest.approx(seconds)]
 
 
+@pytest.mark.parametrize("name", ["grad_accum", "Gradient Accumulation Steps", "accumulation_steps"])
+def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
+    text = f"gpu,model,batch,kind,{{}},{name}\na100-80gb,net,8,train,20,{{}}\n"
+    with pytest.raises(TableError, match=f"{name.lower()} is 4: state the seconds of one of its batches"):
+        scan([table(tmp_path, text.format("step_time_s", 4))])
+    for column, count in (("step_time_s", 1), ("samples/s", 4)):
+        assert scan([table(tmp_path, text.format(column, count))]).rows
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "message"),
     [
