@@ -114,6 +114,7 @@ class LearnedPredictor:
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
         ends = self._growing("time", block, kind, infos, gpu)
+        ends[2] = _by_share(ends[2], infos)
         seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
         least = np.maximum(self._exceeded_mib(block, kind, gpu), self._unsized_mib(block, kind, gpu))
         mib = np.maximum(self._growing("memory", block, kind, infos, gpu), least[:, None])
@@ -129,7 +130,7 @@ class LearnedPredictor:
         least = np.zeros(len(batches))
         key = block.model, block.role, self.learned.as_measured(gpu).name
         for batch, size, name in self.learned.short.get(key, ()):
-            profile = Profile.parse(name)
+            profile = Profile.parse(name) if name else kind.full.profile
             if profile in kind.geometry:
                 as_much = (batches >= batch) & (inputs >= size)
                 least[as_much] = np.maximum(least[as_much], kind.geometry.info(profile).memory_mib + 1)
@@ -164,7 +165,7 @@ class LearnedPredictor:
         else:
             described = role == "train" and found.how == "public"
         fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
-        measured = fitted is not None and fitted.points >= ENOUGH_POINTS and figure in fitted.beliefs
+        measured = fitted is not None and fitted.points_of(figure) >= ENOUGH_POINTS
         return found if described and not measured else None
 
     def _computed_seconds(self, found: Found, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
@@ -349,14 +350,32 @@ def _cells(block: Block, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Know
     )
 
 
+def _by_share(seconds: Array, infos: list[ProfileInfo]) -> Array:
+    """Enforce that more hardware is no faster than its share: upper ends (cells x profiles) are at least those of
+    slices within it, divided by how much more it has.
+
+    Where a slice may be limited by the host, the interval does not include that its device may be as slow as on others.
+    """
+    result: Array = seconds.copy()
+    for i, info in enumerate(infos):
+        for j in _within(info, infos):
+            more = max(info.sm_count / max(infos[j].sm_count, 1), info.memory_slices / infos[j].memory_slices)
+            result[:, i] = np.maximum(result[:, i], seconds[:, j] / more)
+    return result
+
+
 def _monotone(seconds: Array, infos: list[ProfileInfo]) -> Array:
     """Enforce that more hardware is never slower: a slice's interval ends are at most those of slices within it."""
     result: Array = np.empty_like(seconds)
     for i, info in enumerate(infos):
-        within = [
-            j
-            for j, other in enumerate(infos)
-            if other.sm_count <= info.sm_count and other.memory_slices <= info.memory_slices
-        ]
-        result[:, i] = np.min(seconds[:, within], axis=1)
+        result[:, i] = np.min(seconds[:, _within(info, infos)], axis=1)
     return result
+
+
+def _within(info: ProfileInfo, infos: list[ProfileInfo]) -> list[int]:
+    """Return the indices of the slices that have no more of anything, the slice itself included."""
+    return [
+        j
+        for j, other in enumerate(infos)
+        if other.sm_count <= info.sm_count and other.memory_slices <= info.memory_slices
+    ]

@@ -50,7 +50,9 @@ RESIDUAL: Final = 0.5
 PSEUDO: Final = 2.0
 """Weight of RESIDUAL in the learned spread, in models."""
 SAME_MODEL: Final = 0.8
-"""Share of a model's own effect that carries over to another GPU or laboratory."""
+"""Share of a model's own effect that carries over to another GPU or laboratory; of what is wrong in its specifications
+all does.
+"""
 LIMIT: Final = 45.0
 """Squared distance from physics, in standard deviations, from which a unit is ignored. No unit with public
 specifications is beyond 38; times that are wrong by a factor of ten are beyond 48.
@@ -134,12 +136,14 @@ class Population:
         if self.slopes is not None and self.centre is not None:
             distance = distance + self.slopes @ (features(known) - self.centre)
         # uncertainty about the model itself, its launches and its work, remains
-        covariance = self.covariance + np.diag(level.variance) + spread - np.diag(self.surface.spread(LISTED) ** 2)
-        own = self.own.get(model)
+        covariance = self.covariance + spread - np.diag(self.surface.spread(LISTED) ** 2)
+        own, variance = self.own.get(model), level.variance
         if own is not None:
             distance = distance + own.mean
             covariance = covariance * np.sqrt(np.outer(own.variance, own.variance))
-        return Belief(expected + distance, covariance)
+            # whatever is known of the model, another GPU or stack may change it
+            variance = variance * np.maximum(own.variance, 1.0 - SAME_MODEL**2)
+        return Belief(expected + distance, covariance + np.diag(variance))
 
     def _level(self, known: Known, gpu: GpuSpec, stack: str | None) -> Effect:
         names = [name for stack_name in _stacks(gpu, stack) for name in (_of_kind(stack_name, known), stack_name)]
@@ -262,7 +266,8 @@ class _Pooled:
         variance = np.array([unit.variance for unit in units])
         # a parameter that a unit's points do not determine has kept the physical prior's variance
         unsure = variance / (1.0 - np.minimum(variance / spread, 0.999))
-        self.noise = spread - self.physical + unsure
+        self.doubted = spread - self.physical
+        self.noise = self.doubted + unsure
         design = np.array([features(unit.known) for unit in units])
         self.centre = np.average(design, axis=0, weights=self.weight)
         self.levels = [*self._levels(), *self._slopes(design - self.centre)]
@@ -320,7 +325,12 @@ class _Pooled:
                 for left, noise in zip(self.left, self.noise, strict=True)
             ]
             outlier = (TAIL + len(self.physical)) / (TAIL + np.array(squares))
-            self.explained = residual.diagonal() / (residual.diagonal() + self.noise)
+            effect = residual.diagonal()
+            self.explained = effect / (effect + self.noise)
+            # what is wrong in a model's specifications is wrong everywhere, of its own effect SAME_MODEL carries over
+            everywhere = self.doubted + SAME_MODEL * effect
+            self.carried = everywhere / (effect + self.noise)
+            self.settled = self.carried * everywhere / (effect + self.doubted)
             known = self.left * np.sqrt(self.explained)
             scatter = (known * (outlier * self.weight)[:, None]).T @ known
             total = float(self.weight.sum())
@@ -353,11 +363,9 @@ class _Pooled:
         slopes = np.array([mean for level, mean in zip(self.levels, self.mean, strict=True) if level.name in FEATURES])
         own = {}
         for name, indices in sorted(self.of_model.items()):
-            share = np.mean(self.trust[indices, None] * self.explained[indices], axis=0)
-            carried = SAME_MODEL * np.mean(
-                self.trust[indices, None] * self.explained[indices] * self.left[indices], axis=0
-            )
-            own[name] = Effect(carried, 1.0 - SAME_MODEL**2 * share)
+            trust = self.trust[indices, None]
+            carried = np.mean(trust * self.carried[indices] * self.left[indices], axis=0)
+            own[name] = Effect(carried, 1.0 - np.mean(trust * self.settled[indices], axis=0))
         families: dict[str, tuple[str, ...]] = {}
         for unit in self.units:
             families[unit.stack] = tuple(sorted({*families.get(unit.stack, ()), unit.known.family}))

@@ -42,7 +42,7 @@ class Sample:
     `cells` and `logs` are the points that ran, with the logarithm of seconds per batch; `noise` their standard
     deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known. `rows` and
     `memory_rows` are the rows of both, `bits` the width of their arithmetic. `failed` are the rows of one process that
-    ran out of memory on a slice.
+    ran out of memory.
     """
 
     model: str
@@ -130,5 +130,5 @@ def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows:
         tuple(weighed),
         Cells.of_rows(weighed, gpu, known),
         np.array([np.log(row.memory_mib or 1.0) for row in weighed]),
-        tuple(row for row in rows if not row.ran and row.memory_mib is None and row.profile and row.procs == 1),
+        tuple(row for row in rows if not row.ran and row.memory_mib is None and row.procs == 1),
     )

@@ -45,9 +45,15 @@ class Fitted:
     beliefs: Mapping[str, Belief]
     """By figure, `time` or `memory`; an unmeasured figure is missing."""
 
+    def points_of(self, figure: str) -> int:
+        """Return the number of points at which a figure was measured, at most that of the time: memory without a speed,
+        as some jobs report it, is no measured point.
+        """
+        return min(self.points, len(self.beliefs[figure].offsets)) if figure in self.beliefs else 0
+
 
 class Exceeded(NamedTuple):
-    """Work that ran out of memory on slices of a profile: its batch and input size."""
+    """Work that ran out of memory on slices of a profile (empty: on whole GPUs): its batch and input size."""
 
     batch: int
     input: int
@@ -107,7 +113,7 @@ class Learned:
         gpu = self.as_measured(gpu)
         fitted = self.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
-            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
+            return fitted.beliefs[figure], min(fitted.points_of(figure), MOST_POINTS), fitted.stack
         return self.population(figure, role).prior(model, known, gpu), 0, None
 
     @cached_property
@@ -176,7 +182,7 @@ def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceede
     found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
     for model, kind, gpu, batch, size, profile in data:
         key = (str(model), str(kind), str(gpu))
-        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name)
+        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name if profile else "")
         if kind not in KINDS or not 1 <= exceeded.batch <= 10**9 or not 1 <= exceeded.input <= 10**9:
             raise ValueError("work that ran out of memory is out of range")
         found[key] = (*found.get(key, ()), exceeded)

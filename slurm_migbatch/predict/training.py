@@ -159,11 +159,11 @@ def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:
         return False
     if short.memory_mib is not None:
         return (other.memory_mib or math.inf) < short.memory_mib
-    return bool(other.profile) and _memory_gb(other) <= _memory_gb(short)
+    return _memory_gb(other) <= _memory_gb(short)
 
 
-def _memory_gb(row: Measurement) -> int:
-    return Profile.parse(row.profile).memory_gb
+def _memory_gb(row: Measurement) -> float:
+    return Profile.parse(row.profile).memory_gb if row.profile else math.inf
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
@@ -251,8 +251,8 @@ def _scores(
 
 
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
-    """Return the belief about a model on a GPU: by the site's measurements if any, else by the largest sample of those
-    in the widest precision.
+    """Return the belief about a model on a GPU: of each figure by the site's measurements if any, else by the largest
+    sample of those in the widest precision.
 
     Other laboratories' figures of the same model contribute through the population's prior.
     """
@@ -261,17 +261,19 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
     inputs = tuple(sorted({row.input_size for sample in samples for row in sample.rows if row.input_size}))
     beliefs = {}
     for figure, surface in SURFACES.items():
-        cells, logs, noise = observed(figure, main)
-        if runs is not None and runs is not main:
+        # one table may have the speeds of a model, and another one its memory
+        sample = max((sample for sample in samples if len(observed(figure, sample)[0])), key=_standing, default=main)
+        cells, logs, noise = observed(figure, sample)
+        if runs is not None and runs is not sample:
             from_runs = observed(figure, runs)
             cells, logs = cells.join(from_runs[0]), np.append(logs, from_runs[1])
             noise = np.append(noise, from_runs[2])
         if len(cells):
             population = populations.get((figure, kind)) or pool(surface, kind, ())
-            prior = population.prior(main.model, main.known, main.gpu, main.stack)
+            prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
             chance = CHANCE
             for _ in range(ROUNDS):
-                beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
+                beliefs[figure] = _believed(surface, population, sample, cells, logs, noise)
                 excess = _excess(prior, beliefs[figure], chance)
                 if excess <= 1.0:
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
@@ -18,8 +18,9 @@ maximum may be the GPU's memory.
 _OF_BATCH: Final = (
     "step_time", "batch_time", "iteration_time", "iter_time", "time_per_batch", "time_per_step", "time_per_iteration",
     "batch_latency", "latency_per_batch", "avg_step_time", "mean_step_time", "avg_batch_time", "mean_batch_time",
+    "p50", "p50_latency", "latency_p50", "median_latency", "latency_median",
 )  # fmt: skip
-"""Names of the time of a batch or of a training step."""
+"""Names of the time of a batch or of a training step: the mean or, where a table has no other, the median."""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -61,6 +62,7 @@ _NAMES: Final = (
 _WEAKER: Final = (
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
+    ("input_size", 1.0, "input_shape image_shape"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -88,8 +90,8 @@ _SLICE: Final = re.compile(
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
 _OF_SLICES: Final = frozenset([
-    "gi", "gi_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices", "num_slices",
-    "slice_size", "slices",
+    "gi", "gi_id", "gi_profile_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices",
+    "num_slices", "profile_id", "slice_size", "slices",
 ])  # fmt: skip
 """Names of columns, besides those with the word `mig`, whose cells say which part of the GPU a row is of."""
 _NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
@@ -130,6 +132,8 @@ _OF_TRAINING: Final = re.compile(
     r"optimi[sz]er(?:_name)?|learning_rate|lr|grad(?:ient)?_acc.*|(?:.*_)?backward(?:_.*)?"
 )
 """Names of columns that only tables of trainings have."""
+_ACCUMULATED: Final = re.compile(r"(?:.*_)?grad(?:ient)?_acc.*|accum(?:ulation)?(?:_steps)?")
+"""Names of columns with the number of batches of a training step."""
 _OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
 _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
 """A GPU by its number on a machine, in tables of others."""
@@ -283,15 +287,23 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         counted = _OF_GPU.fullmatch(cell)
-        if counted is None or int(counted[1]) <= 1:
-            continue
-        if called in _OF_GPUS:
-            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
-        if called in _INSTANCES:
-            raise MeasurementError(
-                f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
-                "are slices, state the figures of one, without that column"
-            )
+        if counted is not None and int(counted[1]) > 1:
+            _check_several(name, called, cell, columns)
+
+
+def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
+    """Raise MeasurementError if a number above 1 is one of GPUs, slices or batches, of which a row is that of one."""
+    if called in _OF_GPUS:
+        raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
+    if _ACCUMULATED.fullmatch(called) and "throughput_per_s" not in columns:
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}: state the seconds of one of its batches, or throughput_per_s"
+        )
+    if called in _INSTANCES:
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
+            "are slices, state the figures of one, without that column"
+        )
 
 
 def _check_whole(name: str, called: str, cell: str) -> None:

@@ -162,16 +162,18 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
     """Yield the result of `make` for each line (cells by lower-case column name), with the line's number.
 
     `make` raises ValueError for an invalid line; lines with more or fewer cells than the header are invalid too, such
-    as the last one of a truncated file. All errors are added to `problems`. Blank lines are skipped.
+    as the last one of a truncated file. All errors are added to `problems`. Blank lines and repeated headers are
+    skipped.
     """
     number = 1
     try:
         with open_text(path) as file:
             lines, before = _lines(file)
-            names = _names(next(lines, []))
+            first = next(lines, [])
+            names = _names(first)
             for cells in lines:
                 number = lines.line_num + before
-                if not any(cell.strip() for cell in cells):
+                if not any(cell.strip() for cell in cells) or cells == first:  # several files were joined
                     continue
                 if len(cells) != len(names):
                     problems.add(path, number, f"has {len(cells)} cells where the header has {len(names)}")

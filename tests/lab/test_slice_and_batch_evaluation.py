@@ -9,7 +9,7 @@ import pytest
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.batches import EFFICACY, OURS, POINTS, USUAL, WAYS, evaluate
 from slurm_migbatch.lab.evaluate.choice import FACTORS
-from tests.support.small_laboratory import laboratory
+from tests.support.small_laboratory import added, laboratory
 
 #: few of the laboratory's models, where it is not their figures that matter
 FEW = ("resnet50", "vgg16", "bert-base")
@@ -38,6 +38,12 @@ def test_every_variant_has_every_case_and_ours_uses_no_larger_slices() -> None:
 def test_gpus_are_recognised_by_their_names_in_measurements(gpu: str, profiles: dict[str, str]) -> None:
     rows = [replace(row, gpu=gpu, profile=profiles.get(row.profile, row.profile)) for row in laboratory(models=FEW)]
     assert all(row["cases"] for row in evaluate(rows)["rows"])
+
+
+def test_after_three_exact_points_every_rule_keeps_the_limits() -> None:
+    """Slices have the shares of the GPU's SMs that they had when they were measured, not of the largest slice's."""
+    rows = evaluate(laboratory(added, models=FEW))["rows"]
+    assert [row["kept"] for row in rows if row["points"] == 3] == [1.0] * len(WAYS)
 
 
 def test_unknown_model_has_no_cases_before_its_first_measurement() -> None:

@@ -53,6 +53,23 @@ def test_more_hardware_is_never_slower(cell: Bucket, kind: GpuKind) -> None:
                 assert small.latency_s.mid >= large.latency_s.mid * 0.999999
 
 
+@pytest.mark.parametrize("model", ["our-net", "resnet50"])
+@pytest.mark.parametrize("seconds", [0.005, 0.014, 0.05])
+def test_slices_with_more_hardware_may_be_slow_if_a_smaller_one_may_be(model: str, seconds: float) -> None:
+    """After one point of a small batch the host may be all that takes time, or the device: then larger slices are
+    slow, too, and their intervals must include it."""
+    point = Measurement("h100-80gb", model, "cnn", profile="1g.10gb", batch=1, latency_s=seconds)
+    predictor = LearnedPredictor(learn([point], ModelKnowledge()))
+    for batch in (1, 4, 16, 64):
+        figures = predictor.figures(Bucket(model, "infer", batch, 224, "px"), H100)
+        infos = [info for info in H100.geometry.profiles if info.profile in figures]
+        for small, large in itertools.permutations(infos, 2):
+            if small.sm_count <= large.sm_count and small.memory_slices <= large.memory_slices:
+                more = max(large.sm_count / small.sm_count, large.memory_slices / small.memory_slices)
+                longest = figures[large.profile].latency_s.high * 1.000001
+                assert longest * more >= figures[small.profile].latency_s.high
+
+
 @given(cells, kinds)
 def test_intervals_are_ordered_and_wide(cell: Bucket, kind: GpuKind) -> None:
     for figures in PRIOR.figures(cell, kind).values():

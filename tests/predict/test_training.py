@@ -4,7 +4,7 @@ uncertainty."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict import training
 from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate, unmeasured
+from slurm_migbatch.predict.candidate import Interval
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -171,6 +172,40 @@ def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> 
     assert need(64, several) < 9984
 
 
+def test_batch_that_did_not_fit_on_a_whole_gpu_fits_on_none_of_its_slices() -> None:
+    whole = Measurement("h100-80gb", "resnet50", "cnn", "train", batch=64, input_size=224, latency_s=0.3)
+    tried = replace(whole, batch=128, latency_s=None)
+
+    def need(batch: int, *rows: Measurement) -> int:
+        predictor = LearnedPredictor(learn(rows, KNOWLEDGE))
+        return predictor.figures(Bucket("resnet50", "train", batch, 224, "px"), H100)[P("7g.80gb")].need_mib
+
+    assert need(128, whole) < 81152 < need(128, whole, tried)
+    assert need(64, whole, tried) == need(64, whole)
+    assert need(128, tried, replace(whole, batch=128)) < 81152
+    assert need(128, tried, replace(whole, batch=128, profile="3g.40gb")) < 81152
+
+
+def of_memory(points: Sequence[Measurement], speeds: Sequence[Measurement]) -> Interval:
+    """Return the memory predicted for a batch of 8 on a whole GPU from a table of memory and one of speeds."""
+    weighed = [replace(row, gpu="h100-80gb", source="weighed", memory_mib=3 * (row.memory_mib or 0)) for row in points]
+    timed = [replace(row, gpu="h100-80gb", source="timed", memory_mib=None) for row in speeds]
+    predictor = LearnedPredictor(learn([*weighed, *timed], KNOWLEDGE))
+    return predictor.figures(Bucket("resnet50", "infer", 8, 224, "px"), H100)[P("7g.80gb")].memory_mib
+
+
+def test_memory_of_a_model_follows_from_the_table_that_has_it(rows: list[Measurement]) -> None:
+    """Another table has more points, but only of its speed."""
+    own = [row for row in rows if row.model == "resnet50"]
+    whole = [row for row in own if row.profile == "7g.80gb" and row.batch <= 8]
+    assert of_memory(whole, own).mid == pytest.approx(3 * (whole[-1].memory_mib or 0), rel=0.1)
+
+
+def test_memory_measured_at_one_point_is_no_surer_for_many_points_of_speed(rows: list[Measurement]) -> None:
+    own = [row for row in rows if row.model == "resnet50"]
+    assert of_memory(own[:1], own) == of_memory(own[:1], ())
+
+
 def test_learning_from_no_rows_gives_the_prior() -> None:
     assert learn([], KNOWLEDGE).populations == {}
     one_point = measure("vgg16", truth("vgg16", 0), batches=(8,))[:1]
@@ -182,6 +217,20 @@ def test_model_without_built_in_facts_is_learned_from_its_rows(rows: list[Measur
     predictor = LearnedPredictor(learn([*rows, *mine], KNOWLEDGE))
     assert predictor.grids()["our-net"].unit == "px" and 224 in predictor.grids()["our-net"].inputs
     assert predictor.figures(Bucket("our-net", "infer", 8, 224, "px"), H100)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_model_without_specifications_keeps_its_memory_on_another_gpu(rows: list[Measurement], others: bool) -> None:
+    """What is wrong in the specifications that are assumed for it is wrong on every GPU."""
+    known_by = {"model": "our-net", "params": None, "flops_per_item": None}
+    own = [row for row in rows if row.model == "resnet50" and row.batch >= 8]
+    mine = [replace(row, **known_by, memory_mib=3 * (row.memory_mib or 0)) for row in own]
+    measured = {row.batch: row.memory_mib or 0 for row in mine}
+    predictor = LearnedPredictor(learn([*mine, *(rows if others else ())], KNOWLEDGE))
+    for batch, mib in measured.items():
+        memory = predictor.figures(Bucket("our-net", "infer", batch, 224, "px"), H100)[P("7g.80gb")].memory_mib
+        assert memory.mid == pytest.approx(mib, rel=0.4)
+        assert memory.low < mib < memory.high
 
 
 # -- as a value -------------------------------------------------------------------------------------------------------

@@ -95,6 +95,10 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
         ("Avg Latency (milliseconds)", "52", "latency_s", 0.052),
         ("latency_mean_us", "52000", "latency_s", 0.052),
         ("latency [sec]", "0.052", "latency_s", 0.052),
+        ("P50 (ms)", "52", "latency_s", 0.052),
+        ("Latency p50 [us]", "52000", "latency_s", 0.052),
+        ("median_latency_ms,latency_p99_ms", "52,90", "latency_s", 0.052),
+        ("p50_ms,mean_latency_ms", "50,52", "latency_s", 0.052),
         ("Throughput (infer/sec)", "750", "throughput_per_s", 750.0),
         ("Inferences/Second", "750", "throughput_per_s", 750.0),
         ("images/sec", "750", "throughput_per_s", 750.0),
@@ -104,6 +108,12 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
 def test_usual_words_for_units_are_read(tmp_path: Path, name: str, cell: str, column: str, figure: float) -> None:
     (row,) = scan([table(tmp_path, f"accelerator,model,batch,{name}\na100-80gb,net,1,{cell}\n")]).rows
     assert getattr(row, column) == pytest.approx(figure)
+
+
+@pytest.mark.parametrize("cell", ["3x640x480", "(8, 3, 640, 480)", "640"])
+def test_shape_of_images_is_read_as_their_size(tmp_path: Path, cell: str) -> None:
+    (row,) = scan([table(tmp_path, f'gpu,model,batch,latency_s,Input Shape\na100-80gb,net,8,0.1,"{cell}"\n')]).rows
+    assert row.input_size == 640
 
 
 def test_columns_of_public_benchmarks_are_read(tmp_path: Path) -> None:
@@ -346,11 +356,21 @@ def test_time_of_a_batch_is_read_under_the_names_of_trainers(tmp_path: Path, col
     assert [row.latency_s for row in scan([path]).rows] == [pytest.approx(seconds)]
 
 
+@pytest.mark.parametrize("name", ["grad_accum", "Gradient Accumulation Steps", "accumulation_steps"])
+def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
+    text = f"gpu,model,batch,kind,{{}},{name}\na100-80gb,net,8,train,20,{{}}\n"
+    with pytest.raises(TableError, match=f"{name.lower()} is 4: state the seconds of one of its batches"):
+        scan([table(tmp_path, text.format("step_time_s", 4))])
+    for column, count in (("step_time_s", 1), ("samples/s", 4)):
+        assert scan([table(tmp_path, text.format(column, count))]).rows
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "message"),
     [
         ("gi", "1", "gi has the slice 1: call that column profile"),
         ("GPCs", "2", "gpcs has the slice 2: call that column profile"),
+        ("Profile ID", "19", "profile id has the slice 19: call that column profile"),
         ("MIG instance", "3g", "mig instance has the slice 3g: call that column profile"),
         ("instance", "1/7", "instance has the slice 1/7: call that column profile"),
         ("instance", "p4d.24xlarge", None),

@@ -336,6 +336,12 @@ def test_identity_columns_distinguish_points() -> None:
     assert replace(POINT, procs=2).point != POINT.point
 
 
+def test_headers_of_files_that_were_joined_are_no_points(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_s\na100-80gb,net,{},0.1\n"
+    (tmp_path / "points.csv").write_text(text.format(1) + text.format(2))
+    assert [row.batch for row in read_folder(tmp_path)] == [1, 2]
+
+
 @pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;", "sep=;;;;", "", "\n\nsep=;"])
 def test_line_of_excel_before_the_header_states_the_separator(tmp_path: Path, first: str) -> None:
     header, good = "gpu;model,net;batch;model;latency_s", "a100;x;1;net;0,5"

@@ -159,7 +159,8 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
     if gpu is None or gpu.full.profile not in measured:
         return []
     sliced = Geometry(gpu.name, [info for info in gpu.profiles if info.profile in measured])
-    partition = Partition("p", (GpuKind(sample.gpu.name, sliced, facts.tflops, facts.bandwidth_gbs),))
+    kind = GpuKind(sample.gpu.name, sliced, facts.tflops, facts.bandwidth_gbs, facts.sm_count)
+    partition = Partition("p", (kind,))
     chooser = Chooser(LearnedPredictor(learned, confidence=config.learning.confidence))
     shares = {
         info.profile: gpu_equivalent(info.profile.name, info.memory_slices, (gpu.compute_slices, gpu.memory_slices))
