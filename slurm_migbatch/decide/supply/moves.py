@@ -155,7 +155,7 @@ class MoveMemory:
         for job, move in list(self.moves.items()):
             row = queue.rows[job]
             hints = hints_of(row.comment)
-            if row.state != "RUNNING":
+            if not row.running:
                 continue
             if move.signalled is None and hints is not None and hints.signal:
                 orders.append(MoveOrder(job, move.restart, move.why, hints.signal.upper()))
@@ -281,7 +281,7 @@ def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
 
 def _is_next(row: JobRow, move: Move) -> bool:
     """Return whether a row is of a later run than the one that was moved."""
-    return row.state == "RUNNING" and row.restarts != move.restart
+    return row.running and row.restarts != move.restart
 
 
 def _end(until: float | None) -> float:
