@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _DRIFTS = 1.5
 """Ratio of measured to predicted, in either direction, from which a model is marked."""
+_NAME = re.compile(r"[A-Za-z0-9._/:+-]+")
+"""A name that `model=` can have."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
@@ -197,7 +200,8 @@ def _public(name: str) -> tuple[Architecture, str, str]:
     from slurm_migbatch.predict.llm import names
     from slurm_migbatch.predict.llm.precision import UNQUANTIZED
 
-    found = names.resolve(name.lower())
+    # an adapter names its base: with a blank in it that would add hints to the jobs of those who use the adapter
+    found = names.resolve(name.lower()) if _NAME.fullmatch(name) else None
     if found is None:
         near = names.suggestion(name.lower())
         meant = f"; did you mean {near}?" if near else ""

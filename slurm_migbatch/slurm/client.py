@@ -182,6 +182,11 @@ class JobRow:
         return self.state in ACTIVE
 
     @property
+    def running(self) -> bool:
+        """Whether its processes may run. Those of STOPPED may: SIGCONT from anywhere but Slurm leaves that state."""
+        return self.state in ("RUNNING", "STOPPED")
+
+    @property
     def unread(self) -> bool:
         """Whether it exists, pending or running, but nothing else is known of it."""
         return self.state == UNREAD

@@ -156,6 +156,8 @@ class _Update:
         request = self.request
         if tres_given and (marker or mentions(getattr(request, name) for name in TRES_FIELDS)):
             raise Refusal("running")
+        if request.req_nodes and marker:  # Slurm takes the others from the job, as with NumNodes=, see `job_submit.lua`
+            raise Refusal("running")
         if not marker or request.comment is None:
             return Pass()
         return Accept({"comment": with_marker(request.comment, marker, excluded)}, "")

@@ -134,6 +134,14 @@ def test_adapter_gives_the_hints_of_its_base_by_name_or_by_folder(tmp_path: Path
     assert "model=adapter arch=" in described(str(adapter), "--hints").output, "merged into the model"
 
 
+@pytest.mark.parametrize("added", [" mem=1gb role=train", "\n[mig:7g.80gb:1]", "\x1b[2J", "\u202e"])
+def test_adapter_of_another_user_adds_no_hints_to_those_of_its_base(tmp_path: Path, added: str) -> None:
+    base = json.dumps({"base_model_name_or_path": f"Phi-3-mini-128k-instruct{added}"})
+    (tmp_path / "adapter_config.json").write_text(base)
+    done = described(str(tmp_path), "--hints")
+    assert done.output == "" and "neither a directory nor a known public model" in str(done.exception)
+
+
 def test_model_in_the_cache_of_the_hub_is_described_by_its_newest_snapshot(tmp_path: Path) -> None:
     model = tmp_path / "models--acme--Our-Model"
     blob, revision = model / "blobs" / "0a1b", model / "snapshots" / "c0ffee"

@@ -652,6 +652,17 @@ def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
     assert view_of_inputs(inputs, ledger).lent == {"ml": 5}, "a stopped job's slices count"
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "STOPPED"])
+def test_requeue_without_effect_is_repeated(state: str) -> None:
+    """Also if the user has stopped the job, which he can continue himself."""
+    row = elastic(1, "1g.10gb", state=state, nodes=("n1",), start=NOW - 100)
+    ledger = Ledger()
+    loan = Loan(1, 0, NOW - 100, "1g.10gb", State.REQUEUED, started=NOW - 100, requeued=NOW - 15, cause=Cause.RECLAIM)
+    ledger.load([loan])
+    (order,) = decide(view_of_inputs(lending_inputs([row], ("1g.10gb", 0, (1, 0))), ledger), LendingRules()).orders
+    assert (order.kind, order.job) == (Kind.REQUEUE, 1)
+
+
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
 def test_up_to_slurm_2302_jobs_return_one_by_one_to_the_only_node(prefix: str, at_once: int) -> None:
     """Slurm up to 23.02 refuses the Prolog of a second job that starts within two seconds."""

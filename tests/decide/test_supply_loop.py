@@ -505,6 +505,25 @@ def test_offer_that_slurm_does_not_use_is_not_made_for_equal_jobs_one_after_the_
     assert "its slices are offered on n1" in world.loop.why(other)
 
 
+@pytest.mark.parametrize(("uid", "offers"), [(1, False), (2, True)])
+def test_offers_that_slurm_does_not_use_are_not_made_for_all_jobs_of_a_user(uid: int, offers: bool) -> None:
+    """As for `--exclusive=user` where others have jobs: by other names they kept the node from the others for good.
+
+    While no other user waits, his later jobs are offered the node.
+    """
+    world = World(nodes=1, gpus=1, settings=SupplySettings(stuck_s=5))
+    world.steps(2)
+    jobs = [world.slurm.submit("mig:7g.80gb:1", name=f"a{number}", uid=1) for number in range(20)]
+    other = world.slurm.submit("mig:1g.10gb:1", uid=uid, name="other")
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    offered = set()
+    for _ in range(40):
+        world.steps(1)
+        offered |= {job for job in (*jobs, other) if "its slices are offered on n1" in world.loop.why(job)}
+    assert (other in offered) is offers
+    assert len(offered) == 4 if offers else len(offered) > 4
+
+
 def test_time_in_which_slurm_does_not_answer_does_not_count_for_an_offer() -> None:
     world = World(nodes=2, gpus=1)
     world.steps(2)

@@ -319,6 +319,17 @@ def test_moved_job_is_requeued_when_its_grace_time_is_over() -> None:
     assert [order.signal for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [""]
 
 
+def test_moved_job_is_requeued_although_its_user_has_stopped_it() -> None:
+    """A user may stop it by `scancel --signal=STOP` and continue it himself: its move stayed for good."""
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    stopped = row(state="STOPPED")
+    assert not followed(memory, stopped, now=NOW + RULES.grace_s - 1)
+    assert [order.signal for order in followed(memory, stopped, now=NOW + RULES.grace_s)] == [""]
+    assert not followed(memory, row(state="STOPPED", restarts=1), now=NOW + RULES.grace_s + 1)
+    assert not memory.moves
+
+
 def test_move_does_not_wait_for_a_clock_that_was_set_back() -> None:
     memory = moving()
     followed(memory, row(), now=NOW)

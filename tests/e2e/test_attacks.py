@@ -377,6 +377,17 @@ def test_updates_do_not_change_the_slice_of_a_running_or_requeued_job(stack: Clu
     settled(stack)
 
 
+@pytest.mark.parametrize("change", ["NumNodes=1", "NodeList=n1", "ReqNodeList=n1"])
+def test_running_job_gives_up_no_node_on_which_it_has_slices(stack: Cluster, change: str) -> None:
+    """Slurm would count its slices there no more, and processes that it has left there would keep them."""
+    job = running(stack, "-N2", "--gres=mig:2g.20gb:1")
+    before = held(stack)
+    update(stack, job, change)
+    assert stack.run(["squeue", "-h", "-j", str(job), "-o", "%N"]).stdout.strip() == "n[1-2]"
+    assert held(stack) == before
+    cancel(stack, job)
+
+
 # -- commands for root --------------------------------------------------------------------------------------------
 
 

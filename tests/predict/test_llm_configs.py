@@ -573,6 +573,27 @@ def test_gguf_of_several_files_is_described_if_all_are_there(tmp_path: Path) -> 
     assert describe(tmp_path).quantization == ""
 
 
+@pytest.mark.parametrize("name", ["ours-00002-of-00002.gguf", "ours-00001-of-00002.gguf"])
+def test_pipe_in_the_place_of_a_gguf_is_not_read(tmp_path: Path, name: str) -> None:
+    """In a directory of another user, whose model is shared."""
+    parts = [tmp_path / f"ours-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        weight_files.write_gguf(part, LLAMA_GGUF, BLOCKS_OF_LLAMA, 2**30)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    for path in (tmp_path, *parts):
+        with pytest.raises(DescribeError, match=f"{name} is not a plain file"):
+            describe(path)
+
+
+def test_link_to_a_missing_encoder_of_images_is_not_counted(tmp_path: Path) -> None:
+    """The cache of Hugging Face's hub has links, of which the files may have been deleted."""
+    weight_files.write_gguf(tmp_path / "a.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 8_030_261_248)
+    without = describe(tmp_path)
+    (tmp_path / "mmproj-F16.gguf").symlink_to(tmp_path / "deleted")
+    assert describe(tmp_path) == without
+
+
 def test_gguf_that_was_not_downloaded_completely_is_refused(tmp_path: Path) -> None:
     weight_files.write_gguf(tmp_path / "a.gguf", LLAMA_GGUF, BLOCKS_OF_LLAMA, 2**30, place=2**31)
     with pytest.raises(DescribeError, match=r"a\.gguf is incomplete"):

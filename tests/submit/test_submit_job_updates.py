@@ -48,6 +48,23 @@ def test_update_of_a_running_job_keeps_its_grant_and_changed_flag(shim: Shim) ->
         assert shim.changed is changed
 
 
+@pytest.mark.parametrize("given", [{"min_nodes": "1"}, {"req_nodes": "n1"}, {"min_nodes": "0", "comment": "other"}])
+def test_started_job_with_slices_gives_up_no_node(shim: Shim, given: dict[str, str]) -> None:
+    """What it has left on such a node would keep its slices, without being counted."""
+    nodes = given.pop("min_nodes", "")
+    more = {"min_nodes": nodes} if nodes else {}
+    for comment, refuses in (("[mig:1g.10gb:1#7fq3k2ab]", True), ("[mig:loan:1#loan7fq3]", True), ("mine", False)):
+        update = JobRequest(1001, None, min_nodes=2, now=Present(False, "gpu", ONE, comment=comment), **given)  # type: ignore[arg-type]
+        answer = shim(update, **more)
+        assert isinstance(answer, Refuse) == refuses, comment
+        assert not refuses or "has started cannot be changed" in answer.sentence  # type: ignore[union-attr]
+
+
+def test_number_of_nodes_of_a_pending_job_may_be_changed(shim: Shim) -> None:
+    present = Present(True, "gpu", ONE, comment="[mig:1g.10gb:1#7fq3k2ab]")
+    assert not isinstance(shim(JobRequest(1001, None, min_nodes=2, now=present), min_nodes="1"), Refuse)
+
+
 @pytest.mark.parametrize(
     ("partition", "gres", "told"), [("mixed", TWO, True), ("mixed", ONE, False), ("gpu", TWO, False)]
 )

@@ -150,6 +150,7 @@ while true do
   steps = 0
   if fields.kind == "modify" then
     now.job_state = now.pending == "1" and 0 or 1
+    now.min_nodes, fields.min_nodes = fields.min_nodes, nil -- the job's, unless an update is `given` another
     rc = slurm_job_modify(record(fields, set), record(now), parts, uid)
   else
     rc = slurm_job_submit(record(fields, set, environment), parts, uid)

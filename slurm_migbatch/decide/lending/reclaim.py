@@ -47,7 +47,7 @@ def due_orders(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
         if loan.state is State.SIGNALLED and row.active:
             order = _signalled(view, rules, loan)
             orders += [] if order is None else [order]
-        elif loan.state is State.REQUEUED and row.state == "RUNNING":
+        elif loan.state is State.REQUEUED and row.running:
             if loan.requeued is None or passed_s(loan.requeued, view.now) >= rules.again_s:
                 orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
         elif loan.state in (State.RELEASED, State.WITHDRAWN) and row.pending and job_view.hints.slice is not None:

@@ -171,7 +171,7 @@ class MoveMemory:
         orders = []
         for job, move in list(self.moves.items()):
             row = queue.rows[job]
-            if row.state != "RUNNING":
+            if not row.running:
                 continue
             grace_s = rules.grace_s if move.ending is None else move.ending.grace_s
             if move.signalled is None and (signal := _signal_of(move, row)):
@@ -330,7 +330,7 @@ def _is_withdrawn(move: Move, queue: JobQueue) -> bool:
 
 def _is_next(row: JobRow, move: Move) -> bool:
     """Return whether a row is of a later run than the one that was moved."""
-    return row.state == "RUNNING" and row.restarts != move.restart
+    return row.running and row.restarts != move.restart
 
 
 def _end(until: float | None) -> float:

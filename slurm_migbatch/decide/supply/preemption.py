@@ -125,7 +125,7 @@ class _Search:
         endings = {}
         for job in {lease.job for lease in leases if lease.job is not None} - fixed - self._taken:
             row = self._rows.get(job)
-            if row is None or row.state != "RUNNING" or row.het_job is not None or is_marked(row.comment):
+            if row is None or not row.running or row.het_job is not None or is_marked(row.comment):
                 continue
             ending = self._rules.ending(row, waiting, slurm_node.partitions, self._now)
             if ending is not None:

@@ -36,7 +36,7 @@ from slurm_migbatch.decide.supply.preemption import preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.loans import is_marked
+from slurm_migbatch.workload.loans import GRES, is_marked
 
 _FREE: Final = "free space"
 """Reason to rearrange a node without a job."""
@@ -55,6 +55,8 @@ _RESOURCES_AVOID_S: Final = 60.0
 """For how long such a node is not considered again."""
 _RESOURCES_MOST: Final = 64
 """How many further nodes without CPUs or memory are then avoided for the job, which would be offered there next."""
+_KINDS: Final = 3
+"""If so many unequal jobs of a user did not start on a node, it is not offered to his others while other users wait."""
 EXAMINE_S: Final = 30.0
 """Slurm is told at most so often to examine a job again that it has given up."""
 _ENOUGH: Final = "as many catalog nodes ([cluster] catalog_nodes) as it has nodes prevent that"
@@ -283,7 +285,9 @@ def _offers(
 
 
 def _avoided(memory: SupplyMemory, now: float, avoid_s: float) -> dict[int, frozenset[str]]:
-    """Return the nodes to avoid for each job: those on which it or an equal job did not start, as for array tasks."""
+    """Return the nodes to avoid for each job: those on which it or an equal job did not start, as for array tasks, or
+    `_KINDS` unequal ones of its user.
+    """
     # `until` is later than `avoid_s` from now if the clock was set back
     memory.avoided = {
         job: kept
@@ -298,13 +302,30 @@ def _avoided(memory: SupplyMemory, now: float, avoid_s: float) -> dict[int, froz
     for job, names in avoided.items():
         if (row := rows.get(job)) is not None and row.het_job is None:
             together[_kind(row)] = together.get(_kind(row), frozenset()) | names
-    users = {kind[0] for kind in together}
+    users, often = {kind[0] for kind in together}, _often_unused(memory, now)
     equal = {
-        row.job_id: together[kind]
+        row.job_id: together.get(_kind(row), frozenset()) | often.get(row.uid, frozenset())
         for row in rows.values()
-        if row.pending and row.uid in users and row.het_job is None and (kind := _kind(row)) in together
+        if row.pending and row.uid in users and row.het_job is None
     }
-    return {**avoided, **equal}
+    return {**avoided, **{job: names for job, names in equal.items() if names}}
+
+
+def _often_unused(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
+    """Return by user the nodes on which `_KINDS` unequal jobs of his did not start; none unless other users wait.
+
+    Nodes that are avoided because other jobs have their CPUs or memory do not count: smaller jobs may start there.
+    """
+    rows, kinds = memory.queue.rows, dict[int, dict[str, set[tuple[object, ...]]]]()
+    for job, names in memory.avoided.items():
+        counted = [name for name, until in names.items() if until > now + _RESOURCES_AVOID_S]
+        if counted and (row := rows.get(job)) is not None and row.het_job is None:
+            kind = _kind(row)
+            for name in counted:
+                kinds.setdefault(row.uid, {}).setdefault(name, set()).add(kind)
+    found = {uid: frozenset(name for name, of in nodes.items() if len(of) >= _KINDS) for uid, nodes in kinds.items()}
+    several = any(found.values()) and len({row.uid for row in rows.values() if row.pending and GRES in row.gres}) > 1
+    return found if several else {}
 
 
 def _kind(row: JobRow) -> tuple[object, ...]:

@@ -73,6 +73,8 @@ def read(files: list[Path]) -> tuple[dict[str, Any], int, int]:
     config: dict[str, Any] = {}
     parameters = size = 0
     for file in files:
+        if file.exists() and not file.is_file():  # reading a pipe may never end
+            raise GgufError(f"{file} is not a plain file")
         try:
             with file.open("rb") as stream:
                 keys, tensors, last = _header(stream)

@@ -98,7 +98,8 @@ def _of_gguf(files: list[Path]) -> Described:
     described = of_config(config, _name(files[0].stem))
     levels = [name for name, bits in GGUF.items() if parameters and bits * 1.01 >= 8 * size / parameters]
     level = min(levels, key=lambda name: GGUF[name], default="f32")
-    seeing = max((file.stat().st_size for file in files[0].parent.glob("mmproj*.gguf")), default=0)
+    beside = [file for file in files[0].parent.glob("mmproj*.gguf") if file.is_file()]
+    seeing = max((file.stat().st_size for file in beside), default=0)
     parameters += math.ceil(seeing * 8 / GGUF[level])
     numbers = of_size(described.numbers, min(parameters, LIMITS["params"]))
     return replace(described, numbers=numbers, dtype="", quantization=level, counted=FILES)
