@@ -177,8 +177,8 @@ class Service:
             ready()
             await stop.wait()
         finally:
-            self.node_plans.close()
             await cancel(*tasks)
+            self.node_plans.close()  # not before: nodes poll again at once, until the API stops
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
