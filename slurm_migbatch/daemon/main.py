@@ -23,6 +23,7 @@ from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError, UsedCredentials
 from slurm_migbatch.node.notify import notify
+from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,9 @@ def _compose_again(path: str, old: Config, keeper: TermKeeper, used: UsedCredent
     composed = None
     try:
         config = _reloaded(path, old)
+        file = sqlite_file(config.store.url)
+        if file is not None and not file.exists():  # the next service would create another one
+            raise StoreError(f"{file} was moved or deleted: put it back, or restart migbatchd to begin a new record")
         Scraping.of(config)  # monitoring keeps the old token
         composed = _Composed(compose(config, keeper, used), config, _term(keeper))
         logs.setup(config.daemon.log_level)

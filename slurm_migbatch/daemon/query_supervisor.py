@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.children import Child
 from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.tasks import Ended
 
 #: started by name, because the daemon does not import modules of this higher layer
 _PROGRAM = "slurm_migbatch.query.server"
@@ -35,7 +36,7 @@ class QuerySupervisor:
         """Serve until cancelled.
 
         Raises:
-            RuntimeError: the child ended by itself.
+            Ended: the child ended by itself.
         """
         try:
             await self._serve()
@@ -51,6 +52,6 @@ class QuerySupervisor:
                 if "serving" in message:
                     self.error = ""
                 self._answers = message.get("answers", self._answers)
-            raise RuntimeError(f"the query service exited with {await child.process.wait()}")
+            raise Ended(f"the query service exited with {await child.process.wait()}")
         finally:
             await asyncio.shield(child.end())

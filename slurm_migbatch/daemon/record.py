@@ -49,6 +49,9 @@ class WriterRecord:
             return False
         try:
             self._writer.call(lambda store: store.save_loans(loans, actions), "loans").result(_SAVE_S)
+        except concurrent.futures.TimeoutError:
+            self._fault.failed(f"the database did not answer within {_SAVE_S:g} s")
+            return False
         except Exception as error:
             self._fault.failed(error)
             return False

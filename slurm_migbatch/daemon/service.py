@@ -56,6 +56,7 @@ from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.engines import sqlite_file
+from slurm_migbatch.store.queries import unconfirmed_ends
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.sqlitefile import log_bytes
 from slurm_migbatch.workload.catalog import ProfileOffer
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 _STOP_S = 5.0
 #: maximum number of ended jobs to query Slurm about at a time; for others the record has only what nodes reported
 _ENDED: Final = 100_000
+#: seconds for which slurmctld may keep an ended job; 300 by default (MinJobAge)
+_KEPT_S: Final = 3600.0
 #: retries of jobs at a time; each makes several calls of Slurm, and rounds must not wait for a free thread
 _RETRIES: Final = 4
 #: seconds after an answer to slurmctld until it lists the submitted job
@@ -164,6 +167,7 @@ class Service:
                 "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
                 "loans": self.rounds.load_loans,
+                "ends": self._recall_ends,
                 "learning": self.learning.run,
                 "retention": self.retention.run,
             }
@@ -177,8 +181,8 @@ class Service:
             ready()
             await stop.wait()
         finally:
-            self.node_plans.close()
             await cancel(*tasks)
+            self.node_plans.close()  # not before: nodes poll again at once, until the API stops
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
@@ -339,6 +343,14 @@ class Service:
         facts = {name: node for name, node in self.rounds.view.facts().items() if name in up}
         for orphan in self._orphans.check(facts, snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
+
+    async def _recall_ends(self) -> None:
+        """Find in the record the jobs of which an earlier service could not ask Slurm any more how they ended."""
+        subject = "cannot read whose ends Slurm has not told"
+        since = time.time() - _KEPT_S
+        self._ended |= await self.rounds.read(
+            lambda store: store.read(unconfirmed_ends, since, _ENDED), subject, "they stay as nodes told them"
+        )
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         """Record how jobs ended that Slurm no longer lists; those that slurmctld has lost count as cancelled."""

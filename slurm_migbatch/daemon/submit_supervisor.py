@@ -12,6 +12,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.children import ONE_THREAD, Child
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.tasks import Ended
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.workload.catalog import SiteCatalog
 
@@ -70,7 +71,7 @@ class SubmitSupervisor:
         """Serve, as soon as there is a catalog, until cancelled.
 
         Raises:
-            RuntimeError: the child ended by itself.
+            Ended: the child ended by itself.
         """
         try:
             await self._known.wait()
@@ -103,7 +104,7 @@ class SubmitSupervisor:
             child.configure(self._config, catalog=self.facts.catalog.to_dict())
             self.ran(self._past())
             await self._listen(child)
-            raise RuntimeError(f"the submit service exited with {await child.process.wait()}")
+            raise Ended(f"the submit service exited with {await child.process.wait()}")
         finally:
             self._child = None
             self.serving.clear()

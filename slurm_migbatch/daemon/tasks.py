@@ -15,23 +15,30 @@ T = TypeVar("T")
 
 _LONGEST_S: Final = 60.0
 """Longest pause before a loop starts again; a loop that ran longer had recovered from its earlier errors."""
+_ENDED: Final = "it is started again; if it was not killed (-9: perhaps for lack of memory), its last lines say why"
+
+
+class Ended(Exception):
+    """A process that a loop needs has ended by itself, as when it was killed."""
 
 
 async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop until it returns; unexpected errors are logged with their traceback, and it starts again."""
+    """Run a loop until it returns; errors are logged, unexpected ones with their traceback, and it starts again."""
 
-    def reporter() -> FaultReporter:
+    def reporter(error: Exception) -> FaultReporter:
+        if isinstance(error, Ended):
+            return FaultReporter(name, _ENDED, log, longest=_LONGEST_S)
         return FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=_LONGEST_S)
 
-    fault = reporter()
+    fault: FaultReporter | None = None
     while True:
         began = time.monotonic()
         try:
             return await loop()
         except Exception as error:
-            if time.monotonic() - began > _LONGEST_S:
-                fault = reporter()
-            if not fault.open:
+            if fault is None or time.monotonic() - began > _LONGEST_S:
+                fault = reporter(error)
+            if not (fault.open or isinstance(error, Ended)):
                 log.exception("internal error in %s", name)
             await asyncio.sleep(fault.failed(error))
 

@@ -110,4 +110,10 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
             f"its slices were offered on {', '.join(avoided[:4])}, and Slurm did not start it there, mostly for lack "
             "of CPUs or memory; they will be offered there again in some minutes"
         )
+    return _too_few_nodes(row)
+
+
+def _too_few_nodes(row: JobRow) -> str:
+    if row.num_nodes > 1:
+        return f"it needs {row.num_nodes} nodes, and fewer of the MIG nodes that it can use have such slices"
     return "no MIG node that it can use has such a slice"

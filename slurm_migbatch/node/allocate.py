@@ -241,10 +241,11 @@ class Allocator:
     def _write_claims(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> None:
         """Write the claims, their evictions and the starting run to the journal, in the open transaction."""
         env, owner_id = start.env, start.owner_id
-        for ordinal, claim in enumerate(claims):
+        for claim in claims:  # all of them first: an instance may also be in the place of an earlier claim
             for mig_slice in claim.evict:
                 if mig_slice.state == "idle":  # otherwise another hook has marked it, and this one may wait for it
                     self._journal.put(mig_slice._replace(state="evict", owner=owner_id))
+        for ordinal, claim in enumerate(claims):
             base = claim.warm or JournalSlice(claim.gpu, claim.slot, "intent")
             if claim.host is not None:
                 base = claim.host._replace(id=None, beside=claim.host.id, shared=True, reason="")

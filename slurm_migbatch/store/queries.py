@@ -122,6 +122,14 @@ def holders(connection: Connection) -> list[Any]:
     )
 
 
+def unconfirmed_ends(connection: Connection, since: float, most: int) -> frozenset[int]:
+    """Return the jobs, the last ones, whose latest run ended at `since` or later by what nodes say, not Slurm."""
+    by_nodes = select(Run.job_id).where(
+        overlapping(since, None), Run.ended.is_not(None), Run.latest, Run.state_from != "slurm"
+    )
+    return frozenset(connection.scalars(by_nodes.order_by(Run.ended.desc()).limit(most)))
+
+
 def identity(connection: Connection) -> str:
     """Return the id of this database."""
     return str(connection.scalar(select(DatabaseIdentity.id)) or "")

@@ -126,8 +126,8 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
     started = clean.moment(row.get("start"))
-    # for a pending job `start` is a forecast, and for one cancelled before its start (it had no node) the time of that
-    if started is not None and state != "PENDING" and (run.started is not None or nodes or started != row.get("end")):
+    # for a pending job `start` is a forecast, and for one cancelled before its start (it had no node) that or its end
+    if started is not None and state != "PENDING" and (run.started is not None or nodes or state not in FINAL_STATES):
         run.started = started
     _note_suspension(run, state, row, now)
     if state in FINAL_STATES:

@@ -1,18 +1,21 @@
 """Lock, log lines, faults, ages, readiness and the audit."""
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import poll
+from slurm_migbatch.daemon import record as daemon_record
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
@@ -205,3 +208,10 @@ def test_submit_process_starts_without_importing_sqlalchemy_or_scipy():
 )
 def test_a_request_is_recorded_as_the_option_that_the_user_wrote(field: str, text: str, option: str) -> None:
     assert asked_text({field: text}) == option
+
+
+def test_a_database_that_does_not_take_loans_in_time_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(daemon_record, "_SAVE_S", 0.01)
+    writer = SimpleNamespace(fault=SimpleNamespace(open=False), call=lambda *_: concurrent.futures.Future())
+    assert not daemon_record.WriterRecord(writer).save([{}], [])
+    assert "the database did not answer within 0.01 s; nothing is lent until it is writable" in caplog.text

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -113,6 +114,21 @@ def test_slice_of_a_pending_job_is_offered_and_its_run_is_recorded(make, slurm, 
                 assert store.leases() == []
         finally:
             agent.close()
+
+
+def test_end_that_slurm_could_not_tell_before_a_restart_is_asked_for_after_it(make, slurm, url):
+    slurm.node_rows["n1"] = node_row()
+    event = {**start(1, "GPU-0", "1g.10gb", 0, 1, 2), "ts": time.time()}
+    slurm.away = True
+    with Running(make()) as running:
+        Node(running.port, FakeSigner()).events(
+            state(gpu(0)), event, {**event, "seq": 3, "kind": "stop", "exit_code": 0}
+        )
+        eventually(lambda: recorded(url, 1) == ("COMPLETED", 0))
+    slurm.away = False
+    slurm.ends[1] = {"job_id": 1, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0, "end": event["ts"] + 1}
+    with Running(make()):
+        eventually(lambda: recorded(url, 1)[0] == "CANCELLED")
 
 
 @pytest.mark.parametrize(("is_lost", "end"), [(True, "CANCELLED"), (False, "COMPLETED")], ids=["lost", "forgotten"])

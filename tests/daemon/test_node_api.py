@@ -1,6 +1,8 @@
 """The node API over a real socket: who is authenticated, what is accepted, and what nodes receive."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -216,6 +218,31 @@ def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
             eventually(lambda: running.service.node_plans.acked("n1") == 0 and running.service.node_plans.nodes())
         assert poll.result(120) == (200, {"version": 0})
     assert store.closed
+
+
+def test_a_node_that_polls_again_while_the_service_stops_gets_no_error(config, slurm, store, signer):
+    """As agents do once they are answered. What the service ends first may take a while: the submit service does."""
+
+    async def retention():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)
+
+    def poll(node):
+        with contextlib.suppress(OSError):  # the service has stopped
+            while True:
+                statuses.append(node.plan(0, 25)[0])
+
+    statuses = []
+    service = Service(config, client=slurm, open_store=lambda: store, signer=signer)
+    service.retention.run = retention
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with Running(service) as running:
+            polling = pool.submit(poll, Node(running.port, FakeSigner()))
+            eventually(service.node_plans.nodes)
+        polling.result(120)
+    assert set(statuses) == {200}
 
 
 def test_events_sent_while_the_database_is_locked_are_not_lost(running, node, store):

@@ -98,3 +98,17 @@ def test_one_process_answers_with_the_new_configuration_after_a_reload(daemon):
     assert "[daemon] run_dir" in daemon.log
     assert "a restart of migbatchd" in daemon.log
     assert not (daemon.home / "other").exists()
+
+
+def test_reload_while_the_record_is_moved_away_begins_no_other_one(daemon):
+    process = daemon.start()
+    record, aside = daemon.home / "migbatch.db", daemon.home / "aside.db"
+    eventually(lambda: "serving submissions" in daemon.log)
+    record.rename(aside)
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "the new configuration is not applied" in daemon.log)
+    assert f"{record} was moved or deleted: put it back" in daemon.log
+    assert not record.exists()
+    aside.rename(record)
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: daemon.log.count("serving submissions") == 2)

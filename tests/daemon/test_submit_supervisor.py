@@ -166,7 +166,8 @@ def test_killed_submit_process_is_started_again(running, node, slurm, store, con
     answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:1g.10gb:2"))
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
-    assert "exited with -9" in caplog.text
+    assert "exited with -9; it is started again" in caplog.text
+    assert "internal error in submit" not in caplog.text
 
 
 def test_health_shows_that_no_submissions_are_answered(running, node, slurm, monkeypatch):

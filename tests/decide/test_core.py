@@ -100,6 +100,26 @@ def test_job_requeued_by_a_node_is_started_once_slurm_shows_it_pending() -> None
         assert found.supply is not None and list(found.supply.start_now) == expected
 
 
+@pytest.mark.parametrize(
+    ("gres", "nodes", "het_job", "hurried"),
+    [
+        ("gres:", 1, None, [5]),
+        ("gres:", 2, None, []),
+        ("gres:", 1, 5, []),
+        ("gres/", 2, None, [5]),
+        ("gres/", 1, 5, [5]),
+    ],
+)
+def test_job_of_several_nodes_waits_where_a_node_may_skip_its_prolog(
+    gres: str, nodes: int, het_job: int | None, hurried: list[int]
+) -> None:
+    memory = DecisionMemory(SETTINGS)
+    row = replace(inference(5, "1g.10gb"), gres=f"{gres}mig:1g.10gb:1", num_nodes=nodes, het_job=het_job)
+    decide(cluster(replace(row, state="RUNNING", nodes=("h1",)), sent_back=(5,)), memory, SETTINGS)
+    found = decide(cluster(replace(row, reason="BeginTime")), memory, SETTINGS)
+    assert found.supply is not None and list(found.supply.start_now) == hurried
+
+
 def test_repeatedly_requeued_job_waits_for_the_delay() -> None:
     memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
     hurried = []

@@ -36,6 +36,12 @@ def test_why_names_the_drained_nodes() -> None:
     assert "Slurm starts no jobs on n1 now" in why_not_started(9, job(9), decided, NOW)
 
 
+def test_why_does_not_deny_the_slices_of_a_node_for_a_job_that_needs_more_nodes() -> None:
+    decided = SupplyDecision(Planner().plan([Node("n1", (Gpu("a", H100),))], [], NOW), [], {})
+    text = why_not_started(9, job(9, num_nodes=2), decided, NOW)
+    assert text == "it needs 2 nodes, and fewer of the MIG nodes that it can use have such slices"
+
+
 def test_why_does_not_promise_a_start_on_a_node_that_may_lack_cpus() -> None:
     nodes = [Node("n1", (Gpu("a", H100, offered=layout("7g.80gb@0")),))]
     demands = [Demand(9, ((P("7g.80gb"), 1),), frozenset({"n1"}))]

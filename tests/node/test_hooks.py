@@ -430,6 +430,17 @@ def test_only_as_many_idle_instances_as_needed_are_destroyed(node):
     node.check()
 
 
+def test_slices_of_different_sizes_take_the_place_of_one_idle_instance(node):
+    """The larger one is placed first, and has it destroyed, wherever it stands in the request."""
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.epilog(1)
+    code, line = node.prolog(2, "[mig:1g.10gb:2,2g.20gb:1]")
+    assert (code, "made" in line) == (exits.OK, True), line
+    assert [given.profile for given in node.handoff(2).slices] == ["1g.10gb", "1g.10gb", "2g.20gb"]
+    assert node.scontrol_calls() == []
+    node.check()
+
+
 def test_idle_me_instance_is_destroyed_when_the_profile_limit_is_reached(node):
     """Only one +me instance fits on a GPU: an idle one blocks the next even if their placements do not overlap."""
     node.prolog(1, "[mig:1g.10gb.me:1]")

@@ -154,9 +154,10 @@ def test_nodes_that_are_gone_cost_no_statement_each(store: Store) -> None:
     assert len(statements) < 50
 
 
-def test_job_cancelled_before_its_start_has_no_start_time(store: Store) -> None:
+@pytest.mark.parametrize("start", [80.0, 79.0, 140.0], ids=["its end", "an earlier forecast", "a later forecast"])
+def test_job_cancelled_before_its_start_has_no_start_time(store: Store, start: float) -> None:
     store.upsert_jobs([job(1)])
-    store.upsert_jobs([job(1, "CANCELLED", start=80.0, end=80.0, exit_code="0:0")])
+    store.upsert_jobs([job(1, "CANCELLED", start=start, end=80.0, exit_code="0:0")])
     run = run_of(store, 1).run
     assert (run["state"], run["started"], run["ended"]) == ("CANCELLED", None, 80)
 

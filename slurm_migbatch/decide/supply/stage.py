@@ -36,7 +36,7 @@ from slurm_migbatch.decide.supply.preemption import preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.workload.loans import GRES, is_marked
+from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
 
 _FREE: Final = "free space"
 """Reason to rearrange a node without a job."""
@@ -416,10 +416,19 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> list[int]:
         elif row.pending:
             memory.sent_back.discard(job)
             times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
-            if waits_for_begin(row, now) and len(times) < HURRIES:
+            if waits_for_begin(row, now) and len(times) < HURRIES and not _may_miss_a_prolog(row):
                 memory.hurried[job] = (*times, now)
                 start_now.append(job)
     return start_now
+
+
+def _may_miss_a_prolog(row: JobRow) -> bool:
+    """Return whether a node may run a requeued job without its Prolog, unless the job waits for Slurm's delay.
+
+    Slurm up to 23.02 may send the end of a job to a node before the node has begun its Prolog, as when another node of
+    the job was faster to send it back; if the job returns soon, that node starts its tasks at once.
+    """
+    return (row.num_nodes > 1 or row.het_job is not None) and not drops_old_gres_type(row.gres)
 
 
 def _examine_again(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[int]:
