@@ -134,7 +134,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
                     slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
                 )
             )
-    return trace_of("joblog", jobs, unused)
+    return trace_of(jobs, unused)
 
 
 def _known(line: CsvLine, column: str, most: float = math.inf) -> float:
@@ -147,12 +147,11 @@ def arrival(submitted: float, eligible: float) -> tuple[float, bool]:
     return max(submitted, eligible), eligible > submitted + _AT_ONCE_S
 
 
-def trace_of(name: str, jobs: list[LoggedJob], unused: UnusedRows) -> Trace:
+def trace_of(jobs: list[LoggedJob], unused: UnusedRows) -> Trace:
     """Return the trace of these jobs by submission. Raises TraceError if as many rows are wrong as were read."""
     jobs.sort()
     begin = jobs[0].submitted_at if jobs else 0.0
     return Trace(
-        name,
         tuple(
             SimulatedJob(
                 number,
@@ -167,5 +166,5 @@ def trace_of(name: str, jobs: list[LoggedJob], unused: UnusedRows) -> Trace:
             )
             for number, job in enumerate(jobs)
         ),
-        notices=unused.notices(len(jobs)),
+        unused.notices(len(jobs)),
     )

@@ -95,7 +95,7 @@ def read(
             user, limit_s = line.text("id_user"), _limit(line)
             kind: Kind = "infer" if infer and line.text("partition") in infer else "train"
             jobs.append(LoggedJob(arrived, line.number, run[0], work, held.gpus, user, kind, held.profile, limit_s))
-    trace = trace_of("jobtable", jobs, unused)
+    trace = trace_of(jobs, unused)
     notices = [f"{count} jobs {remark}" for remark, count in remarks.items()]
     if unnamed:
         notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")

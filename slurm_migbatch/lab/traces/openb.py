@@ -83,7 +83,7 @@ def read(path: Path, geometry: Geometry) -> Trace:
         (early, f"came before day {BEGIN_DAY}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
-    return Trace("openb", tuple(late or jobs), notices=(*notices, *unused.notices(len(jobs))))
+    return Trace(tuple(late or jobs), (*notices, *unused.notices(len(jobs))))
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:

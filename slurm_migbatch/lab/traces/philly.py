@@ -44,7 +44,7 @@ def read(path: Path) -> Trace:
             if not job.gpus or job.duration <= 0:
                 raise Skipped("jobs that have not run or not ended" if job.gpus else "jobs without a GPU")
             jobs.append(job)
-    return joblog.trace_of("philly", jobs, unused)
+    return joblog.trace_of(jobs, unused)
 
 
 def _job(number: int, entry: dict[str, Any]) -> LoggedJob:

@@ -108,7 +108,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
             kind: Kind = "infer" if partition in infer else "train"
             limit_s = _seconds(line, "Timelimit", 60)
             jobs.append(LoggedJob(arrived, line.number, run[0], work, held.gpus, user, kind, held.profile, limit_s))
-    trace = trace_of("sacct", jobs, unused)
+    trace = trace_of(jobs, unused)
     notices = list(trace.notices)
     if not jobs and unused.skipped["jobs without a GPU"]:
         notices.append(UNTRACKED)
