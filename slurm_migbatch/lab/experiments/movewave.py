@@ -189,9 +189,7 @@ def wait_over(outcome: Outcome, baseline: Outcome) -> tuple[float, float, float]
     return (ratio, 1.0 + low / mean, 1.0 + high / mean) if mean else (ratio, -math.inf, math.inf)
 
 
-def scatter(
-    kinds: Sequence[PodKind], seeds: Sequence[int], release: tuple[int, int] = SlurmSettings.release
-) -> dict[str, Any]:
+def scatter(kinds: Sequence[PodKind], seeds: Sequence[int], release: tuple[int, int]) -> dict[str, Any]:
     """Return the simulator's predictions of other days: ratios of wait and completion time with moves to those without.
 
     Of each the mean over the draws, the ends of its 95 % confidence interval, the least and the largest.
