@@ -208,10 +208,10 @@ def of_jobs(found: Draw, ended: WorkloadOutcome) -> Outcome:
 def _work(kind: PodKind) -> Work:
     if kind.served:
         return Fixed(kind.seconds)
-    return SimulatedTraining(kind.seconds, _full_speed, start_s=0.0, restart_s=RESTART_S, checkpoint_s=CHECKPOINT_S)
+    return SimulatedTraining(kind.seconds, full_speed, start_s=0.0, restart_s=RESTART_S, checkpoint_s=CHECKPOINT_S)
 
 
-def _full_speed(_profile: Profile) -> float:
+def full_speed(_profile: Profile) -> float:
     """Return the speed of a training job on the one profile that it may have."""
     return 1.0
 

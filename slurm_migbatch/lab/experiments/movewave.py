@@ -34,7 +34,6 @@ from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation
 from slurm_migbatch.lab.slurm.waves import POLL_S, TrainingCosts
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, populations
-from slurm_migbatch.mig.profile import Profile
 
 POPULATION: Final = "parts of a GPU"
 LOAD: Final = 0.9
@@ -145,13 +144,8 @@ def _work(kind: PodKind) -> Work:
     if kind.served:
         return Fixed(kind.seconds)
     return SimulatedTraining(
-        kind.seconds, _full_speed, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s
+        kind.seconds, fragmentation.full_speed, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s
     )
-
-
-def _full_speed(_profile: Profile) -> float:
-    """Return the speed of a training job on the one profile that it may have."""
-    return 1.0
 
 
 def first_fit(wave: MoveWave) -> Outcome:
