@@ -16,7 +16,7 @@ long as that helps. So it is never worse than the best homogeneous one in the tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,13 +68,9 @@ class Cut:
         return total(self.gpus, len(self.kinds))
 
 
-def total(gpus: Iterable[Counts], kinds: int) -> Counts:
+def total(gpus: Sequence[Counts], kinds: int) -> Counts:
     """Count the slices of each kind on all these GPUs."""
-    counts = [0] * kinds
-    for gpu in gpus:
-        for k, n in enumerate(gpu):
-            counts[k] += n
-    return tuple(counts)
+    return tuple([sum([gpu[kind] for gpu in gpus]) for kind in range(kinds)])
 
 
 def ways(geometry: Geometry, kinds: Sequence[Profile]) -> tuple[Counts, ...]:
