@@ -37,7 +37,7 @@ def ask_and_print(
     return reply.code
 
 
-def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
+def ask_for_text(question: Question, config: str | None, *, db: str | None) -> str:
     """Return the answer to a query whose answer is the text of a file; remarks go to stderr. See `asker`."""
     reply = asker(config, db=db)(question)
     lines = list(reply.lines)
@@ -46,7 +46,7 @@ def ask_for_text(question: Question, config: str | None = None, *, db: str | Non
 
 
 def asker(
-    config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
+    config: str | None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> Callable[[Question], Reply]:
     """Return a function that answers one query after the other.
 

@@ -119,7 +119,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     return plan
 
 
-def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
+def slurm_part(config: Config, conf: Conf, cli_filter: bool | None) -> SlurmPlan:
     """Return the changes to slurm.conf and gres.conf for the nodes that have reported.
 
     Raises:

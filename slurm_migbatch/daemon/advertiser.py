@@ -128,7 +128,7 @@ class Advertiser:
         rows: Mapping[str, NodeRow],
         jobs: Mapping[int, JobRow],
         monotonic: Callable[[], float],
-        sharing: Mapping[str, Sharing] | None = None,
+        sharing: Mapping[str, Sharing],
     ) -> Advertised:
         """Bring Slurm and the nodes to these plans, as far as possible now.
 
@@ -140,7 +140,7 @@ class Advertiser:
             sharing: nodes on which jobs share slices, or will.
         """
         result = Advertised()
-        self._sharing = sharing or {}
+        self._sharing = sharing
         moving, shrink = self._correct(plans, nodes, rows, result)
         if not moving:
             return result

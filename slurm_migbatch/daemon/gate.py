@@ -114,7 +114,7 @@ class Gate:
         self._working: Counter[str] = Counter()
 
     def guard(
-        self, endpoint: Endpoint, answered: Callable[[str, int], None] = lambda path, status: None
+        self, endpoint: Endpoint, answered: Callable[[str, int], None]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint behind the gate; `answered` is called with path and status of each answer."""
 

@@ -96,7 +96,7 @@ class RecurringWatch:
         self,
         writer: StoreWriter,
         publish: Callable[[Mapping[str, list[list[Any]]]], None],
-        ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
+        ended: Callable[[Sequence[RecurringRun]], None],
     ) -> None:
         """Set up. `publish` receives changes of recurring jobs; `ended` all new rows, and at the start the latest."""
         self._writer, self._publish, self._ended = writer, publish, ended

@@ -49,7 +49,7 @@ def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
 
 
 class Rounds:
-    """Runs a round after every query of Slurm. Without `predictions` nothing is predicted."""
+    """Runs a round after every query of Slurm."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Rounds:
         node_plans: NodePlans,
         writer: StoreWriter,
         metrics: Metrics,
-        predictions: Predictions | None = None,
+        predictions: Predictions,
     ) -> None:
         self._config, self._writer = config, writer
         self.view = CompleteView()

@@ -59,7 +59,7 @@ class ConnectionBounds:
 class Connections:
     """The open connections, and which of them are not authenticated yet."""
 
-    def __init__(self, bounds: ConnectionBounds, section: str = "node_api") -> None:
+    def __init__(self, bounds: ConnectionBounds, section: str) -> None:
         self.bounds, self.section = bounds, section
         self.limited_log = RateLimitedLog(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)

@@ -118,23 +118,7 @@ class Service:
         self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
         self.privacy = Privacy(client, slurm_uids(config))
-        addresses = NodeAddresses(client.node_addresses)
-        by_address = signer.scheme == "munge" and config.node_api.check_addresses
-        self._node_api = NodeApi(
-            signer=signer,
-            scraping=scraping or Scraping(),
-            node_plans=self.node_plans,
-            writer=self.writer,
-            metrics=self.metrics,
-            health=self.health,
-            ingested=self._ingested,
-            why=self.why,
-            waiting=self.waiting,
-            administrators=slurm_uids(config),
-            limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
-            address=addresses.wrong if by_address else anywhere,
-            activity=self._activity,
-        )
+        self._node_api = self._node_api_of(signer, scraping or Scraping())
         bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
@@ -147,6 +131,25 @@ class Service:
             "migbatch_audit_cancelled_total", "Jobs cancelled for holding more than allocated."
         )
         self._gauges()
+
+    def _node_api_of(self, signer: Signer, scraping: Scraping) -> NodeApi:
+        settings = self.config.node_api
+        by_address = signer.scheme == "munge" and settings.check_addresses
+        return NodeApi(
+            signer=signer,
+            scraping=scraping,
+            node_plans=self.node_plans,
+            writer=self.writer,
+            metrics=self.metrics,
+            health=self.health,
+            ingested=self._ingested,
+            why=self.why,
+            waiting=self.waiting,
+            administrators=slurm_uids(self.config),
+            limits=ApiLimits(body_bytes=settings.max_body_kb * 1024),
+            address=NodeAddresses(self._client.node_addresses).wrong if by_address else anywhere,
+            activity=self._activity,
+        )
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when everything listens.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line
@@ -31,9 +30,7 @@ Counts = Mapping[str, Mapping[str, int]]
 """Slices by profile, of each MIG node."""
 
 
-def catalog_settings(
-    rows: Sequence[NodeNameLine], counts: Counts, inherited: Mapping[str, str] = MappingProxyType({})
-) -> str:
+def catalog_settings(rows: Sequence[NodeNameLine], counts: Counts, inherited: Mapping[str, str]) -> str:
     """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all.
 
     Args:

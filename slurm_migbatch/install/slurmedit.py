@@ -85,11 +85,8 @@ def plan(
     without_gpus = frozenset[str]()
     if cgroup_conf is not None and constrains(conf, cgroup_conf):
         without_gpus = not_counted(rows, gres_conf, site.gpu_devices, result.problems)
-    elif cgroup_conf is not None and not cgroup_conf.texts and has_cgroups(conf) and _count_gpus(rows, counts):
-        result.notes.append(
-            f"{cgroup_conf.main} does not exist here: if nodes have one with ConstrainDevices=yes, copy it here and "
-            "run this command again, or Slurm will deny jobs the GPUs of their slices"
-        )
+    elif cgroup_conf is not None:
+        result.notes += _unknown_constraint(conf, cgroup_conf, rows, counts)
     for line, values, names in rows:
         if not is_dynamic(conf, line):
             result.edits += _node_edit(conf, line, values, names, counts, without_gpus)
@@ -400,9 +397,14 @@ def _static_slices(rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str
                 )
 
 
-def _count_gpus(rows: Sequence[NodeNameLine], counts: Counts) -> bool:
-    """Return whether a MIG node counts GPUs."""
-    return any(has_gres(values, "gpu") for _, values, names in rows if not counts.keys().isdisjoint(names))
+def _unknown_constraint(conf: Conf, cgroup_conf: Conf, rows: Sequence[NodeNameLine], counts: Counts) -> Iterator[str]:
+    """Yield a sentence if a MIG node counts GPUs, and nothing here says whether Slurm denies jobs those of others."""
+    counting = any(has_gres(values, "gpu") for _, values, names in rows if not counts.keys().isdisjoint(names))
+    if counting and has_cgroups(conf) and not cgroup_conf.texts:
+        yield (
+            f"{cgroup_conf.main} does not exist here: if nodes have one with ConstrainDevices=yes, copy it here and "
+            "run this command again, or Slurm will deny jobs the GPUs of their slices"
+        )
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:

@@ -97,5 +97,4 @@ def exponent(points: Sequence[tuple[float, float]]) -> float | None:
     if len(points) < 2:
         return None
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum((x - mean_x) ** 2 for x in xs)
+    return statistics.linear_regression(xs, ys).slope

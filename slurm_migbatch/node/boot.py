@@ -41,9 +41,7 @@ def prepare(
 
     With `reset`, GPUs without processes are reset if the mode requires it.
     """
-    steps = []
-    for gpu in executor.gpus.listed():
-        steps.append(_mode(config, gpu, reset, nvidia_smi))
+    steps = [_mode(config, gpu, reset, nvidia_smi) for gpu in executor.gpus.listed()]
     steps += [BootStep(error, False) for error in executor.gpus.unidentified().values()]
     if not steps:
         steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))

@@ -23,7 +23,7 @@ from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.instances import InstanceMaker
 from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, move_aside
-from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
+from slurm_migbatch.node.journal_rows import JournalRun
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import outdated, rebuild
@@ -237,15 +237,12 @@ class Executor:
         recorded = parse_comment(run.marker)  # None in a rebuilt journal
         same = recorded is None or (sorted(recorded.parts), recorded.guest) == (sorted(grant.parts), grant.guest)
         given = handoff.load(self.paths.job, run.job, run.restart)
-        held = [row for row in self._slices(run) if row.state == "held"]
+        held = [row for row in self.journal.slices_of(run) if row.state == "held"]
         if same and given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
             return True
         self._begin_release([run], None, "")
         self.run_repairer.finish(run._replace(state="ending"))
         return False
-
-    def _slices(self, run: JournalRun) -> list[JournalSlice]:
-        return self.journal.slices("job=? AND restart=?", (run.job, run.restart))
 
     def _handoffs(self, env: HookEnv) -> list[int]:
         """Return the restart counts of the job's earlier runs that have a hand-off.
@@ -306,7 +303,7 @@ class Executor:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
         # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started, but not slices:
         # a second Prolog may have refused a run that has some.
-        refused = [run for run in runs if run.state == "misfit" and not self._slices(run)]
+        refused = [run for run in runs if run.state == "misfit" and not self.journal.slices_of(run)]
         runs = [run for run in runs if run.state != "starting" and run not in refused]
         for run in refused:
             self.run_repairer.refuse_again(run)

@@ -69,7 +69,7 @@ def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, st
     return Unwritable(config, paths, Gpus(config), caps, maps).run(env, why)
 
 
-def inside_job(job: int, sluid: bytes = b"") -> str:
+def inside_job(job: int, sluid: bytes) -> str:
     """Return why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it.
 
     `sluid`: the name of the job by which Slurm 26.05 names cgroups, unless cgroup.conf sets CgroupJobIdPaths=yes.

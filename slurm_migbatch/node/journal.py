@@ -252,6 +252,10 @@ class Journal:
         rows = self._all(f"SELECT {_COLUMNS} FROM slices WHERE {where} ORDER BY gpu,start,id", *values)
         return [_slice(row) for row in rows]
 
+    def slices_of(self, run: JournalRun) -> list[JournalSlice]:
+        """Read the slices of a run."""
+        return self.slices("job=? AND restart=?", (run.job, run.restart))
+
     def put(self, row: JournalSlice) -> JournalSlice:
         """Write a new row, or the row with its id. Raises Overlap instead of giving a place two owners.
 

@@ -51,7 +51,7 @@ class SlotClaim(NamedTuple):
 
 
 def choose_slots(
-    views: Sequence[GpuOccupancy], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot] = ()
+    views: Sequence[GpuOccupancy], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot]
 ) -> tuple[SlotClaim, ...] | None:
     """Choose a slot for each of `profiles`, in their order; None if they do not all fit.
 

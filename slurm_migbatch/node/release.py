@@ -33,7 +33,7 @@ class Releaser:
         slice stays open, to the other holder. Returns errors, as sentences; a slice whose devices
         could not be closed is parked.
         """
-        slices = self._slices_of(run)
+        slices = self._journal.slices_of(run)
         if slices:
             self._maps.sync(self._journal)  # while no other run can have them
         closed = self._close(slices, {})
@@ -44,12 +44,9 @@ class Releaser:
             handoff.remove(self._paths.job, run.job, run.restart)
         run_usage = usage.gather(self._paths, run, slices)
         while (problems := self._end(run, run_usage, closed)) is None:
-            closed = self._close(self._slices_of(run), closed)  # the other holder of a slice has left meanwhile
+            closed = self._close(self._journal.slices_of(run), closed)  # the other holder of a slice has left meanwhile
         progress.remove(self._paths.progress, run.job, run.restart)
         return problems
-
-    def _slices_of(self, run: JournalRun) -> list[JournalSlice]:
-        return self._journal.slices("job=? AND restart=?", (run.job, run.restart))
 
     def _close(self, slices: Iterable[JournalSlice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
         """Close the devices of slices without another holder; return the closed ones by row, and errors."""
@@ -72,7 +69,7 @@ class Releaser:
     def _end(self, run: JournalRun, run_usage: usage.RunUsage, closed: Mapping[int | None, str]) -> list[str] | None:
         """Record the end in the journal; None, without changes, if a slice to free was not closed."""
         with self._journal.write():
-            slices = self._slices_of(run)
+            slices = self._journal.slices_of(run)
             if any(row.id not in closed and self._is_sole_holder(row) for row in slices):
                 return None
             failed = [row for row in slices if closed.get(row.id) and self._is_sole_holder(row)]

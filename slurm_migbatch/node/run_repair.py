@@ -75,7 +75,7 @@ class RunRepairer:
             if not dry:
                 self.finish(run)
             return [f"{run}: its interrupted release is completed"]
-        slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+        slices = self._journal.slices_of(run)
         if run.state != "starting" or any(row.state in IN_FLIGHT for row in slices):
             return []  # its GPU could not be repaired yet, or it has changed meanwhile
         if not dry:

@@ -109,7 +109,7 @@ def reserve(directory: int, handle: int, size: int) -> None:
     with alone(directory):
         for _ in range(TRIES):
             try:
-                return _allocate(handle, size)
+                return preallocate(handle, size)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -135,7 +135,10 @@ def set_append_only(handle: int, on: bool) -> None:
 
 def preallocate(handle: int, size: int) -> None:
     """Allocate blocks for a file without changing its length. Raises OSError if that fails."""
-    _allocate(handle, size)
+    while _libc.fallocate(handle, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)):
+        error = last_error("fallocate")
+        if error.errno != errno.EINTR:
+            raise error
 
 
 def _fit(directory: int, more: int) -> None:
@@ -155,10 +158,3 @@ def _mount(directory: int, flags: int, options: str) -> None:
     target = f"/proc/self/fd/{directory}".encode()
     if _libc.mount(b"migbatch", target, b"tmpfs", ctypes.c_ulong(flags), options.encode()):
         raise last_error("mount")
-
-
-def _allocate(handle: int, size: int) -> None:
-    while _libc.fallocate(handle, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)):
-        error = last_error("fallocate")
-        if error.errno != errno.EINTR:
-            raise error

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 UNITS = "KMGTP"
 
 
-def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable[[float | None], str]:
+def size_formatter(*, unit: str | None, convert: bool) -> Callable[[float | None], str]:
     """Format MiB in `unit` (one of KMGTP), else in the largest that leaves at least 1, or in MiB (M)."""
 
     def show(mib: float | None) -> str:

@@ -76,7 +76,7 @@ def _start(text: str) -> float:
         return 0.0
 
 
-def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation], now: float = 0.0) -> list[NodeRow]:
+def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation], now: float) -> list[NodeRow]:
     """Return the rows with the reservations that hold each node, whether it is closed to all other jobs, and when it
     will be. `now`: unix seconds.
     """

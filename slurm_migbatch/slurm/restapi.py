@@ -72,14 +72,7 @@ class RestApi:
         owners: uids whose token file is trusted too, besides root and this process's user.
     """
 
-    def __init__(
-        self,
-        address: str,
-        token_file: str = "",
-        user: str = "slurm",
-        timeout: float = 20.0,
-        owners: Iterable[int] = (),
-    ) -> None:
+    def __init__(self, address: str, token_file: str, user: str, timeout: float, owners: Iterable[int]) -> None:
         self.address = address
         self._where = RestAddress.parse(address)
         self._token_file = token_file

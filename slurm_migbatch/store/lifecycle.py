@@ -173,8 +173,8 @@ def start_run(
     journal: str,
     moment: float,
     slices: Sequence[SliceFacts],
-    lost_at: float | None = None,
-    host_run: tuple[int, int] | None = None,
+    lost_at: float | None,
+    host_run: tuple[int, int] | None,
 ) -> None:
     """Record that `run` has `slices` on `node`; with `lost_at`, that they were lost at that time.
 

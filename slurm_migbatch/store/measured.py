@@ -54,7 +54,7 @@ def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
     run.measured_facts = facts
 
 
-def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any], *, late: bool = False) -> None:
+def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any], *, late: bool) -> None:
     """Store the report of a job on one node; the node's last report counts, even if it is repeated or late.
 
     `late`: later reports may have been stored already. Only then are times compared: a clock may have been set back.

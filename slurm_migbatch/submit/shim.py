@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
 
@@ -44,6 +45,51 @@ JOB_SUBMIT: Final = "job_submit.lua"
 CLI_FILTER: Final = "cli_filter.lua"
 DESCRIBE_SECONDS: Final = 3
 """Longest wait of a submission for the description of a model."""
+_SHARED: Final[Mapping[str, Any]] = {
+    "table_version": TABLE_VERSION,
+    "base": BASE,
+    "zero": ZERO,
+    "middle": MIDDLE,
+    "time_digits": TIME_DIGITS,
+    "need_digits": NEED_DIGITS,
+    "roles": {role: number for number, role in enumerate(ROLES)},
+    "sentences": dict(SENTENCES),
+    "messages": MESSAGES,
+    "reasons": REASONS,
+    "predicted": PREDICTED,
+    "usual": USUAL,
+    "nearly": NEARLY,
+    "far_too_large": FAR_TOO_LARGE,
+    "hint_forms": FORMS,
+    "hint_order": list(FORMS),
+    "choices": {
+        name: [*words, *(other for other, word in SPELLINGS.items() if word in words)]
+        for name, words in CHOICES.items()
+    },
+    "options": dict(OPTIONS),
+    "texts": list(TEXTS.items()),
+    "decision_bytes": DECISION_BYTES,
+    "max_hint": MAX_BYTES,
+    "longest_mark": LONGEST_MARK,
+    "changed": CHANGED,
+    "other_words": OTHER_WORDS,
+    "several_devices": dict.fromkeys(sorted(SEVERAL_DEVICES), True),
+    "endings": dict.fromkeys(sorted(ENDINGS), True),
+    "suffix_forms": [suffix.replace(".", "%.").replace("-", "%-").replace("+", "[.+]") for suffix in SUFFIXES],
+    "longest_suffix": max(map(len, SUFFIXES)),
+    "longest_key": LONGEST_KEY,
+    "node_feature": NODE_FEATURE,
+    "node_bytes": READ,
+    "most_named": MOST_NAMED,
+    "exclude_open": OPEN,
+    "exclude_longest": LONGEST,
+    "exclude_spare": SPARE,
+    "room_steps": STEPS,
+    "script_bytes": MOST_BYTES,
+    "r20": R20,
+    "describe_seconds": DESCRIBE_SECONDS,
+}
+"""What the shims have in common with the service, at every site."""
 
 
 def render(  # noqa: PLR0913 - one keyword for each thing that goes into the text
@@ -74,56 +120,15 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
     environment.filters["lua"] = quote
     environment.filters["commented"] = _commented
     return environment.get_template(f"{name}.j2").render(
+        _SHARED,
         socket_path=socket,
         table_path=table,
         deadline_ms=int(deadline_ms),
-        table_version=TABLE_VERSION,
-        base=BASE,
-        zero=ZERO,
-        middle=MIDDLE,
-        time_digits=TIME_DIGITS,
-        need_digits=NEED_DIGITS,
-        roles={role: number for number, role in enumerate(ROLES)},
-        sentences=dict(SENTENCES),
-        messages=MESSAGES,
-        reasons=REASONS,
-        predicted=PREDICTED,
-        usual=USUAL,
-        nearly=NEARLY,
-        far_too_large=FAR_TOO_LARGE,
-        hint_forms=FORMS,
-        hint_order=list(FORMS),
-        choices={
-            name: [*words, *(other for other, word in SPELLINGS.items() if word in words)]
-            for name, words in CHOICES.items()
-        },
-        options=dict(OPTIONS),
-        texts=list(TEXTS.items()),
-        decision_bytes=DECISION_BYTES,
-        max_hint=MAX_BYTES,
-        longest_mark=LONGEST_MARK,
-        changed=CHANGED,
         cluster=cluster,
-        other_words=OTHER_WORDS,
-        several_devices=dict.fromkeys(sorted(SEVERAL_DEVICES), True),
-        endings=dict.fromkeys(sorted(ENDINGS), True),
-        suffix_forms=[suffix.replace(".", "%.").replace("-", "%-").replace("+", "[.+]") for suffix in SUFFIXES],
-        longest_suffix=max(map(len, SUFFIXES)),
-        longest_key=LONGEST_KEY,
-        node_feature=NODE_FEATURE,
-        node_bytes=READ,
-        most_named=MOST_NAMED,
-        exclude_open=OPEN,
-        exclude_longest=LONGEST,
-        exclude_spare=SPARE,
-        room_steps=STEPS,
-        script_bytes=MOST_BYTES,
         hints_in_extra=policy.hints_in_extra,
         trusted=dict.fromkeys(sorted(policy.trusted_uids), True),
-        r20=R20,
         default_partition=default_partition,
         describe=policy.describe,
-        describe_seconds=DESCRIBE_SECONDS,
         module=module,
         # without models and nodes: it must not grow with the site, nor change with the current state of its nodes
         built_in=site_source(replace(catalog, nodes={})),

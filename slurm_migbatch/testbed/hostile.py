@@ -342,9 +342,7 @@ class Hostiles:
         parts: the parts to run; all if empty.
     """
 
-    def __init__(
-        self, cluster: RunningCluster, users: Sequence[str], seconds: float, parts: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, cluster: RunningCluster, users: Sequence[str], seconds: float, parts: Sequence[str]) -> None:
         self._cluster = cluster
         self._users = tuple(users)
         self._seconds = seconds

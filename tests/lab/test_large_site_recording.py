@@ -34,8 +34,8 @@ def test_segment_holds_many_rounds_even_if_one_full_round_nearly_fills_it(tmp_pa
     config = Config()
     site: Any = LargeSite(geometry("h100-80gb"), 20, 8, 200, seed=1)
     settings = settings_of(config)
-    advertiser = Advertiser(site, site, config.supply.ack_wait_s)
-    observer = Observer(site.view, site, advertiser.total, silence_s=config.supply.node_silence_s)
+    advertiser = Advertiser(site, site.plans, config.supply.ack_wait_s)
+    observer = Observer(site.view, site.plans, advertiser.total, silence_s=config.supply.node_silence_s)
     observer.remember(LendingPast())
     loop = Controller(settings, site, observer, advertiser, NoRecord(), SiteClock(site))  # type: ignore[arg-type]
     recorder = loop.recorder = FlightRecorder(tmp_path, settings, 12.0, 0.1)

@@ -1051,10 +1051,7 @@ def test_sacct_reader_accepts_any_byte_in_a_job_name(tmp_path: Path, byte: int) 
 
 
 def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
-    trace = Trace(
-        "t",
-        tuple(SimulatedJob(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)),
-    )
+    trace = Trace(tuple(SimulatedJob(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)))
     cut = trace.window(10, 30)
     assert [job.arrival for job in cut.jobs] == [0, 10]
     assert [job.arrival for job in trace.faster(2).jobs] == [0, 5, 10, 15]

@@ -38,7 +38,7 @@ class SupplyController(Controller):
         silence_s: float = 90.0,
     ) -> None:
         self.advertiser = Advertiser(slurm, nodes)
-        observer = Observer(nodes, nodes, self.advertiser.total, silence_s=silence_s)
+        observer = Observer(nodes.view, nodes, self.advertiser.total, silence_s=silence_s)
         super().__init__(Settings(settings), slurm, observer, self.advertiser, KeptSupply(keep), clock)
 
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:

@@ -118,7 +118,7 @@ class LoanWorld(World):
         self.writer.start()
         config = LendingConfig(**self.config)
         self.advertiser = Advertiser(self.slurm, self.nodes)
-        observer = Observer(self.nodes, self.nodes, self.advertiser.total, blackout=blackout_of(config))
+        observer = Observer(self.nodes.view, self.nodes, self.advertiser.total, blackout=blackout_of(config))
         settings = Settings(self.settings, None, lending_settings(config) if config.enabled else None)
         record = WriterRecord(self.writer)
         self.control = Controller(settings, self.slurm, observer, self.advertiser, record, self.clock)

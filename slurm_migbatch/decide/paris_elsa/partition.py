@@ -16,9 +16,9 @@ long as that helps. So it is never worse than the best homogeneous one in the tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -68,13 +68,9 @@ class Cut:
         return total(self.gpus, len(self.kinds))
 
 
-def total(gpus: Iterable[Counts], kinds: int) -> Counts:
+def total(gpus: Sequence[Counts], kinds: int) -> Counts:
     """Count the slices of each kind on all these GPUs."""
-    counts = [0] * kinds
-    for gpu in gpus:
-        for k, n in enumerate(gpu):
-            counts[k] += n
-    return tuple(counts)
+    return tuple([sum([gpu[kind] for gpu in gpus]) for kind in range(kinds)])
 
 
 def ways(geometry: Geometry, kinds: Sequence[Profile]) -> tuple[Counts, ...]:
@@ -124,11 +120,36 @@ def flow(
         late: the share of each group's work that may be late.
         node_limit: maximum nodes of the integer program, after which the best result so far counts; None: no limit.
     """
-    from scipy import sparse  # slow to import, and migbatchd starts without
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import milp  # slow to import, and migbatchd starts without
 
-    kinds = range(len(ways[0]))
+    timely, tardy = _cells(works, range(len(ways[0])), late)
+    if {c for c, _ in timely} != set(range(len(works))):
+        return Flow(0.0, (0.0,) * len(ways))
     total_share = sum(work.share for work in works)
+    unit = sum(work.share / total_share * min(work.seconds) for work in works)  # scale numbers to about 1
+    n = len(timely) + len(tardy)
+    cost = np.zeros(n + 1 + len(ways))
+    cost[n] = -1.0
+    solution = milp(
+        cost,
+        constraints=_constraint(works, ways, timely, tardy, gpus, late, unit),
+        integrality=np.concatenate([np.zeros(n + 1), np.full(len(ways), int(whole))]),
+        options={"mip_rel_gap": _GAP, "time_limit": _TIME_LIMIT_S, "node_limit": node_limit},
+    )
+    if solution.x is None:
+        return Flow(0.0, (0.0,) * len(ways))
+    chosen = solution.x[n + 1 :]
+    return Flow(float(solution.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
+
+
+Cells = list[tuple[int, int]]
+"""Of the program of `flow`: a class and a kind that it may run on, by number."""
+
+
+def _cells(works: Sequence[WorkClass], kinds: Sequence[int], late: float) -> tuple[Cells, Cells]:
+    """Return the cells in which classes meet their limits, or which a class has that meets it nowhere; and the others,
+    which some classes use if work may be late.
+    """
     timely, tardy = [], []
     for c, work in enumerate(works):
         fits = [k for k in kinds if work.seconds[k] < math.inf]
@@ -136,12 +157,22 @@ def flow(
         timely += [(c, k) for k in in_time or fits]
         if late and in_time:
             tardy += [(c, k) for k in fits if k not in in_time]
-    cells = [*timely, *tardy]
-    if {c for c, _ in timely} != set(range(len(works))):
-        return Flow(0.0, (0.0,) * len(ways))
-    unit = sum(work.share / total_share * min(work.seconds) for work in works)  # scale numbers to about 1
+    return timely, tardy
+
+
+def _constraint(
+    works: Sequence[WorkClass], ways: Sequence[Counts], timely: Cells, tardy: Cells, gpus: int, late: float, unit: float
+) -> Any:
+    """Return the rows of the program of `flow`; its columns are the rates of the cells, r, and the numbers of ways.
+
+    Times are in units of `unit` seconds.
+    """
+    from scipy import sparse
+    from scipy.optimize import LinearConstraint
+
+    kinds, cells = range(len(ways[0])), [*timely, *tardy]
+    total_share = sum(work.share for work in works)
     n, groups = len(cells), 1 + max(work.group for work in works)
-    size = n + 1 + len(ways)
     share = [0.0] * groups
     for work in works:
         share[work.group] += work.share / total_share
@@ -157,28 +188,13 @@ def flow(
         rows.append((gpus_row + 1 + works[c].group, j, 1.0))
     rows += [(gpus_row + 1 + g, n, -late * share[g]) for g in range(groups)]
     row_indices, column_indices, values = zip(*rows, strict=True)
-    matrix = sparse.csc_array((values, (row_indices, column_indices)), shape=(gpus_row + 1 + groups, size))
+    shape = (gpus_row + 1 + groups, n + 1 + len(ways))
+    matrix = sparse.csc_array((values, (row_indices, column_indices)), shape=shape)
     upper = np.zeros(gpus_row + 1 + groups)
     upper[gpus_row] = gpus
     lower = np.full(gpus_row + 1 + groups, -np.inf)
     lower[: len(works)] = 0.0
-    cost = np.zeros(size)
-    cost[n] = -1.0
-    solution = milp(
-        cost,
-        constraints=LinearConstraint(matrix, lower, upper),
-        bounds=Bounds(np.zeros(size), np.full(size, np.inf)),
-        integrality=np.concatenate([np.zeros(n + 1), np.full(len(ways), int(whole))]),
-        options={
-            "mip_rel_gap": _GAP,
-            "time_limit": _TIME_LIMIT_S,
-            **({} if node_limit is None else {"node_limit": node_limit}),
-        },
-    )
-    if solution.x is None:
-        return Flow(0.0, (0.0,) * len(ways))
-    chosen = solution.x[n + 1 :]
-    return Flow(float(solution.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
+    return LinearConstraint(matrix, lower, upper)
 
 
 def partition(

@@ -61,7 +61,7 @@ class Admission:
         "until",
     )
 
-    def __init__(self, node: Node, book: GpuStates, before: Admission | None = None) -> None:
+    def __init__(self, node: Node, book: GpuStates, before: Admission | None) -> None:
         """Admit a node.
 
         Args:

@@ -197,9 +197,9 @@ class GpuStates:
         leased: Layout,
         offered: Layout,
         preference: tuple[Profile, ...],
-        hidden: frozenset[Profile] = frozenset(),
+        hidden: frozenset[Profile],
         *,
-        anew: bool = False,
+        anew: bool,
     ) -> Final:
         """Return the plan of a GPU in this condition, unclaimed space filled by preference except with `hidden`.
 

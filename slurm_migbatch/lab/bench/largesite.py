@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.daemon.controller import Rows
 from slurm_migbatch.daemon.observer import CompleteView
-from slurm_migbatch.daemon.plans import GpuSlots, Guests, NodePlans, Plan
+from slurm_migbatch.daemon.plans import GpuSlots, Guests, NodePlans
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.mig.geometry import Geometry
@@ -55,6 +55,22 @@ class NoRecord:
         return Answers(questions, (), {}, (), dict.fromkeys(questions.decisions))
 
 
+class _AppliedAtOnce(NodePlans):
+    """Plans that nodes apply at once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock, clock)
+        #: nodes with a new plan
+        self.renewed: dict[str, None] = {}
+
+    def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
+        """Publish a node's plan, and confirm it."""
+        version = super().publish(node, gpus, guests)
+        self.confirm(node, version)
+        self.renewed[node] = None
+        return version
+
+
 class LargeSite:
     """Slurm's queue and nodes, the nodes' events and their plans.
 
@@ -64,13 +80,13 @@ class LargeSite:
     Attributes:
         gpus: number of all GPUs.
         now: unix seconds.
-        view: what the nodes hold.
+        view: what the nodes hold; `plans`: what they may use.
     """
 
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, seed: int) -> None:
         self.now = NOW
         self.view = CompleteView()
-        self._board = NodePlans(wall=lambda: self.now, clock=lambda: self.now)
+        self.plans = _AppliedAtOnce(lambda: self.now)
         self.gpus = nodes * gpus
         self._random = random.Random(seed)  # noqa: S311 a synthetic site, not a secret
         self._geometry, self._pending = geometry, pending
@@ -87,9 +103,8 @@ class LargeSite:
         self._gres: dict[str, dict[str, int]] = {}
         #: Slurm's counts in use, by node, while they are unchanged
         self._used: dict[str, Counter[str]] = {}
-        #: free slots on offer, by profile and node; nodes on which they may have changed
+        #: free slots on offer, by profile and node
         self._free: dict[Profile, dict[str, list[tuple[str, Slot]]]] = {}
-        self._renewed: dict[str, None] = {}
         total = geometry.max_slots * gpus
         description = {"mig": True, "geometry": geometry.to_dict()}
         for n in range(nodes):
@@ -103,7 +118,7 @@ class LargeSite:
             self._gres[name] = {plain[-1].gres_type: total, "none": total}
         self.submit()
 
-    # -- SlurmClient and plan board, as far as a round uses them ---------------------------------------------------
+    # -- SlurmClient, as far as a round uses it ------------------------------------------------------------------
 
     def jobs(self) -> tuple[JobRow, ...]:
         """Return Slurm's queue: running jobs, then pending jobs in their order."""
@@ -135,35 +150,12 @@ class LargeSite:
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Ignore: no job here may have any profile."""
 
-    def current(self, node: str) -> Plan | None:
-        """Return the plan of a node."""
-        return self._board.current(node)
-
-    def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
-        """Publish a node's plan, which the node applies at once."""
-        version = self._board.publish(node, gpus, guests)
-        self._board.confirm(node, version)
-        self._renewed[node] = None
-        return version
-
-    def acked(self, node: str) -> int:
-        """Return the version that a node has."""
-        return self._board.acked(node)
-
-    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
-        """Return at once."""
-        return self._board.wait_acked(node, version, timeout)
-
-    def silence(self, node: str) -> float:
-        """Return the seconds since a node last sent a message."""
-        return self._board.silence(node)
-
     # -- events between rounds -----------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Let every node request its plan."""
         for name in self._held:
-            self._board.note_contact(name)
+            self.plans.note_contact(name)
 
     def submit(self) -> None:
         """Submit jobs until the queue has its length again."""
@@ -183,22 +175,22 @@ class LargeSite:
             for uuid, slot, _ in ended_slices:
                 del self._held[node][uuid][slot]
             self._apply_events(node, "stop", ended_slices)
-            self._renewed[node] = None
+            self.plans.renewed[node] = None
         for job in self._random.sample(list(self._waiting), min(count // 10, len(self._waiting))):
             del self._waiting[job]
 
     def start(self) -> int:
         """Start jobs in Slurm's order if their slices are offered; return how many."""
-        for node in self._renewed:
+        for node in self.plans.renewed:
             self._refresh(node)
-        self._renewed.clear()
+        self.plans.renewed.clear()
         return sum(row.reason == "Priority" and self._begun(row) for row in list(self._waiting.values()))
 
     def _refresh(self, node: str) -> None:
         """Read a node's current offer."""
         for nodes in self._free.values():
             nodes.pop(node, None)
-        plan, held = self._board.current(node), self._held[node]
+        plan, held = self.plans.current(node), self._held[node]
         for uuid, rows in plan.gpus.items() if plan is not None else ():
             taken = sum({slot.placement.mask for slot in held[uuid]})
             for slot in (Slot.of(*row) for row in rows):

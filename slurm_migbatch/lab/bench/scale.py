@@ -129,8 +129,8 @@ def measure(
 
 def _rounds(config: Config, site: LargeSite, rounds: int) -> SiteRounds:
     settings = settings_of(config)
-    advertiser = Advertiser(site, site, config.supply.ack_wait_s)  # type: ignore[arg-type]
-    observer = Observer(site.view, site, advertiser.total, silence_s=config.supply.node_silence_s)
+    advertiser = Advertiser(site, site.plans, config.supply.ack_wait_s)  # type: ignore[arg-type]
+    observer = Observer(site.view, site.plans, advertiser.total, silence_s=config.supply.node_silence_s)
     observer.remember(LendingPast())
     loop = Controller(settings, site, observer, advertiser, NoRecord(), _Clock(site))  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory:

@@ -141,8 +141,8 @@ def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
 class ClusterWatch(Watch):
     """Observe the nodes' states and migbatchd's health periodically, in a thread, and once at the end."""
 
-    def __init__(self, bed: Cluster, every: float = 2.0) -> None:
-        super().__init__(every)
+    def __init__(self, bed: Cluster) -> None:
+        super().__init__(2.0)
         self._bed = bed
         self._began = time.monotonic()
         self._started = 0.0
@@ -184,7 +184,7 @@ class ClusterWatch(Watch):
         self.behind_s = max(self.behind_s, float(behind) if behind else time.monotonic() - self._began)
 
 
-def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostiles | None = None) -> dict[str, Any]:
+def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostiles | None) -> dict[str, Any]:
     """Submit, wait, and count what went wrong."""
     honest = [user.name for user in bed.users[:HONEST]]
     began = time.monotonic()

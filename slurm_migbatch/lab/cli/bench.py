@@ -13,6 +13,7 @@ from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.cli.common import (
     Result,
+    cells,
     data_option,
     json_option,
     measurement,
@@ -150,16 +151,8 @@ def scale(result: Result) -> None:
     click.echo(f"decided by {result['decides']}, configuration {result['configuration']}; seconds of processor time")
     lines = [
         (
-            f"{site['gpus']}",
-            f"{site['running']}",
-            f"{site['pending']}",
-            f"{site['first_s']:.2f}",
-            f"{max(site['rush_s'], default=0.0):.2f}",
-            f"{site['later_s']:.3f}",
-            f"{site['p99_s']:.3f}",
-            f"{site['dispatch_s']:.3f}",
-            f"{site['recording_s']:.3f}",
-            f"{site['peak_mib']:.0f}",
+            *(*cells("{gpus}|{running}|{pending}|{first_s:.2f}", site), f"{max(site['rush_s'], default=0.0):.2f}"),
+            *cells("{later_s:.3f}|{p99_s:.3f}|{dispatch_s:.3f}|{recording_s:.3f}|{peak_mib:.0f}", site),
         )
         for site in result["sites"]
     ]

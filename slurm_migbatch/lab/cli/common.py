@@ -89,6 +89,11 @@ def measuring() -> Iterator[Progress]:
         raise Failure(str(error)) from None
 
 
+def cells(form: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a row of a table: `form` has their formats, separated by `|`."""
+    return tuple(cell.format_map(row) for cell in form.split("|"))
+
+
 def print_notes(result: Result) -> None:
     """Print notes for the reader."""
     for note in result["notes"]:
@@ -106,13 +111,11 @@ def print_lending(entry: Mapping[str, Any]) -> None:
     columns = ("mean JCT", "over half (95 %)", "restarts (95 %)", "most", "delay mean", "p95", "max", "reclaimed")
     lines = [
         (
-            name,
-            f"{way['jct_s']:.0f} s",
-            with_interval(way["jct_ratio"], 3),
-            with_interval(way["restarts_interval"], 2),
-            f"{way['restarts_max']:.0f}",
-            *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
-            f"{way['reclaimed']:.0f}",
+            *(name, f"{way['jct_s']:.0f} s"),
+            *(with_interval(way["jct_ratio"], 3), with_interval(way["restarts_interval"], 2)),
+            *cells(
+                "{restarts_max:.0f}|{delay_mean_s:.2f} s|{delay_p95_s:.2f} s|{delay_max_s:.2f} s|{reclaimed:.0f}", way
+            ),
         )
         for name, way in entry["ways"].items()
     ]

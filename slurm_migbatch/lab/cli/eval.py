@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from slurm_migbatch.cli.common import HELP, Group, NumberRange, print_table
-from slurm_migbatch.lab.cli.common import Result, measurement, number_option, print_notes
+from slurm_migbatch.lab.cli.common import Result, cells, measurement, number_option, print_notes
 from slurm_migbatch.values.figures import plural
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -67,13 +67,7 @@ def predictor(result: Result) -> None:
         if figures["relative"]:
             click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
             lines = [
-                (
-                    row["method"],
-                    _k(row["k"]),
-                    f"{row['mae']:.3f}",
-                    f"{row['mae_mean_of_models']:.3f}",
-                    str(row["points"]),
-                )
+                (row["method"], _k(row["k"]), *cells("{mae:.3f}|{mae_mean_of_models:.3f}|{points}", row))
                 for row in figures["relative"]
             ]
             print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
@@ -96,14 +90,9 @@ def profiling(result: Result) -> None:
     print_notes(result)
     lines = [
         (
-            total["measured"],
-            f"{total['cells_share']:.1%}",
-            total["way"],
-            f"{total['slices']:.0f}",
-            f"{total['best']:.0f}",
+            *cells("{measured}|{cells_share:.1%}|{way}|{slices:.0f}|{best:.0f}", total),
             "-" if total["extra"] is None else f"{total['extra']:+.1%}",
-            f"{total['broken']} of {total['services']}",
-            str(total["short"]),
+            *cells("{broken} of {services}|{short}", total),
         )
         for total in result["totals"]
     ]
@@ -116,17 +105,8 @@ def batch(result: Result) -> None:
     """Share of a GPU and limits kept by the slice and batch of jobs with slo and without batch, compared with simple
     rules.
     """
-    lines = [
-        (
-            str(row["points"]),
-            row["way"],
-            str(row["cases"]),
-            f"{row['share']:.3f}",
-            f"{row['kept']:.1%}",
-            f"{row['items_per_share']:.3f}",
-        )
-        for row in result["rows"]
-    ]
+    form = "{points}|{way}|{cases}|{share:.3f}|{kept:.1%}|{items_per_share:.3f}"
+    lines = [cells(form, row) for row in result["rows"]]
     print_table(("points", "chosen by", "cases", "share of a GPU", "limits kept", "items/s per share over best"), lines)
     for row in result["no_choice"]:
         models = ", ".join(row["models"])
@@ -150,46 +130,21 @@ def services(result: Result) -> None:
         click.echo()
         lines = [
             (
-                way["name"] if number == 0 else "",
-                str(number),
-                *(str(gpus) for gpus in at["gpus"]),
-                str(at["total"]),
-                f"{at['points']:.1f}",
-                str(at["broken"]),
-                str(at["short"]),
+                *(way["name"] if number == 0 else "", str(number)),
+                *map(str, at["gpus"]),
+                *cells("{total}|{points:.1f}|{broken}|{short}", at),
             )
             for way in ways
             for number, at in enumerate(way["rounds"])
         ]
         print_table((title, "round", *names, "total", "measured", "limits broken", "rates short"), lines)
     click.echo("\nsynthetic services")
+    form = "{half}|{name}|{round}|{off}|{measured}|{total}|{points:.1f}|{broken} of {services}|{short}"
     lines = [
-        (
-            way["half"],
-            way["name"],
-            str(number),
-            str(way["off"]),
-            str(way["measured"]),
-            str(at["total"]),
-            f"{at['points']:.1f}",
-            f"{at['broken']} of {way['services']}",
-            str(at["short"]),
-        )
-        for way in result["made"]
-        for number, at in enumerate(way["rounds"])
+        cells(form, {**way, **at, "round": number}) for way in result["made"] for number, at in enumerate(way["rounds"])
     ]
-    header = (
-        "models",
-        "points",
-        "round",
-        "MIG off",
-        "all measured",
-        "GPUs",
-        "measured",
-        "limits broken",
-        "rates short",
-    )
-    print_table(header, lines)
+    header = ("models", "points", "round", "MIG off", "all measured", "GPUs", "measured")
+    print_table((*header, "limits broken", "rates short"), lines)
     click.echo()
 
 
@@ -206,12 +161,7 @@ def llm(result: Result) -> None:
     click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
     click.echo("mean error in % of held-out models")
     lines = [
-        (
-            *name.split("/"),
-            f"{score['mape']:.1f}",
-            f"{score['median']:.1f}",
-            *(f"{v:.1f}" for v in score["per_model"].values()),
-        )
+        (*name.split("/"), *cells("{mape:.1f}|{median:.1f}", score), *(f"{v:.1f}" for v in score["per_model"].values()))
         for name, score in result["scores"].items()
     ]
     print_table(("method", "figure", "mean", "median", *result["models"]), lines)
@@ -292,8 +242,10 @@ def _print_errors(series: list[dict[str, Any]]) -> None:
     header += [f"{level:.0%} held" for level in levels] + [f"{level:.0%} width" for level in levels]
     lines = []
     for row in series:
-        line = [str(row["k"]), *(f"{row[name]:.1f}" for name in ("mape", "median", "p90"))]
-        line += [str(row["points"]), str(row["models"]), f"{row.get('all_procs', row)['mape']:.1f}"]
+        line = [
+            *cells("{k}|{mape:.1f}|{median:.1f}|{p90:.1f}|{points}|{models}", row),
+            f"{row.get('all_procs', row)['mape']:.1f}",
+        ]
         line += [f"{cover['mean']:.1%}" for cover in row["coverage"]]
         line += [f"x{cover['width_factor']:.2f}" for cover in row["coverage"]]
         lines.append(line)
@@ -312,8 +264,7 @@ def _print_listed(series: list[dict[str, Any]]) -> None:
         for row in series:
             if not (scores := row[name]).get("models"):
                 continue
-            line = [str(row["k"]), label, f"{scores['mape']:.1f}", f"{scores['median']:.1f}"]
-            line += [str(scores["points"]), str(scores["models"])]
+            line = [str(row["k"]), label, *cells("{mape:.1f}|{median:.1f}|{points}|{models}", scores)]
             line += [f"{cover['mean']:.1%}" for cover in scores["coverage"]]
             lines.append(line + [f"x{cover['width_factor']:.2f}" for cover in scores["coverage"]])
     print_table(header, lines)
@@ -332,9 +283,9 @@ def _print_rules(rules: list[dict[str, Any]]) -> None:
     lines = []
     for row in rules:
         same = row["same_points"]
-        line = [row["method"], _k(row["k"]), f"{row['mape']:.1f}", f"{row['median']:.1f}", str(row["points"])]
+        line = [row["method"], _k(row["k"]), *cells("{mape:.1f}|{median:.1f}|{points}", row)]
         if same:
-            line += [str(same["points"]), f"{same['rule']:.1f}", f"{same['predictor']:.1f} (k={same['predictor_k']})"]
+            line += cells("{points}|{rule:.1f}|{predictor:.1f} (k={predictor_k})", same)
         lines.append(line + [""] * (8 - len(line)))
     print_table(("rule", "k", "mean", "median", "cells", "both", "rule", "predictor"), lines)
 
@@ -342,13 +293,8 @@ def _print_rules(rules: list[dict[str, Any]]) -> None:
 def _print_choices(choices: list[dict[str, Any]]) -> None:
     lines = [
         (
-            row["method"],
-            _k(row["k"]),
-            "middle" if row["level"] is None else f"{row['level']:.0%}",
-            f"{row['broken']:.1%}",
-            f"{row['quality']:.3f}",
-            f"{row['not_offered']:.1%}",
-            str(row["cases"]),
+            *(row["method"], _k(row["k"]), "middle" if row["level"] is None else f"{row['level']:.0%}"),
+            *cells("{broken:.1%}|{quality:.3f}|{not_offered:.1%}|{cases}", row),
         )
         for row in choices
     ]

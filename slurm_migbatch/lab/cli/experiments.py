@@ -10,6 +10,7 @@ from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import (
     Result,
     WrongVariant,
+    cells,
     draws_option,
     experiment,
     print_lending,
@@ -32,12 +33,8 @@ def _lending_wrong(result: Result) -> None:
         click.echo(f"\n{entry['load']} ({_decided(result)}), means over {entry['seeds']} seeds")
         lines = [
             (
-                name,
-                f"{row['jct_s']:.0f} s",
-                with_interval(row["over_half"], 3),
-                f"{row['over_half_worst']:.3f}",
-                f"{row['restarts']:.2f}",
-                f"{row['delay_p95_s']:.2f} s",
+                *(name, f"{row['jct_s']:.0f} s", with_interval(row["over_half"], 3)),
+                *cells("{over_half_worst:.3f}|{restarts:.2f}|{delay_p95_s:.2f} s", row),
                 f"{row['delay_p95_s'] - row['half_delay_p95_s']:+.2f} s",
                 f"{row['reclaimed']:.0f}",
             )
@@ -82,10 +79,10 @@ def _fragmentation_wrong(result: Result) -> None:
             for name, row in load["rows"].items():
                 over = [with_interval(values, 3) for values in row["over_first_fit"].values()]
                 if load["queued"]:
-                    own = (f"{row['wait_s']:.0f} s", f"{row['jct_s']:.0f} s", f"{row['restarts']:.2f}")
+                    own = cells("{wait_s:.0f} s|{jct_s:.0f} s|{restarts:.2f}", row)
                     waits.append((f"{load['load']:g}", name, *own, *over, f"{row['worst']:.3f}"))
                 else:
-                    taken = (f"{row['jobs']:.1%}", f"{row['slices']:.1%}")
+                    taken = cells("{jobs:.1%}|{slices:.1%}", row)
                     accepted.append((f"{load['load']:g}", name, *taken, *over, f"{row['worst']:.3f}"))
         columns = ("wait over first fit", "JCT", "worst draw's wait")
         print_table(("load", "wrong", "mean wait", "mean JCT", "restarts", *columns), waits)
@@ -108,17 +105,16 @@ def fragmentation(result: Result) -> None:
     print_notes(result)
     for title, population in result["populations"].items():
         click.echo(f"\n{title} ({_decided(population)}): {population['jobs']} pods, means of {result['seeds']} draws")
-        waits, accepted = [], []
+        waits: list[tuple[str, ...]] = []
+        accepted: list[tuple[str, ...]] = []
+        waited = (
+            "{wait_s:.0f} s|{wait_p95_s:.0f} s|{wait_max_s:.0f} s|{wait_whole_s:.0f} s|{jct_s:.0f} s|{restarts:.2f}"
+        )
         for load in population["loads"]:
+            table, form = (waits, waited) if load["queued"] else (accepted, "{jobs:.1%}|{slices:.1%}")
             for way, row in load["ways"].items():
-                label = (f"{load['load']:g}", way)
-                if load["queued"]:
-                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s", "jct_s"))
-                    over = (with_interval(row["over_first_fit"][key], 3) for key in ("wait_s", "jct_s"))
-                    waits.append((*label, *(f"{value:.0f} s" for value in figures), f"{row['restarts']:.2f}", *over))
-                else:
-                    over_both = (with_interval(row["over_first_fit"][key], 3) for key in ("jobs", "slices"))
-                    accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
+                over = (with_interval(values, 3) for values in row["over_first_fit"].values())
+                table.append((f"{load['load']:g}", way, *cells(form, row), *over))
         columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
         print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
         print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
@@ -136,11 +132,8 @@ def dispatch(result: Result) -> None:
             click.echo(f"{cut}: {name}")
         lines = [
             (
-                name,
-                f"{row['jct_s']:.0f} s",
-                f"{row['p95_s']:.0f} s",
-                with_interval(row["over_equal"], 3),
-                with_interval(row["over_static"], 3),
+                *(name, *cells("{jct_s:.0f} s|{p95_s:.0f} s", row)),
+                *(with_interval(row["over_equal"], 3), with_interval(row["over_static"], 3)),
             )
             for name, row in entry["ways"].items()
         ]
@@ -178,12 +171,9 @@ def pipelines(result: Result) -> None:
         click.echo(f"\n{entry['scenario']} ({_decided(entry)}), means of {result['seeds']} streams")
         lines = [
             (
-                way,
-                f"{row['kept']:.1%}",
-                f"{row['slice_s']:.0f}",
-                f"{row['late_p95_s']:.0f} s",
+                *(way, *cells("{kept:.1%}|{slice_s:.0f}|{late_p95_s:.0f} s", row)),
                 with_interval(row["over_cheaper"], 3),
-                *(f"{row[name]['kept']:.1%}, {row[name]['slice_s']:.0f}" for name in TIGHTNESS if row[name]),
+                *("{kept:.1%}, {slice_s:.0f}".format_map(row[name]) for name in TIGHTNESS if row[name]),
             )
             for way, row in entry["ways"].items()
         ]

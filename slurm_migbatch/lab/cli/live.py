@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slurm_migbatch.cli.common import print_table
-from slurm_migbatch.lab.cli.common import Result, json_option, measured, measurement, number_option, print_result
+from slurm_migbatch.lab.cli.common import Result, cells, json_option, measured, measurement, number_option, print_result
 
 _root_option = click.option(
     "--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian."
@@ -59,29 +59,17 @@ def _print_lending(result: Mapping[str, Any]) -> None:
         f"{result['requests']} inference and {result['trainings']} training jobs, a day of {result['day_s']:g} s"
     )
     _print_decider(result)
+    form = (
+        "{jct_s:.1f}|{predicted[jct_s]:.1f}|{jct_p95_s:.1f}|{mean_delay_s:.1f}|{predicted[mean_delay_s]:.1f}|{p95_s:.1f}|"
+        "{predicted[p95_s]:.1f}|{restarts:.2f}|{predicted[restarts]:.2f}|{restarts_max}|{rpcs}"
+    )
     print_table(
         (
             *("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "PREDICTED", "DELAY_P95_S", "PREDICTED"),
             *("RESTARTS", "PREDICTED", "MOST", "RPCS"),
         ),
-        [_row(name, way) for name, way in result["ways"].items()],
+        [(name, *cells(form, way)) for name, way in result["ways"].items()],
     )
-
-
-def _row(name: str, way: dict[str, Any]) -> list[str]:
-    predicted = way["predicted"]
-    seconds = (
-        way["jct_s"], predicted["jct_s"], way["jct_p95_s"],
-        way["mean_delay_s"], predicted["mean_delay_s"], way["p95_s"], predicted["p95_s"],
-    )  # fmt: skip
-    return [
-        name,
-        *(f"{value:.1f}" for value in seconds),
-        f"{way['restarts']:.2f}",
-        f"{predicted['restarts']:.2f}",
-        str(way["restarts_max"]),
-        str(way["rpcs"]),
-    ]
 
 
 def _print_moves(result: Mapping[str, Any]) -> None:
@@ -120,8 +108,7 @@ def _moves_row(name: str, way: Mapping[str, Any]) -> list[str]:
     predicted = way["predicted"]
     seconds = [f"{of[key]:.1f}" for key in ("wait_s", "wait_p95_s", "jct_s") for of in (way, predicted)]
     away = ["-" if way[key] is None else f"{way[key]:.1f}" for key in ("away_s", "away_max_s")]
-    counts = [str(way["moves"]), str(way["restarts"]), str(predicted["restarts"])]
-    return [name, *seconds, *counts, *away, str(way["rpcs"])]
+    return [name, *seconds, *cells("{moves}|{restarts}|{predicted[restarts]}", way), *away, str(way["rpcs"])]
 
 
 def _computed_row(name: str, way: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 import click
 
 from slurm_migbatch.cli.common import HELP, Group, print_table
-from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes
+from slurm_migbatch.lab.cli.common import Result, cells, draws_option, experiment, print_lending, print_notes
 
 _study = partial(experiment, plots=False)
 
@@ -45,11 +45,8 @@ def placement(result: Result) -> None:
         click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {result['seeds']} draws")
         lines = [
             (
-                f"{load['load']:g}",
-                row["rule"],
-                f"{row['accepted'][0]:.1%}",
-                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_jobs"]),
-                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_slices"]),
+                *(f"{load['load']:g}", *cells("{rule}|{accepted[0]:.1%}", row)),
+                *("{:+.1%} ({:+.1%} to {:+.1%})".format(*row[key]) for key in ("gain_jobs", "gain_slices")),
                 f"{row['busy'][0]:.1%}",
                 *(f"{row['by_class'][name]:.1%}" if name in row["by_class"] else "-" for name in classes),
             )

@@ -57,7 +57,6 @@ class PlacedService:
     """One service as it was placed: slices after additions, slices with everything measured, and errors."""
 
     scenario: str
-    model: str
     slices: float
     best: float
     broken: bool
@@ -190,7 +189,6 @@ def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None
     used = list(instance_plan.instances)
     return PlacedService(
         service.scenario,
-        sample.model,
         placing.topped_up(instance_plan, items / truth, slices, service.rate),
         best.slices,
         bool((truth[used] > service.limit_s).any()),

@@ -208,10 +208,10 @@ def of_jobs(found: Draw, ended: WorkloadOutcome) -> Outcome:
 def _work(kind: PodKind) -> Work:
     if kind.served:
         return Fixed(kind.seconds)
-    return SimulatedTraining(kind.seconds, _full_speed, start_s=0.0, restart_s=RESTART_S, checkpoint_s=CHECKPOINT_S)
+    return SimulatedTraining(kind.seconds, full_speed, start_s=0.0, restart_s=RESTART_S, checkpoint_s=CHECKPOINT_S)
 
 
-def _full_speed(_profile: Profile) -> float:
+def full_speed(_profile: Profile) -> float:
     """Return the speed of a training job on the one profile that it may have."""
     return 1.0
 
@@ -260,13 +260,7 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
 
     `data` is openb's directory, or one that holds it. Raises NotMeasurable, TraceError.
     """
-    gpu = geometry(GPU)
-    kinds_by_population, notices = populations(data, gpu)
-
-    def tell(text: str, of: int) -> None:
-        progress(text, len(kinds_by_population) * of)
-
-    results = {name: _population(name, kinds, seeds, tell, processes) for name, kinds in kinds_by_population.items()}
+    results, notices = of_populations(data, progress, partial(_population, seeds=seeds, processes=processes))
     return {
         "bench": "fragmentation",
         "data": str(data),
@@ -284,7 +278,19 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
     }
 
 
-def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
+def of_populations(
+    data: Path, progress: Progress, result_of: Callable[[str, Sequence[PodKind], Progress], dict[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
+    """Return the result for each population below `data`, by its name, and the notices on the trace."""
+    kinds_by_population, notices = populations(data, geometry(GPU))
+
+    def tell(text: str, of: int) -> None:
+        progress(text, len(kinds_by_population) * of)
+
+    return {name: result_of(name, kinds, tell) for name, kinds in kinds_by_population.items()}, notices
+
+
+def _population(name: str, kinds: Sequence[PodKind], progress: Progress, seeds: int, processes: int) -> dict[str, Any]:
     config = config_of(kinds)
     requests = Counter(kind.profile for kind in kinds)
     found_by_load = run_cases(run_way, (kinds, config), name, seeds, list(ways(config, requests)), progress, processes)
@@ -292,7 +298,7 @@ def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progr
         {
             "load": load,
             "queued": load in QUEUED,
-            "ways": {way: _row(found, by_way) for way, found in by_way.items()},
+            "ways": {way: row(found, by_way[FIRST]) for way, found in by_way.items()},
         }
         for load, by_way in found_by_load.items()
     ]
@@ -358,13 +364,16 @@ def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: in
     }
 
 
-def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the means over seeds, and the mean ratio to first fit by seed with its interval."""
+def row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the means over seeds, and the mean ratios to first fit (`base`) by seed with their intervals."""
     keys = ("wait_s", "jct_s") if "wait_s" in runs[0] else ("jobs", "slices")
-    over = {
-        key: rounded_interval([ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)]) for key in keys
-    }
+    over = {key: rounded_interval(ratios(runs, base, key)) for key in keys}
     return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
+
+
+def ratios(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], key: str) -> list[float]:
+    """Return a figure relative to that of `base`, seed by seed."""
+    return [ratio(a[key], b[key]) for a, b in zip(runs, base, strict=True)]
 
 
 def ratio(value: float, baseline: float) -> float:

@@ -13,22 +13,22 @@ would end it; learned run times can.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.lab.bars import Bar, rounded_interval
+from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, Draw
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.studies.placement import PodKind, populations
+from slurm_migbatch.lab.studies.placement import PodKind
 
 WAIT_TARGET: Final = 1.02
 SLICES_TARGET: Final = 0.98
@@ -94,12 +94,8 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
     Raises:
         NotMeasurable, TraceError: as `fragmentation.measure`.
     """
-    kinds_by_population, notices = populations(data, geometry(GPU))
-
-    def tell(text: str, of: int) -> None:
-        progress(text, len(kinds_by_population) * of)
-
-    results = {name: _population(name, kinds, seeds, tell, processes) for name, kinds in kinds_by_population.items()}
+    result_of = partial(_population, seeds=seeds, processes=processes)
+    results, notices = fragmentation.of_populations(data, progress, result_of)
     return {
         "bench": "fragmentation, wrong predictions",
         "data": str(data),
@@ -110,7 +106,7 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent, processes:
     }
 
 
-def _population(name: str, kinds: Sequence[PodKind], seeds: int, progress: Progress, processes: int) -> dict[str, Any]:
+def _population(name: str, kinds: Sequence[PodKind], progress: Progress, seeds: int, processes: int) -> dict[str, Any]:
     right = fragmentation.config_of(kinds)
     found_by_load = fragmentation.run_cases(_run, (kinds, right), name, seeds, (FIRST, *ROWS), progress, processes)
     loads = []
@@ -132,14 +128,9 @@ def _run(inputs: fragmentation.Inputs, load: float, seed: int, row: str) -> dict
 
 
 def _row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], queued: bool) -> dict[str, Any]:
-    """Return means over seeds, the mean ratios to first fit with their intervals, and that of the worst seed."""
-    keys = ("wait_s", "jct_s") if queued else ("jobs", "slices")
-    over = {key: [fragmentation.ratio(a[key], b[key]) for a, b in zip(runs, base, strict=True)] for key in keys}
-    return {
-        **{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]},
-        "over_first_fit": {key: rounded_interval(values) for key, values in over.items()},
-        "worst": round(max(over["wait_s"]) if queued else min(over["slices"]), 4),
-    }
+    """Return the row of `fragmentation`, and the ratio to first fit of the worst seed."""
+    ratios = fragmentation.ratios(runs, base, "wait_s" if queued else "slices")
+    return {**fragmentation.row(runs, base), "worst": round(max(ratios) if queued else min(ratios), 4)}
 
 
 def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:

@@ -34,7 +34,6 @@ from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation
 from slurm_migbatch.lab.slurm.waves import POLL_S, TrainingCosts
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, populations
-from slurm_migbatch.mig.profile import Profile
 
 POPULATION: Final = "parts of a GPU"
 LOAD: Final = 0.9
@@ -145,13 +144,8 @@ def _work(kind: PodKind) -> Work:
     if kind.served:
         return Fixed(kind.seconds)
     return SimulatedTraining(
-        kind.seconds, _full_speed, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s
+        kind.seconds, fragmentation.full_speed, COSTS.start_s, COSTS.restart_s, COSTS.every_s, COSTS.checkpoint_s
     )
-
-
-def _full_speed(_profile: Profile) -> float:
-    """Return the speed of a training job on the one profile that it may have."""
-    return 1.0
 
 
 def first_fit(wave: MoveWave) -> Outcome:
@@ -189,9 +183,7 @@ def wait_over(outcome: Outcome, baseline: Outcome) -> tuple[float, float, float]
     return (ratio, 1.0 + low / mean, 1.0 + high / mean) if mean else (ratio, -math.inf, math.inf)
 
 
-def scatter(
-    kinds: Sequence[PodKind], seeds: Sequence[int], release: tuple[int, int] = SlurmSettings.release
-) -> dict[str, Any]:
+def scatter(kinds: Sequence[PodKind], seeds: Sequence[int], release: tuple[int, int]) -> dict[str, Any]:
     """Return the simulator's predictions of other days: ratios of wait and completion time with moves to those without.
 
     Of each the mean over the draws, the ends of its 95 % confidence interval, the least and the largest.

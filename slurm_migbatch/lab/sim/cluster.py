@@ -181,7 +181,7 @@ class SimulatedCluster:
             return list(next(iter(cells.values())).runs)
         return list(dict.fromkeys(run for slot in sorted(cells) for run in cells[slot].runs))
 
-    def arrangements(self, among: int = -1) -> Iterator[tuple[Geometry, Layout, int]]:
+    def arrangements(self, among: int) -> Iterator[tuple[Geometry, Layout, int]]:
         """Yield geometry, held layout and GPUs (bits) of each arrangement that a GPU of `among` has."""
         for (geometry, used), gpus in self.alike.items():
             if gpus & among:

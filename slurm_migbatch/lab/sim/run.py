@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -91,10 +90,6 @@ class SimulatedRun:
     def attained(self, now: float) -> float:
         """Return the compute-slice seconds that it has held until `now`."""
         return self.service + self.slices * (now - self.since) if self.places else self.service
-
-    def end(self) -> float:
-        """Return when the job ends if nothing changes; infinite while it waits."""
-        return max(self.since, self.resumes) + self.left / self.rate if self.rate > 0 else math.inf
 
     def settle(self, now: float) -> None:
         """Add up progress, service and pauses until `now`."""

@@ -51,7 +51,7 @@ class Booking:
         played: Mapping[int, Played],
         moment: Callable[[float], float],
         *,
-        log: bool = False,
+        log: bool,
     ) -> None:
         self._cluster, self._places, self._played, self._moment = cluster, places, played, moment
         self._meter = UtilizationMeter()

@@ -14,10 +14,9 @@ START: Final = 1_000_000.0
 class TimedEvent:
     """An action that runs at a time unless it is cancelled before."""
 
-    __slots__ = ("action", "when")
+    __slots__ = ("action",)
 
-    def __init__(self, when: float, action: Callable[[], object]) -> None:
-        self.when = when
+    def __init__(self, action: Callable[[], object]) -> None:
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
@@ -47,7 +46,7 @@ class VirtualClock:
 
     def at(self, when: float, action: Callable[[], object]) -> TimedEvent:
         """Have `action` run at time `when`, or when time next passes if `when` has passed."""
-        event = TimedEvent(when, action)
+        event = TimedEvent(action)
         heappush(self._events, (when, next(self._numbers), event))
         return event
 

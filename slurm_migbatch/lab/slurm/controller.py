@@ -47,7 +47,7 @@ class ServiceController:
             predictions = predictions or SitePredictions(chooser, catalog)
         advertiser = Advertiser(slurm, nodes, config.supply.ack_wait_s)
         self.observer = Observer(
-            nodes,
+            nodes.view,
             nodes,
             advertiser.total,
             silence_s=config.supply.node_silence_s,

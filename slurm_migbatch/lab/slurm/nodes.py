@@ -19,7 +19,6 @@ from typing import Any, Final
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.plans import Guests, NodePlans, Plan
 from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
 from slurm_migbatch.lab.slurm.clock import VirtualClock
@@ -77,7 +76,7 @@ class _SimulatedNode:
 
 
 class SimulatedNodes:
-    """All nodes of a site: `daemon.plans.Plans` and `daemon.nodesview.NodesView` in one.
+    """All nodes of a site, which are `daemon.plans.Plans` too; `view` has what they report.
 
     Args:
         slurm: the simulated slurmctld whose jobs are on these nodes.
@@ -194,14 +193,6 @@ class SimulatedNodes:
         return [row for row in rows if row.state == "held" and row.gpu in gpus]
 
     # -- plans -----------------------------------------------------------------------------------------------------
-
-    def facts(self) -> Mapping[str, NodeFacts]:
-        """See daemon.nodesview.NodesView."""
-        return self.view.facts()
-
-    def emptied(self, node: str) -> NodeFacts | None:
-        """See daemon.nodesview.NodesView."""
-        return self.view.emptied(node)
 
     def current(self, node: str) -> Plan | None:
         """See daemon.plans.Plans."""

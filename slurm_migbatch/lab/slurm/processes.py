@@ -57,16 +57,11 @@ class SimulatedProcesses:
     """
 
     def __init__(
-        self,
-        clock: VirtualClock,
-        slurm: Slurmctld,
-        nodes: SimulatedNodes,
-        work: Callable[[JobRow], Work],
-        neighbourhood: Neighbourhood = Halved(),
+        self, clock: VirtualClock, slurm: Slurmctld, nodes: SimulatedNodes, work: Callable[[JobRow], Work]
     ) -> None:
         self.clock, self.slurm, self.nodes = clock, slurm, nodes
         #: how much jobs on one GPU slow each other down
-        self.neighbourhood = neighbourhood
+        self.neighbourhood: Neighbourhood = Halved()
         self._work = work
         self._works: dict[int, Work] = {}
         self._processes: dict[int, _Process] = {}

@@ -211,10 +211,8 @@ class InstanceBench:
 
     def composed(self) -> dict[str, Any]:
         """Run ElasticBatch's configuration step for each service alone, then pack."""
-        counts = []
-        for loads in self.loads.values():
-            counts.append(pack(self.geometry, {s.name: compose(s) for s in self.services(loads)}).gpus)
-        return _row("each service alone, then packed", counts)
+        configured = [{s.name: compose(s) for s in self.services(loads)} for loads in self.loads.values()]
+        return _row("each service alone, then packed", [pack(self.geometry, each).gpus for each in configured])
 
     def slow(self, model: str, done: tuple[int, ...]) -> Array:
         """Return `HeldOutModel.slow`, computed once."""

@@ -6,6 +6,7 @@ import csv
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -41,10 +42,16 @@ class TraceError(ValueError):
         self.path, self.line, self.text = path, line, text
 
 
-class WrongRows:
-    """Rows of a trace that cannot be read: each is skipped and counted if its block (`with`) raises TraceError."""
+class Skipped(Exception):
+    """A row is not used although it can be read; the message says what such rows are, in the plural."""
+
+
+class UnusedRows:
+    """Rows of a trace that are not used: those whose block (`with`) raises Skipped, or TraceError if they are wrong."""
 
     def __init__(self) -> None:
+        #: by what they are
+        self.skipped: Counter[str] = Counter()
         self._count = 0
         self._first: TraceError | None = None
 
@@ -52,6 +59,9 @@ class WrongRows:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, Skipped):
+            self.skipped[str(error)] += 1
+            return True
         if not isinstance(error, TraceError):
             return False
         self._count += 1
@@ -64,15 +74,15 @@ class WrongRows:
             raise error
 
     def notices(self, read: int) -> tuple[str, ...]:
-        """Tell how many rows are skipped, and why the first one is; raises its error if not more were `read`."""
-        first = self._first
+        """Tell how many rows are skipped, and why the first wrong one is; raises its error if not more were `read`."""
+        first, skipped = self._first, tuple(f"{count} {what} are skipped" for what, count in self.skipped.items())
         if first is None:
-            return ()
+            return skipped
         if self._count >= read:
             rest = f"; {self._count} lines or jobs are wrong, {read} can be read" if self._count > 1 else ""
             raise TraceError(first.path, first.line, first.text + rest)
         where = f"line {first.line}: " if first.line else ""
-        return (f"{self._count} lines or jobs that are wrong are skipped, the first: {where}{first.text}",)
+        return (*skipped, f"{self._count} lines or jobs that are wrong are skipped, the first: {where}{first.text}")
 
 
 class CsvLine:
@@ -184,7 +194,7 @@ def lines(
     errors: str = "strict",
     command: str = "",
     mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
-    wrong: WrongRows | None = None,
+    unused: UnusedRows | None = None,
 ) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns; a header that is repeated is no row.
 
@@ -196,7 +206,7 @@ def lines(
         errors: "replace" replaces bytes that are not UTF-8.
         command: the command that prints such a file, for the error.
         mend: gets the header and a row that is not blank, and returns the row to read; None: there is none.
-        wrong: counts rows with too few or too many cells; None: they are errors.
+        unused: counts rows with too few or too many cells; None: they are errors.
 
     Raises:
         TraceError: the file cannot be read, is empty, lacks a column or has one twice, or a row has too few or too many
@@ -220,9 +230,9 @@ def lines(
                     continue
                 if len(row) != width:
                     error = TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
-                    if wrong is None:
+                    if unused is None:
                         raise error
-                    wrong.add(error)
+                    unused.add(error)
                     continue
                 yield CsvLine(path, rows.line_num, places, row)
     except csv.Error as invalid:

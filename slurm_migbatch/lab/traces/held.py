@@ -40,7 +40,7 @@ class _Counts(NamedTuple):
     shares: bool
 
 
-def held_in(tres_list: str, geometry: Geometry | None = None) -> HeldGpus:
+def held_in(tres_list: str, geometry: Geometry | None) -> HeldGpus:
     """Return the largest profile and the number of slices, or the number of GPUs if the job had any.
 
     The profile is that of the geometry, if it has one under another name. Raises GresError and ProfileError.

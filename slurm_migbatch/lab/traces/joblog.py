@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from slurm_migbatch.lab.sim.job import Kind, SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
+from slurm_migbatch.lab.traces.csvlines import CsvLine, Skipped, UnusedRows, lines
 from slurm_migbatch.lab.traces.openb import slice_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
@@ -106,20 +105,17 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
     """
     columns: _Columns | None = None
     in_seconds: bool | None = None
-    left_out: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
-    wrong = WrongRows()
-    for line in lines(path, ("|".join(SUBMITTED), "|".join(DURATION), "|".join(GPUS)), wrong=wrong):
+    unused = UnusedRows()
+    for line in lines(path, ("|".join(SUBMITTED), "|".join(DURATION), "|".join(GPUS)), unused=unused):
         columns = columns or _Columns.of(line)
-        with wrong:
+        with unused:
             gpus = _known(line, columns.gpus, MOST_GPUS)
             duration = _known(line, columns.duration)
             if not gpus:
-                left_out["without a GPU"] += 1
-                continue
+                raise Skipped("jobs without a GPU")
             if not duration or (columns.state and line.text(columns.state).upper() in _UNFINISHED):
-                left_out["that have not run or not ended"] += 1
-                continue
+                raise Skipped("jobs that have not run or not ended")
             if gpus > 1 and gpus != int(gpus):
                 raise line.wrong(f"{columns.gpus} must be a share of one GPU or a whole number, not {gpus:g}")
             instances = line.count_of(columns.instances, 1, MOST_GPUS) if columns.instances else 1
@@ -138,7 +134,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
                     slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
                 )
             )
-    return trace_of("joblog", jobs, left_out, wrong)
+    return trace_of(jobs, unused)
 
 
 def _known(line: CsvLine, column: str, most: float = math.inf) -> float:
@@ -151,15 +147,11 @@ def arrival(submitted: float, eligible: float) -> tuple[float, bool]:
     return max(submitted, eligible), eligible > submitted + _AT_ONCE_S
 
 
-def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wrong: WrongRows) -> Trace:
-    """Return the trace of these jobs in order of submission; `left_out` counts the skipped jobs by the reason.
-
-    Raises TraceError if as many rows are wrong as were read.
-    """
+def trace_of(jobs: list[LoggedJob], unused: UnusedRows) -> Trace:
+    """Return the trace of these jobs by submission. Raises TraceError if as many rows are wrong as were read."""
     jobs.sort()
     begin = jobs[0].submitted_at if jobs else 0.0
     return Trace(
-        name,
         tuple(
             SimulatedJob(
                 number,
@@ -174,5 +166,5 @@ def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int], wron
             )
             for number, job in enumerate(jobs)
         ),
-        notices=(*(f"{count} jobs {what} are skipped" for what, count in left_out.items()), *wrong.notices(len(jobs))),
+        unused.notices(len(jobs)),
     )

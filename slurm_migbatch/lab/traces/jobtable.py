@@ -24,7 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows, lines
+from slurm_migbatch.lab.sim.job import Kind
+from slurm_migbatch.lab.traces.csvlines import CsvLine, Skipped, UnusedRows, lines
 from slurm_migbatch.lab.traces.held import HeldGpus, held_in
 from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
@@ -62,31 +63,27 @@ def read(
         infer: partitions whose jobs are inference.
         geometry: of the GPU whose profiles the slices have by other names; None: the names in `tres`.
     """
-    left_out: Counter[str] = Counter()
     remarks: Counter[str] = Counter()
     unnamed: set[int] = set()
     seen: set[tuple[str, float, float, float, int]] = set()
     jobs: list[LoggedJob] = []
-    wrong = WrongRows()
-    for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS, wrong=wrong):
-        with wrong:
+    unused = UnusedRows()
+    for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS, unused=unused):
+        with unused:
             started, ended = line.seconds_of("time_start"), line.seconds_of("time_end")
             work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
             state = line.count_of("state")
             ended_run = state & _STATE_BASE > _SUSPENDED or state & _ENDED_RUN
             if not ended_run or not started or work <= 0:
-                left_out["that have not run or not ended"] += 1
-                continue
+                raise Skipped("jobs that have not run or not ended")
             run = line.text("id_job"), line.seconds_of("time_submit"), started, ended, state
             if run in seen:
-                left_out["that repeat an earlier line"] += 1
-                continue
+                raise Skipped("jobs that repeat an earlier line")
             seen.add(run)
             counts = _counts(line)
             held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
             if not held.gpus:
-                left_out[held.remark] += 1
-                continue
+                raise Skipped(f"jobs {held.remark}")
             if held.remark:
                 remarks[held.remark] += 1
             if line.has("het_job_id") and line.text("het_job_id") not in ("", "0", "NULL"):
@@ -95,20 +92,10 @@ def read(
             arrived, later = arrival(run[1], eligible if eligible <= started else 0.0)
             if later:
                 remarks[LATER] += 1
-            jobs.append(
-                LoggedJob(
-                    arrived,
-                    line.number,
-                    run[0],
-                    work,
-                    held.gpus,
-                    line.text("id_user"),
-                    "infer" if infer and line.text("partition") in infer else "train",
-                    held.profile,
-                    estimate=_limit(line),
-                )
-            )
-    trace = trace_of("jobtable", jobs, left_out, wrong)
+            user, limit_s = line.text("id_user"), _limit(line)
+            kind: Kind = "infer" if infer and line.text("partition") in infer else "train"
+            jobs.append(LoggedJob(arrived, line.number, run[0], work, held.gpus, user, kind, held.profile, limit_s))
+    trace = trace_of(jobs, unused)
     notices = [f"{count} jobs {remark}" for remark, count in remarks.items()]
     if unnamed:
         notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")

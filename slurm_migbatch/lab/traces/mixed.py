@@ -48,4 +48,4 @@ def read(path: Path, known: Mapping[str, ApplicationProfile] | None = None) -> T
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    return Trace("mixed", tuple(jobs))
+    return Trace(tuple(jobs))

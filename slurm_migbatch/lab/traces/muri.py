@@ -43,4 +43,4 @@ def read(path: Path) -> Trace:
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    return Trace("muri", tuple(jobs))
+    return Trace(tuple(jobs))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import WrongRows, lines
+from slurm_migbatch.lab.traces.csvlines import UnusedRows, lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -36,9 +36,9 @@ def read(path: Path, geometry: Geometry) -> Trace:
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
     without_gpu = unscheduled = unfinished = negative = 0
-    wrong = WrongRows()
-    for line in lines(path, columns, wrong=wrong):
-        with wrong:
+    unused = UnusedRows()
+    for line in lines(path, columns, unused=unused):
+        with unused:
             gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
             created = line.number_of("creation_time", 0)
             if not gpus:
@@ -83,7 +83,7 @@ def read(path: Path, geometry: Geometry) -> Trace:
         (early, f"came before day {BEGIN_DAY}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
-    return Trace("openb", tuple(late or jobs), notices=(*notices, *wrong.notices(len(jobs))))
+    return Trace(tuple(late or jobs), (*notices, *unused.notices(len(jobs))))
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:

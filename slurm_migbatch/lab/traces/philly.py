@@ -8,12 +8,11 @@ read by `joblog`.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.traces import joblog
-from slurm_migbatch.lab.traces.csvlines import TraceError, WrongRows, moment, opened
+from slurm_migbatch.lab.traces.csvlines import Skipped, TraceError, UnusedRows, moment, opened
 from slurm_migbatch.lab.traces.joblog import LoggedJob
 from slurm_migbatch.lab.traces.trace import Trace
 
@@ -33,21 +32,19 @@ def read(path: Path) -> Trace:
         raise TraceError(path, 0, f"is not JSON ({error}); name a CSV file .csv or .csv.gz") from None
     if not isinstance(log, list):
         raise TraceError(path, 0, "must be a list of jobs")
-    left_out: Counter[str] = Counter()
     jobs = []
-    wrong = WrongRows()
+    unused = UnusedRows()
     for number, entry in enumerate(log):
-        with wrong:
+        with unused:
             try:
                 job = _job(number, entry)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 text = f"lacks {error}" if isinstance(error, KeyError) else str(error)
                 raise TraceError(path, 0, f"job {number} of the list: {text}") from None
-            if job.gpus and job.duration > 0:
-                jobs.append(job)
-            else:
-                left_out["that have not run or not ended" if job.gpus else "without a GPU"] += 1
-    return joblog.trace_of("philly", jobs, left_out, wrong)
+            if not job.gpus or job.duration <= 0:
+                raise Skipped("jobs that have not run or not ended" if job.gpus else "jobs without a GPU")
+            jobs.append(job)
+    return joblog.trace_of(jobs, unused)
 
 
 def _job(number: int, entry: dict[str, Any]) -> LoggedJob:

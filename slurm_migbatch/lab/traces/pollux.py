@@ -110,7 +110,7 @@ def read(path: Path, known: Mapping[str, ApplicationProfile]) -> Trace:
         arrival = line.number_of("time", 0)
         jobs.append(SimulatedJob(line.number, line.text("name"), arrival, work, gpus=gpus, app=app, batch=batch))
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    return Trace("pollux", tuple(jobs))
+    return Trace(tuple(jobs))
 
 
 def profiled_s(line: CsvLine, known: Mapping[str, ApplicationProfile], app: str, gpus: int, batch: int) -> float:

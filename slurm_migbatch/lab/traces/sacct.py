@@ -30,6 +30,7 @@ GPUs, with a notice; jobs with shares of a GPU (`gres/shard`) or slices of unkno
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
@@ -38,8 +39,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from slurm_migbatch.lab.sim.job import Kind
 from slurm_migbatch.lab.traces import sacctlines
-from slurm_migbatch.lab.traces.csvlines import CsvLine, WrongRows
+from slurm_migbatch.lab.traces.csvlines import CsvLine, Skipped, UnusedRows
 from slurm_migbatch.lab.traces.held import HeldGpus, held_in
 from slurm_migbatch.lab.traces.joblog import COMPONENTS, LATER, LoggedJob, arrival, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
@@ -72,60 +74,43 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
         infer: partitions whose jobs are inference.
         geometry: of the GPU whose profiles the slices have by other names; None: the names of the export.
     """
-    left_out: Counter[str] = Counter()
     remarks: Counter[str] = Counter()
     jobs: list[LoggedJob] = []
     ran_in: set[str] = set()
-    users: dict[str, str] = {}
     seen: set[bytes] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    wrong = WrongRows()
-    for line in sacctlines.read(path, columns, COMMAND, left_out, wrong):
-        with wrong:
+    unused = UnusedRows()
+    for line in sacctlines.read(path, columns, COMMAND, unused):
+        with unused:
             run = [line.text(column) for names in _RUN if (column := line.first_of(names))]
             if "." in run[0]:
-                left_out["steps of jobs"] += 1
-                continue
+                raise Skipped("steps of jobs")
             # the cells themselves would be half of the memory that a file of a million lines takes
             digest = digest_of("\0".join(run).encode("utf-8", "surrogatepass"), 16)
             if digest in seen:
-                left_out["repeated lines"] += 1
-                continue
+                raise Skipped("repeated lines")
             seen.add(digest)
             state = line.text("State").split(" ")[0].rstrip("+")
             ended = not line.has("End") or line.text("End") not in _UNKNOWN
             if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
-                left_out["jobs that have not run or not ended"] += 1
-                continue
+                raise Skipped("jobs that have not run or not ended")
             held = _held(line, geometry)
             if not held.gpus:
-                left_out[f"jobs {held.remark}"] += 1
-                continue
+                raise Skipped(f"jobs {held.remark}")
             work = _seconds(line, "Elapsed", 1)
             if not work:
-                known = work is not None
-                left_out["jobs that ended within a second" if known else "jobs whose run time is not known"] += 1
-                continue
+                raise Skipped(f"jobs {'whose run time is not known' if work is None else 'that ended within a second'}")
             partition = line.text("Partition") if infer else ""
             ran_in.add(partition)
             arrived, later = _arrival(line)
             remarks.update(filter(None, (held.remark, COMPONENTS if "+" in run[0] else "", LATER if later else "")))
-            jobs.append(
-                LoggedJob(
-                    arrived,
-                    line.number,
-                    run[0],
-                    work,
-                    held.gpus,
-                    users.setdefault(user := line.text("User"), user),
-                    "infer" if partition in infer else "train",
-                    held.profile,
-                    _seconds(line, "Timelimit", 60),
-                )
-            )
-    trace = trace_of("sacct", jobs, {}, wrong)
-    notices = [*(f"{count} {reason} are skipped" for reason, count in left_out.items()), *trace.notices]
-    if not jobs and left_out["jobs without a GPU"]:
+            user = sys.intern(line.text("User"))  # few users have a million lines
+            kind: Kind = "infer" if partition in infer else "train"
+            limit_s = _seconds(line, "Timelimit", 60)
+            jobs.append(LoggedJob(arrived, line.number, run[0], work, held.gpus, user, kind, held.profile, limit_s))
+    trace = trace_of(jobs, unused)
+    notices = list(trace.notices)
+    if not jobs and unused.skipped["jobs without a GPU"]:
         notices.append(UNTRACKED)
     notices += [f"{count} jobs {remark}" for remark, count in remarks.items()]
     if absent := sorted(set(infer) - ran_in):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, WrongRows, lines, opened
+from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, UnusedRows, lines, opened
 
 AMBIGUOUS: Final = "lines with a delimiter or a newline in a text of their user"
 """What is skipped, for the notice."""
@@ -29,27 +29,24 @@ _JSON_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def read(
-    path: Path, columns: Sequence[str], command: str, left_out: Counter[str], wrong: WrongRows
-) -> Iterator[CsvLine]:
+def read(path: Path, columns: Sequence[str], command: str, unused: UnusedRows) -> Iterator[CsvLine]:
     """Yield every line; `command` prints such a file. Raises TraceError.
 
     Args:
         columns: required columns; `a|b` requires one of them.
-        left_out: counts the lines that are skipped, by the reason.
-        wrong: counts lines and jobs that cannot be read.
+        unused: counts lines that are skipped, and lines and jobs that cannot be read.
     """
     with opened(path, "replace") as file:
         head = file.read(1 << 16).lstrip("\ufeff \t\r\n")
     if head.startswith(("{", "[")):
-        yield from _json_jobs(path, command, wrong)
+        yield from _json_jobs(path, command, unused)
         return
     match = _DELIMITED.match(head)
     delimiter = match[1] if match and "|" not in head.partition("\n")[0] else "|"
-    mender = RowMender(delimiter, left_out)
+    mender = RowMender(delimiter, unused.skipped)
     quoted = delimiter == ","  # no option of sacct quotes, but programs that write CSV do
     yield from lines(
-        path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend, wrong=wrong
+        path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend, unused=unused
     )
     mender.end()
 
@@ -57,9 +54,9 @@ def read(
 class RowMender:
     """Joins the cells of rows that were divided in a text."""
 
-    def __init__(self, delimiter: str, left_out: Counter[str]) -> None:
-        """Count rows that cannot be joined in `left_out`."""
-        self._delimiter, self._left_out = delimiter, left_out
+    def __init__(self, delimiter: str, skipped: Counter[str]) -> None:
+        """Count rows that cannot be joined in `skipped`."""
+        self._delimiter, self._skipped = delimiter, skipped
         self._begun: list[str] = []
 
     def mend(self, header: Sequence[str], cells: list[str]) -> list[str] | None:
@@ -74,7 +71,7 @@ class RowMender:
         if begun and (len(cells) != width or not _begins_row(header, cells)):
             cells = [*begun[:-1], f"{begun[-1]}\n{cells[0]}", *cells[1:]]
         elif begun:
-            self._left_out[AMBIGUOUS] += 1
+            self._skipped[AMBIGUOUS] += 1
         if len(cells) == width:
             return cells
         texts = [place for place, name in enumerate(header) if name.strip() in TEXTS]
@@ -89,7 +86,7 @@ class RowMender:
 
     def _narrowed(self, texts: Sequence[int], cells: list[str], surplus: int) -> list[str] | None:
         if len(texts) > 1:
-            self._left_out[AMBIGUOUS] += 1
+            self._skipped[AMBIGUOUS] += 1
             return None
         begin, end = texts[0], texts[0] + surplus + 1
         return [*cells[:begin], self._delimiter.join(cells[begin:end]), *cells[end:]]
@@ -97,7 +94,7 @@ class RowMender:
     def end(self) -> None:
         """Count a row that was not complete at the end of the file."""
         if self._begun:
-            self._left_out[AMBIGUOUS] += 1
+            self._skipped[AMBIGUOUS] += 1
 
 
 def _begins_row(header: Sequence[str], cells: Sequence[str]) -> bool:
@@ -134,7 +131,7 @@ class _JsonJob(CsvLine):
         return TraceError(self.path, 0, f"job {self.number} of the list: {text}")
 
 
-def _json_jobs(path: Path, command: str, wrong: WrongRows) -> Iterator[CsvLine]:
+def _json_jobs(path: Path, command: str, unused: UnusedRows) -> Iterator[CsvLine]:
     try:
         with opened(path, "replace") as file:
             jobs = json.load(file, object_hook=_without_steps)["jobs"]
@@ -150,7 +147,7 @@ def _json_jobs(path: Path, command: str, wrong: WrongRows) -> Iterator[CsvLine]:
     columns = {name: place for place, name in enumerate(_JSON_COLUMNS)}
     for number, job in enumerate(jobs):
         cells: Sequence[str] = ()
-        with wrong:
+        with unused:
             try:
                 cells = _cells(job)
             except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -19,7 +19,6 @@ class Trace:
         notices: what the reader skipped or had to assume, for the user.
     """
 
-    name: str
     jobs: tuple[SimulatedJob, ...] = ()
     notices: tuple[str, ...] = ()
 

@@ -202,7 +202,7 @@ def load_of(workload: Workload, share: float) -> tuple[float, float, float, floa
 class ServedMeasurements:
     """Correct computed figures by measured points. Without points they are unchanged."""
 
-    def __init__(self, points: Sequence[ServedPoint] = ()) -> None:
+    def __init__(self, points: Sequence[ServedPoint]) -> None:
         self.points = tuple(points)
         self._by_gpu = {gpu: _PointsOfGpu(own) for gpu, own in grouped(self.points, lambda point: point.gpu).items()}
 

@@ -78,7 +78,7 @@ which all are kept (arXiv 1703.10593 with its identity loss).
 """
 
 
-def architecture_of(words: Sequence[str], size: Sized, *, sees: bool = False) -> tuple[Architecture, str]:
+def architecture_of(words: Sequence[str], size: Sized, *, sees: bool) -> tuple[Architecture, str]:
     """Return the architecture of a model of this size that the words of its name describe, and its data type; `sees`:
     it takes images, which the words may not say.
     """

@@ -344,7 +344,7 @@ def arithmetic_spread(workload: Workload, machine: Machine, eff: Efficiencies | 
     return math.hypot(eff.spread_ttft, doubt), math.hypot(eff.spread_tpot, doubt)
 
 
-def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS) -> Pace:
+def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction) -> Pace:
     """Return the performance of a slice with random arrivals at a rate: the concurrency follows from the rate
     (Little's law), and a first token waits as in a queue of one server that reads prompts (M/D/1).
     """
@@ -386,15 +386,13 @@ def _training_figures(
     )
 
 
-def corrected_step(
-    workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS
-) -> tuple[float, float]:
+def corrected_step(workload: Workload, need: Need, machine: Machine, correction: Correction) -> tuple[float, float]:
     """Return the seconds of a training step after a correction, and the standard deviation of their logarithm."""
     seconds, spread = training_step(workload, need, machine)
     return seconds * math.exp(correction.step), correction.spread_step or spread
 
 
-def step_interval(workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS) -> Interval:
+def step_interval(workload: Workload, need: Need, machine: Machine, correction: Correction) -> Interval:
     """Return the seconds of a training step as `figures_of` does, without its other figures."""
     return _interval(*corrected_step(workload, need, machine, correction))
 

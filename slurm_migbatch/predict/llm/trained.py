@@ -207,7 +207,7 @@ def load_of(workload: Workload, share: float) -> Load:
 class TrainedMeasurements:
     """Correct computed training figures by measured points. Without points they are unchanged."""
 
-    def __init__(self, points: Sequence[TrainedPoint] = ()) -> None:
+    def __init__(self, points: Sequence[TrainedPoint]) -> None:
         self.points = tuple(points)
         gpus = {point.gpu for point in self.points if point.away[0] is not None}
         self._steps = {gpu: _PointsOfFigure([point for point in self.points if point.gpu == gpu], 0) for gpu in gpus}

@@ -12,19 +12,12 @@
 #define PCIE_UTIL_COUNT 2
 #define ACCOUNTING_BUFFER 4000
 
-/* A whole GPU, partitioned or not, and a place to put the answer. */
-static nvmlReturn_t board(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
-{
-	TRY(resolve_gpu(call, device, t));
-	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
-}
-
 /* For what only other systems or other boards have. */
 static nvmlReturn_t absent(struct call *call, nvmlDevice_t device, const void *out)
 {
 	struct target t;
 
-	TRY(board(call, device, out, &t));
+	TRY(resolve_gpu_for(call, device, out, &t));
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
@@ -58,7 +51,7 @@ nvmlReturn_t vbios_version(struct call *call, nvmlDevice_t device, char *text, u
 {
 	struct target t;
 
-	TRY(board(call, device, text, &t));
+	TRY(resolve_gpu_for(call, device, text, &t));
 	return give_text(text, length, VBIOS_VERSION);
 }
 
@@ -66,7 +59,7 @@ nvmlReturn_t inforom_image(struct call *call, nvmlDevice_t device, char *text, u
 {
 	struct target t;
 
-	TRY(board(call, device, text, &t));
+	TRY(resolve_gpu_for(call, device, text, &t));
 	return give_text(text, length, INFOROM_VERSION);
 }
 
@@ -74,7 +67,7 @@ nvmlReturn_t inforom_object(struct call *call, nvmlDevice_t device, unsigned obj
 {
 	struct target t;
 
-	TRY(board(call, device, text, &t));
+	TRY(resolve_gpu_for(call, device, text, &t));
 	if (object >= INFOROM_OBJECTS)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return give_text(text, length, INFOROM_OBJECT);
@@ -84,36 +77,24 @@ nvmlReturn_t board_id(struct call *call, nvmlDevice_t device, unsigned *id)
 {
 	struct target t;
 
-	TRY(board(call, device, id, &t));
+	TRY(resolve_gpu_for(call, device, id, &t));
 	*id = t.index;
 	return NVML_SUCCESS;
 }
 
 nvmlReturn_t multi_gpu_board(struct call *call, nvmlDevice_t device, unsigned *several)
 {
-	struct target t;
-
-	TRY(board(call, device, several, &t));
-	*several = 0;
-	return NVML_SUCCESS;
+	return give_number(call, device, several, 0);
 }
 
 nvmlReturn_t accounting_mode(struct call *call, nvmlDevice_t device, unsigned *mode)
 {
-	struct target t;
-
-	TRY(board(call, device, mode, &t));
-	*mode = 0;
-	return NVML_SUCCESS;
+	return give_number(call, device, mode, 0);
 }
 
 nvmlReturn_t accounting_buffer(struct call *call, nvmlDevice_t device, unsigned *size)
 {
-	struct target t;
-
-	TRY(board(call, device, size, &t));
-	*size = ACCOUNTING_BUFFER;
-	return NVML_SUCCESS;
+	return give_number(call, device, size, ACCOUNTING_BUFFER);
 }
 
 nvmlReturn_t accounting_pids(struct call *call, nvmlDevice_t device, unsigned *count, unsigned *pids)
@@ -121,7 +102,7 @@ nvmlReturn_t accounting_pids(struct call *call, nvmlDevice_t device, unsigned *c
 	struct target t;
 
 	(void)pids;
-	TRY(board(call, device, count, &t));
+	TRY(resolve_gpu_for(call, device, count, &t));
 	*count = 0;
 	return NVML_SUCCESS;
 }
@@ -132,7 +113,7 @@ nvmlReturn_t temperature_threshold(struct call *call, nvmlDevice_t device, unsig
 	static const unsigned thresholds[] = {95, 89, 95, 87, 0, 0, 0, 0};
 	struct target t;
 
-	TRY(board(call, device, celsius, &t));
+	TRY(resolve_gpu_for(call, device, celsius, &t));
 	if (type >= sizeof(thresholds) / sizeof(thresholds[0]))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!thresholds[type])
@@ -145,7 +126,7 @@ nvmlReturn_t event_reasons(struct call *call, nvmlDevice_t device, unsigned long
 {
 	struct target t;
 
-	TRY(board(call, device, reasons, &t));
+	TRY(resolve_gpu_for(call, device, reasons, &t));
 	*reasons = 0;
 	return NVML_SUCCESS;
 }
@@ -156,27 +137,19 @@ nvmlReturn_t pcie_generation(struct call *call, nvmlDevice_t device, unsigned *g
 {
 	struct target t;
 
-	TRY(board(call, device, generation, &t));
+	TRY(resolve_gpu_for(call, device, generation, &t));
 	*generation = gpu_model(t.gpu)->arch == NVML_DEVICE_ARCH_AMPERE ? 4 : 5;
 	return NVML_SUCCESS;
 }
 
 nvmlReturn_t pcie_width(struct call *call, nvmlDevice_t device, unsigned *width)
 {
-	struct target t;
-
-	TRY(board(call, device, width, &t));
-	*width = PCIE_WIDTH;
-	return NVML_SUCCESS;
+	return give_number(call, device, width, PCIE_WIDTH);
 }
 
 nvmlReturn_t pcie_replays(struct call *call, nvmlDevice_t device, unsigned *count)
 {
-	struct target t;
-
-	TRY(board(call, device, count, &t));
-	*count = 0;
-	return NVML_SUCCESS;
+	return give_number(call, device, count, 0);
 }
 
 /* KB/s; a MIG device has no traffic of its own. */
@@ -184,7 +157,7 @@ nvmlReturn_t pcie_throughput(struct call *call, nvmlDevice_t device, unsigned co
 {
 	struct target t;
 
-	TRY(board(call, device, rate, &t));
+	TRY(resolve_gpu_for(call, device, rate, &t));
 	if (counter >= PCIE_UTIL_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*rate = t.gpu->load.rate[counter == 0 ? LOAD_PCIE_TX : LOAD_PCIE_RX] * 1024;

@@ -199,6 +199,18 @@ nvmlReturn_t resolve_gpu(const struct call *call, nvmlDevice_t device, struct ta
 	return target->ci ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
+nvmlReturn_t resolve_device_for(const struct call *call, nvmlDevice_t device, const void *out, struct target *target)
+{
+	TRY(resolve_device(call, device, target));
+	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t resolve_gpu_for(const struct call *call, nvmlDevice_t device, const void *out, struct target *target)
+{
+	TRY(resolve_gpu(call, device, target));
+	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
 nvmlReturn_t resolve_gi(const struct call *call, nvmlGpuInstance_t instance, struct target *target)
 {
 	enum kind kind;
@@ -223,6 +235,15 @@ bool has_variant(const struct call *call, enum variant variant)
 nvmlReturn_t require_root(void)
 {
 	return geteuid() == 0 ? NVML_SUCCESS : NVML_ERROR_NO_PERMISSION;
+}
+
+nvmlReturn_t give_number(const struct call *call, nvmlDevice_t device, unsigned *out, unsigned number)
+{
+	struct target t;
+
+	TRY(resolve_gpu_for(call, device, out, &t));
+	*out = number;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t give_text(char *out, unsigned length, const char *text)

@@ -49,6 +49,9 @@ nvmlComputeInstance_t handle_ci(unsigned index, unsigned gi_id, unsigned ci_id, 
 nvmlReturn_t resolve_device(const struct call *call, nvmlDevice_t device, struct target *target);
 /* A whole GPU; NOT_SUPPORTED for a MIG device. */
 nvmlReturn_t resolve_gpu(const struct call *call, nvmlDevice_t device, struct target *target);
+/* The same for a call that answers at `out`: INVALID_ARGUMENT without one. */
+nvmlReturn_t resolve_device_for(const struct call *call, nvmlDevice_t device, const void *out, struct target *target);
+nvmlReturn_t resolve_gpu_for(const struct call *call, nvmlDevice_t device, const void *out, struct target *target);
 nvmlReturn_t resolve_gi(const struct call *call, nvmlGpuInstance_t instance, struct target *target);
 nvmlReturn_t resolve_ci(const struct call *call, nvmlComputeInstance_t instance, struct target *target);
 
@@ -57,6 +60,9 @@ bool has_variant(const struct call *call, enum variant variant);
 
 /* NO_PERMISSION unless the caller is root. */
 nvmlReturn_t require_root(void);
+
+/* Answers the number that every whole GPU has. */
+nvmlReturn_t give_number(const struct call *call, nvmlDevice_t device, unsigned *out, unsigned number);
 
 /* Copies a string out; INSUFFICIENT_SIZE where it does not fit. */
 nvmlReturn_t give_text(char *out, unsigned length, const char *text);

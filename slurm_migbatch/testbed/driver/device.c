@@ -166,9 +166,7 @@ nvmlReturn_t device_index(struct call *call, nvmlDevice_t device, unsigned *inde
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!index)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, index, &t));
 	*index = t.ci ? mig_index(call, &t) : t.index;
 	return NVML_SUCCESS;
 }
@@ -177,9 +175,7 @@ nvmlReturn_t device_minor(struct call *call, nvmlDevice_t device, unsigned *mino
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!minor)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, minor, &t));
 	*minor = t.gpu->minor;
 	return NVML_SUCCESS;
 }
@@ -188,9 +184,7 @@ nvmlReturn_t device_brand(struct call *call, nvmlDevice_t device, unsigned *bran
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!brand)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, brand, &t));
 	*brand = BRAND_NVIDIA;
 	return NVML_SUCCESS;
 }
@@ -199,9 +193,7 @@ nvmlReturn_t device_pci(struct call *call, nvmlDevice_t device, nvmlPciInfo_t *p
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!pci)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, pci, &t));
 	pci_fill(pci, 0, pci_bus(t.index), gpu_model(t.gpu)->pci_device_id, gpu_model(t.gpu)->pci_subsystem_id);
 	return NVML_SUCCESS;
 }
@@ -219,9 +211,7 @@ nvmlReturn_t device_architecture(struct call *call, nvmlDevice_t device, unsigne
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!arch)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, arch, &t));
 	*arch = gpu_model(t.gpu)->arch;
 	return NVML_SUCCESS;
 }
@@ -230,9 +220,7 @@ nvmlReturn_t device_capability(struct call *call, nvmlDevice_t device, int *majo
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!major || !minor)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, minor ? major : NULL, &t));
 	*major = (int)gpu_model(t.gpu)->cc_major;
 	*minor = (int)gpu_model(t.gpu)->cc_minor;
 	return NVML_SUCCESS;
@@ -242,9 +230,7 @@ nvmlReturn_t device_cores(struct call *call, nvmlDevice_t device, unsigned *core
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!cores)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, cores, &t));
 	*cores = gpu_model(t.gpu)->cores;
 	return NVML_SUCCESS;
 }
@@ -253,9 +239,7 @@ nvmlReturn_t device_bus_width(struct call *call, nvmlDevice_t device, unsigned *
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!bits)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, bits, &t));
 	*bits = gpu_model(t.gpu)->bus_width;
 	return NVML_SUCCESS;
 }
@@ -267,9 +251,7 @@ nvmlReturn_t device_cpu_affinity(struct call *call, nvmlDevice_t device, unsigne
 	unsigned cpus = (unsigned)get_nprocs();
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!set || !size)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, size ? set : NULL, &t));
 	memset(set, 0, size * sizeof(*set));
 	for (unsigned cpu = 0; cpu < cpus && cpu / bits < size; cpu++)
 		set[cpu / bits] |= 1UL << (cpu % bits);
@@ -278,55 +260,29 @@ nvmlReturn_t device_cpu_affinity(struct call *call, nvmlDevice_t device, unsigne
 
 nvmlReturn_t device_persistence(struct call *call, nvmlDevice_t device, unsigned *mode)
 {
-	struct target t;
-
-	TRY(resolve_gpu(call, device, &t));
-	if (!mode)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*mode = 1;
-	return NVML_SUCCESS;
+	return give_number(call, device, mode, 1);
 }
 
 nvmlReturn_t device_compute_mode(struct call *call, nvmlDevice_t device, unsigned *mode)
 {
-	struct target t;
-
-	TRY(resolve_gpu(call, device, &t));
-	if (!mode)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*mode = COMPUTE_MODE_DEFAULT;
-	return NVML_SUCCESS;
+	return give_number(call, device, mode, COMPUTE_MODE_DEFAULT);
 }
 
 nvmlReturn_t device_virtualization(struct call *call, nvmlDevice_t device, unsigned *mode)
 {
-	struct target t;
-
-	TRY(resolve_gpu(call, device, &t));
-	if (!mode)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*mode = VIRTUALIZATION_NONE;
-	return NVML_SUCCESS;
+	return give_number(call, device, mode, VIRTUALIZATION_NONE);
 }
 
 nvmlReturn_t device_display(struct call *call, nvmlDevice_t device, unsigned *active)
 {
-	struct target t;
-
-	TRY(resolve_gpu(call, device, &t));
-	if (!active)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*active = 0;
-	return NVML_SUCCESS;
+	return give_number(call, device, active, 0);
 }
 
 nvmlReturn_t device_ecc(struct call *call, nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!current || !pending)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, pending ? current : NULL, &t));
 	*current = *pending = 1;
 	return NVML_SUCCESS;
 }

@@ -63,9 +63,7 @@ nvmlReturn_t event_types(struct call *call, nvmlDevice_t device, unsigned long l
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!types)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, types, &t));
 	*types = SUPPORTED;
 	return NVML_SUCCESS;
 }

@@ -7,6 +7,13 @@
 
 /* --- profiles -------------------------------------------------------------- */
 
+/* What every version of the struct says. */
+#define PROFILE_FIELDS(profile)                                                       \
+	.id = (profile)->id, .sliceCount = (profile)->g, .instanceCount = (profile)->max, \
+	.multiprocessorCount = (profile)->sm, .copyEngineCount = (profile)->ce,           \
+	.decoderCount = (profile)->dec, .encoderCount = (profile)->enc,                   \
+	.jpegCount = (profile)->jpeg, .ofaCount = (profile)->ofa, .memorySizeMB = (profile)->memory_mb
+
 nvmlReturn_t gi_profile_info(struct call *call, nvmlDevice_t device, unsigned profile_enum,
 			     nvmlGpuInstanceProfileInfo_v1_t *info)
 {
@@ -20,16 +27,7 @@ nvmlReturn_t gi_profile_info(struct call *call, nvmlDevice_t device, unsigned pr
 	if (!profile)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*info = (nvmlGpuInstanceProfileInfo_v1_t){
-		.id = profile->id,
-		.sliceCount = profile->g,
-		.instanceCount = profile->max,
-		.multiprocessorCount = profile->sm,
-		.copyEngineCount = profile->ce,
-		.decoderCount = profile->dec,
-		.encoderCount = profile->enc,
-		.jpegCount = profile->jpeg,
-		.ofaCount = profile->ofa,
-		.memorySizeMB = profile->memory_mb,
+		PROFILE_FIELDS(profile),
 	};
 	return NVML_SUCCESS;
 }
@@ -45,16 +43,7 @@ static nvmlReturn_t give_profile(const struct gpu *gpu, const struct profile *pr
 
 		*v2 = (nvmlGpuInstanceProfileInfo_v2_t){
 			.version = written,
-			.id = profile->id,
-			.sliceCount = profile->g,
-			.instanceCount = profile->max,
-			.multiprocessorCount = profile->sm,
-			.copyEngineCount = profile->ce,
-			.decoderCount = profile->dec,
-			.encoderCount = profile->enc,
-			.jpegCount = profile->jpeg,
-			.ofaCount = profile->ofa,
-			.memorySizeMB = profile->memory_mb,
+			PROFILE_FIELDS(profile),
 		};
 		snprintf(v2->name, sizeof(v2->name), "MIG %s", profile->name);
 		return NVML_SUCCESS;
@@ -64,16 +53,7 @@ static nvmlReturn_t give_profile(const struct gpu *gpu, const struct profile *pr
 
 		*v3 = (nvmlGpuInstanceProfileInfo_v3_t){
 			.version = written,
-			.id = profile->id,
-			.sliceCount = profile->g,
-			.instanceCount = profile->max,
-			.multiprocessorCount = profile->sm,
-			.copyEngineCount = profile->ce,
-			.decoderCount = profile->dec,
-			.encoderCount = profile->enc,
-			.jpegCount = profile->jpeg,
-			.ofaCount = profile->ofa,
-			.memorySizeMB = profile->memory_mb,
+			PROFILE_FIELDS(profile),
 			.capabilities = profile->gfx ? NVML_GPU_INSTANCE_PROFILE_CAPS_GFX : 0,
 		};
 		if (gpu->mig_current)
@@ -107,9 +87,7 @@ nvmlReturn_t gi_profile_info_by_id(struct call *call, nvmlDevice_t device, unsig
 	const struct profile *profile;
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!info)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, info, &t));
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	return profile ? give_profile(t.gpu, profile, info) : without(t.gpu, id, NVML_ERROR_NOT_FOUND);
 }
@@ -122,9 +100,7 @@ nvmlReturn_t gi_placements(struct call *call, nvmlDevice_t device, unsigned id, 
 	struct target t;
 	unsigned n = 0;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, count, &t));
 	TRY(require_root());
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (!profile)
@@ -143,9 +119,7 @@ nvmlReturn_t gi_placements_v1(struct call *call, nvmlDevice_t device, unsigned i
 	const struct profile *profile;
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!placements)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, placements, &t));
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (profile && (profile->enum_id == GI_1_SLICE_REV1 || profile->enum_id == GI_2_SLICE_REV1))
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -219,9 +193,7 @@ nvmlReturn_t gi_capacity(struct call *call, nvmlDevice_t device, unsigned id, un
 	unsigned places = 0, room;
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, count, &t));
 	TRY(require_root());
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (!profile)
@@ -247,9 +219,7 @@ static nvmlReturn_t create(struct call *call, nvmlDevice_t device, unsigned id, 
 	struct gi *gi;
 	unsigned gi_id;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!out)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, out, &t));
 	TRY(require_root());
 	TRY(require_mig(t.gpu));
 	model = gpu_model(t.gpu);
@@ -325,9 +295,7 @@ nvmlReturn_t gi_list(struct call *call, nvmlDevice_t device, unsigned id, nvmlGp
 	struct target t;
 	unsigned n = 0;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!instances || !count)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, count ? instances : NULL, &t));
 	TRY(require_root());
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (!profile) {
@@ -346,9 +314,7 @@ nvmlReturn_t gi_by_id(struct call *call, nvmlDevice_t device, unsigned id, nvmlG
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!out)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, out, &t));
 	TRY(require_root());
 	if (id >= MAX_GIS || !gi_visible(&t.gpu->gi[id], call->now))
 		return NVML_ERROR_NOT_FOUND;

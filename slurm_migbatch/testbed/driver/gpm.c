@@ -37,9 +37,7 @@ nvmlReturn_t gpm_support(struct call *call, nvmlDevice_t device, nvmlGpmSupport_
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!support)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, support, &t));
 	if (support->version != NVML_GPM_SUPPORT_VERSION)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	support->isSupportedDevice = require_gpm(&t) == NVML_SUCCESS;

@@ -32,9 +32,7 @@ nvmlReturn_t memory_info(struct call *call, nvmlDevice_t device, nvmlMemory_t *m
 	nvmlMemory_v2_t v2;
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!memory)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, memory, &t));
 	measure(call, &t, &v2);
 	*memory = (nvmlMemory_t){v2.total, v2.free, v2.used + v2.reserved};
 	return NVML_SUCCESS;
@@ -44,9 +42,7 @@ nvmlReturn_t memory_info_v2(struct call *call, nvmlDevice_t device, nvmlMemory_v
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!memory)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, memory, &t));
 	if (memory->version != NVML_VERSION_WORD(nvmlMemory_v2_t, 2))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	measure(call, &t, memory);
@@ -58,9 +54,7 @@ nvmlReturn_t memory_bar1(struct call *call, nvmlDevice_t device, nvmlBAR1Memory_
 	unsigned long long total;
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!memory)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, memory, &t));
 	total = gpu_model(t.gpu)->bar1_gib * 1024 * MIB; /* an instance has its share */
 	if (t.ci)
 		total = total * t.gi->size / gpu_model(t.gpu)->memory_slices;
@@ -161,9 +155,7 @@ nvmlReturn_t process_details(struct call *call, nvmlDevice_t device, nvmlProcess
 	enum { MODE_COMPUTE, MODE_GRAPHICS, MODE_MPS };
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!out)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, out, &t));
 	if (out->version != NVML_VERSION_WORD(nvmlProcessDetailList_v1_t, 1))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (out->mode > MODE_MPS)
@@ -180,9 +172,7 @@ nvmlReturn_t memory_confidential(struct call *call, nvmlDevice_t device, nvmlCon
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!info)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, info, &t));
 	if (gpu_model(t.gpu)->arch < NVML_DEVICE_ARCH_HOPPER)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*info = (nvmlConfComputeMemSizeInfo_t){0, gpu_model(t.gpu)->memory_mib * 1024ULL};
@@ -208,9 +198,7 @@ nvmlReturn_t process_utilization(struct call *call, nvmlDevice_t device, nvmlPro
 	unsigned n;
 
 	(void)since;
-	TRY(resolve_gpu(call, device, &t));
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, count, &t));
 	if (t.gpu->mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
 	n = each(call, &t, NULL, NULL);

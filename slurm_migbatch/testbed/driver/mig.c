@@ -31,9 +31,7 @@ nvmlReturn_t mig_mode(struct call *call, nvmlDevice_t device, unsigned *current,
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!current || !pending)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, pending ? current : NULL, &t));
 	*current = t.gpu->mig_current;
 	*pending = t.gpu->mig_pending;
 	return NVML_SUCCESS;
@@ -91,9 +89,7 @@ nvmlReturn_t mig_is_handle(struct call *call, nvmlDevice_t device, unsigned *is_
 {
 	struct target t;
 
-	TRY(resolve_device(call, device, &t));
-	if (!is_mig)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_device_for(call, device, is_mig, &t));
 	*is_mig = t.ci != NULL;
 	return NVML_SUCCESS;
 }
@@ -102,9 +98,7 @@ nvmlReturn_t mig_max_count(struct call *call, nvmlDevice_t device, unsigned *cou
 {
 	struct target t;
 
-	TRY(resolve_gpu(call, device, &t));
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_gpu_for(call, device, count, &t));
 	*count = t.gpu->mig_current ? gpu_model(t.gpu)->compute_slices : 0;
 	return NVML_SUCCESS;
 }
@@ -152,21 +146,19 @@ nvmlReturn_t mig_by_index(struct call *call, nvmlDevice_t device, unsigned index
 }
 
 /* For calls that take a MIG device only. That they refuse a GPU as an invalid argument is recorded with MIG off. */
-static nvmlReturn_t resolve_mig(struct call *call, nvmlDevice_t device, struct target *t)
+static nvmlReturn_t resolve_mig_for(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
 {
 	TRY(resolve_device(call, device, t));
-	if (t->ci)
-		return NVML_SUCCESS;
-	return t->gpu->mig_current ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+	if (!t->ci)
+		return t->gpu->mig_current ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t mig_parent(struct call *call, nvmlDevice_t device, nvmlDevice_t *out)
 {
 	struct target t;
 
-	TRY(resolve_mig(call, device, &t));
-	if (!out)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_mig_for(call, device, out, &t));
 	*out = handle_gpu(call, t.index);
 	return NVML_SUCCESS;
 }
@@ -175,9 +167,7 @@ nvmlReturn_t mig_gi_id(struct call *call, nvmlDevice_t device, unsigned *id)
 {
 	struct target t;
 
-	TRY(resolve_mig(call, device, &t));
-	if (!id)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_mig_for(call, device, id, &t));
 	*id = t.gi_id;
 	return NVML_SUCCESS;
 }
@@ -186,9 +176,7 @@ nvmlReturn_t mig_ci_id(struct call *call, nvmlDevice_t device, unsigned *id)
 {
 	struct target t;
 
-	TRY(resolve_mig(call, device, &t));
-	if (!id)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(resolve_mig_for(call, device, id, &t));
 	*id = t.ci_id;
 	return NVML_SUCCESS;
 }

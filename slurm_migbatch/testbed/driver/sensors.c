@@ -12,13 +12,6 @@
 #define CLOCK_LOWEST_MHZ 210
 enum clock_type { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 
-/* A whole GPU, partitioned or not, and a place to put the answer. */
-static nvmlReturn_t sensor(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
-{
-	TRY(resolve_gpu(call, device, t));
-	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
-}
-
 unsigned sensor_celsius(void)
 {
 	return IDLE_CELSIUS;
@@ -38,7 +31,7 @@ nvmlReturn_t sensor_temperature(struct call *call, nvmlDevice_t device, unsigned
 {
 	struct target t;
 
-	TRY(sensor(call, device, celsius, &t));
+	TRY(resolve_gpu_for(call, device, celsius, &t));
 	if (which != 0)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*celsius = IDLE_CELSIUS;
@@ -49,7 +42,7 @@ nvmlReturn_t sensor_temperature_v(struct call *call, nvmlDevice_t device, nvmlTe
 {
 	struct target t;
 
-	TRY(sensor(call, device, temperature, &t));
+	TRY(resolve_gpu_for(call, device, temperature, &t));
 	if (temperature->version != NVML_VERSION_WORD(nvmlTemperature_v1_t, 1))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (temperature->sensorType != 0)
@@ -62,7 +55,7 @@ nvmlReturn_t sensor_power(struct call *call, nvmlDevice_t device, unsigned *mill
 {
 	struct target t;
 
-	TRY(sensor(call, device, milliwatt, &t));
+	TRY(resolve_gpu_for(call, device, milliwatt, &t));
 	*milliwatt = sensor_milliwatt(t.gpu);
 	return NVML_SUCCESS;
 }
@@ -71,7 +64,7 @@ nvmlReturn_t sensor_power_limit(struct call *call, nvmlDevice_t device, unsigned
 {
 	struct target t;
 
-	TRY(sensor(call, device, milliwatt, &t));
+	TRY(resolve_gpu_for(call, device, milliwatt, &t));
 	*milliwatt = gpu_model(t.gpu)->power_limit_w * 1000;
 	return NVML_SUCCESS;
 }
@@ -80,7 +73,7 @@ nvmlReturn_t sensor_power_range(struct call *call, nvmlDevice_t device, unsigned
 {
 	struct target t;
 
-	TRY(sensor(call, device, lowest, &t));
+	TRY(resolve_gpu_for(call, device, lowest, &t));
 	if (!highest)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*highest = gpu_model(t.gpu)->power_limit_w * 1000;
@@ -90,18 +83,14 @@ nvmlReturn_t sensor_power_range(struct call *call, nvmlDevice_t device, unsigned
 
 nvmlReturn_t sensor_power_mode(struct call *call, nvmlDevice_t device, unsigned *mode)
 {
-	struct target t;
-
-	TRY(sensor(call, device, mode, &t));
-	*mode = 1;
-	return NVML_SUCCESS;
+	return give_number(call, device, mode, 1);
 }
 
 nvmlReturn_t sensor_energy(struct call *call, nvmlDevice_t device, unsigned long long *millijoule)
 {
 	struct target t;
 
-	TRY(sensor(call, device, millijoule, &t));
+	TRY(resolve_gpu_for(call, device, millijoule, &t));
 	*millijoule = sensor_millijoule(call, t.gpu);
 	return NVML_SUCCESS;
 }
@@ -110,7 +99,7 @@ nvmlReturn_t sensor_utilization(struct call *call, nvmlDevice_t device, nvmlUtil
 {
 	struct target t;
 
-	TRY(sensor(call, device, rates, &t));
+	TRY(resolve_gpu_for(call, device, rates, &t));
 	if (t.gpu->mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*rates = (nvmlUtilization_t){t.gpu->load.rate[LOAD_GRAPHICS] * 100 / LOAD_FULL,
@@ -122,7 +111,7 @@ nvmlReturn_t sensor_engine_utilization(struct call *call, nvmlDevice_t device, u
 {
 	struct target t;
 
-	TRY(sensor(call, device, percent, &t));
+	TRY(resolve_gpu_for(call, device, percent, &t));
 	if (!period)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (t.gpu->mig_current)
@@ -137,17 +126,13 @@ nvmlReturn_t sensor_fan(struct call *call, nvmlDevice_t device, unsigned *percen
 {
 	struct target t;
 
-	TRY(sensor(call, device, percent, &t));
+	TRY(resolve_gpu_for(call, device, percent, &t));
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t sensor_pstate(struct call *call, nvmlDevice_t device, unsigned *pstate)
 {
-	struct target t;
-
-	TRY(sensor(call, device, pstate, &t));
-	*pstate = PSTATE_0;
-	return NVML_SUCCESS;
+	return give_number(call, device, pstate, PSTATE_0);
 }
 
 /* --- clocks ------------------------------------------------------------------ */
@@ -161,7 +146,7 @@ nvmlReturn_t clock_max(struct call *call, nvmlDevice_t device, unsigned type, un
 {
 	struct target t;
 
-	TRY(sensor(call, device, mhz, &t));
+	TRY(resolve_gpu_for(call, device, mhz, &t));
 	if (type > CLOCK_VIDEO)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*mhz = highest_mhz(gpu_model(t.gpu), type);
@@ -187,7 +172,7 @@ nvmlReturn_t clock_info(struct call *call, nvmlDevice_t device, unsigned type, u
 	const struct locked *locked;
 	struct target t;
 
-	TRY(sensor(call, device, mhz, &t));
+	TRY(resolve_gpu_for(call, device, mhz, &t));
 	if (type > CLOCK_VIDEO)
 		return NVML_ERROR_NOT_SUPPORTED; /* unlike the highest clock of such a type */
 	TRY(clock_application(call, device, type, mhz));
@@ -216,7 +201,7 @@ nvmlReturn_t clock_memory_list(struct call *call, nvmlDevice_t device, unsigned 
 {
 	struct target t;
 
-	TRY(sensor(call, device, count, &t));
+	TRY(resolve_gpu_for(call, device, count, &t));
 	if (!mhz || *count < 1) {
 		*count = 1;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -232,7 +217,7 @@ nvmlReturn_t clock_graphics_list(struct call *call, nvmlDevice_t device, unsigne
 	unsigned highest, n;
 	struct target t;
 
-	TRY(sensor(call, device, count, &t));
+	TRY(resolve_gpu_for(call, device, count, &t));
 	if (memory_mhz != gpu_model(t.gpu)->memory_mhz)
 		return NVML_ERROR_NOT_FOUND;
 	highest = gpu_model(t.gpu)->graphics_mhz;

@@ -119,7 +119,7 @@ class WholeGpuLending(Policy):
         elastic: Mapping[str, RestartCosts],
         way: LendingOptions,
         levels: Levels,
-        clock: float = 0.0,
+        clock: float,
     ) -> None:
         """Use `own` and `lent`, the GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
         self.own, self.lent, self.learning, self.elastic = own, lent, learning, elastic

@@ -53,7 +53,7 @@ def by_claim(job: SimulatedJob) -> tuple[float, int]:
 class SliceQueue(Policy):
     """Every GPU is divided into slices of one profile, each for one job."""
 
-    def __init__(self, profile: Profile, order: Order = by_arrival) -> None:
+    def __init__(self, profile: Profile, order: Order) -> None:
         self.profile, self.order = profile, order
         self.queue: list[tuple[tuple[float, int], SimulatedRun]] = []
         self.free: list[Place] = []
