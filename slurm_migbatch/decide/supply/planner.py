@@ -49,6 +49,7 @@ from slurm_migbatch.decide.capacity.model import (
     Reservation,
     Restartable,
 )
+from slurm_migbatch.decide.supply.backfill import Backfill
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
@@ -201,6 +202,7 @@ class _PlanRound:
         self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
+        self._backfill = Backfill(self.fleet, self.reserver, demands, now)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.unplaceable: set[int] = set()
         self._components = self._pending.components()
@@ -299,7 +301,7 @@ class _PlanRound:
     def _serve_copies(self, number: int, demand: Demand) -> None:
         """Find room for each copy, or reserve it; nothing is reserved for a loan."""
         for copy in range(demand.copies):
-            if self._serve(number, copy, demand):
+            if self._serve(number, copy, demand) or self._backfill.place(number, copy, demand):
                 self.copies[number] += 1
             else:
                 if demand.loan:

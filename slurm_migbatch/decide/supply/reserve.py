@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
@@ -35,8 +36,31 @@ _UNLIMITED_S = 900.0
 _DELAY = 2.0
 
 
+@dataclass
+class ReservedGpu:
+    """The reservations on one GPU.
+
+    Attributes:
+        until: when the first of them should start; -inf if that is unknown.
+        jobs: those with the reservations.
+        offered: free reserved slots that are offered, so that Slurm plans the start.
+        together: GPUs with slots of the same reservations, by index.
+    """
+
+    until: float = math.inf
+    jobs: frozenset[int] = frozenset()
+    offered: Sequence[Slot] = ()
+    together: frozenset[int] = frozenset()
+
+
 class Reserver:
-    """Makes the reservations of one plan."""
+    """Makes the reservations of one plan.
+
+    Attributes:
+        search: the search for the places.
+        made: the reservations.
+        reserved_at: GPUs with reserved slots, by index.
+    """
 
     def __init__(
         self,
@@ -57,8 +81,14 @@ class Reserver:
         #: whether slots in use are held back: for the first of the late reservations only, as each may divide a GPU
         self._holds_back = False
         self.made: list[Reservation] = []
+        self.reserved_at: dict[int, ReservedGpu] = {}
         #: until when the same places are chosen, and the same slots held back, if nothing but the time changes
         self.lasts_until = math.inf
+
+    @property
+    def blocked(self) -> Set[str]:
+        """The nodes with reserved slots."""
+        return self.search.blocked
 
     def is_full(self, pool: frozenset[str]) -> bool:
         """Return whether the pool has reached its limit of reservations; this does not change back."""
@@ -90,6 +120,7 @@ class Reserver:
         for index, slots in by_gpu.items():
             self._block(self._fleet.gpu(index), slots, offered=offered)
         free_at = None if when[0] else when[1]
+        self._note(demands, by_gpu, free_at, offered=offered)
         held_from = self._held_from(demands, copy, free_at)
         if held_from > self._now:
             self.lasts_until = min(self.lasts_until, held_from)
@@ -109,6 +140,30 @@ class Reserver:
             if demand_places
         )
         return True
+
+    def _note(
+        self, demands: Sequence[Demand], by_gpu: Mapping[int, list[Slot]], free_at: float | None, *, offered: bool
+    ) -> None:
+        """Record the reserved slots by GPU."""
+        jobs = frozenset(demand.job for demand in demands)
+        for index, slots in by_gpu.items():
+            reserved = self.reserved_at.setdefault(index, ReservedGpu())
+            reserved.until = min(reserved.until, -math.inf if free_at is None else free_at)
+            reserved.jobs |= jobs
+            reserved.together |= by_gpu.keys()
+            if offered:
+                used = self._fleet.gpu(index).shape.used
+                reserved.offered = (*reserved.offered, *Layout(slots).clear_of(used.mask))
+
+    def withdraw(self, index: int) -> None:
+        """Do not offer the free reserved slots of a GPU, because Slurm no longer plans the start."""
+        gpu_claims, reserved = self._fleet.gpu(index), self.reserved_at[index]
+        if reserved.offered:
+            shape = gpu_claims.shape
+            keep = Layout(slot for slot in shape.keep if slot not in reserved.offered)
+            reserved.offered = ()
+            changed = self._fleet.book.start(shape.condition._replace(keep=keep))
+            self._fleet.change(gpu_claims, changed, gpu_claims.claims)
 
     def _limit(self, pool: frozenset[str]) -> int:
         limit = self._bound.get(pool)

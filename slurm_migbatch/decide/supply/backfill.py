@@ -1,0 +1,132 @@
+"""Use reserved space for jobs that end, by their time limits, before the job for which it is reserved can start.
+
+Slurm decides which job gets an offered slot, so a slot of a profile is offered in reserved space only if every pending
+job that could take it ends in time. As in EASY backfilling the job with the reservation is not delayed, as far as time
+limits are known; what is submitted within the seconds until the next plan can delay it.
+
+Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
+them (`decide.supply.reserve`). They are divided for other profiles only if no other job waits for slots of that kind, and are
+not offered as they are from then on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Final
+
+from slurm_migbatch.decide.capacity.model import Demand, DemandShape
+from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
+from slurm_migbatch.decide.supply.reserve import Reserver
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.profile import Profile
+
+_START_S: Final = 10.0
+"""Time from an offer to the start of a job."""
+_MOST: Final = 64
+"""Pending jobs to examine for each profile, of those with the longest time limits."""
+
+
+class Backfill:
+    """Places short jobs in the reserved space of one plan.
+
+    Args:
+        demands: all pending work.
+    """
+
+    def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float) -> None:
+        self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
+        #: kinds of demands for which there is no place; not tried again, because space only shrinks
+        self._hopeless: set[DemandShape] = set()
+        self._longest: dict[Profile, list[tuple[float, int, frozenset[str]]]] | None = None
+
+    def place(self, number: int, copy: int, demand: Demand) -> bool:
+        """Claim slots for one copy of a demand on one node; return whether there is room."""
+        if demand.kind in self._hopeless or demand.nodes > 1 or not self._reserver.blocked:
+            return False
+        if demand.limit_s is not None and demand.apart is None and not demand.loan:
+            for node in sorted(self._reserver.blocked & demand.pool):
+                slots = self._slots_on(node, demand)
+                if slots is not None:
+                    for gpu_claims, slot in slots:
+                        self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + demand.limit_s)
+                    return True
+            self._hopeless.add(demand.kind)
+        return False
+
+    def _slots_on(self, node: str, demand: Demand) -> list[tuple[GpuClaims, Slot]] | None:
+        """Return a slot for each slice of a demand on a node; None if they do not all fit."""
+        chosen: list[tuple[GpuClaims, Slot]] = []
+        gpus = sorted(self._fleet.on(node), key=lambda gpu: (gpu.shape.idle, gpu.index))
+        for profile in demand.slices:
+            options = (
+                (gpu_claims, slot)
+                for gpu_claims in gpus
+                if self._may_divide(gpu_claims, profile, demand)
+                for slot in _free_slots(gpu_claims, profile, [slot for gpu, slot in chosen if gpu is gpu_claims])
+            )
+            found = next(options, None)
+            if found is None:
+                return None
+            chosen.append(found)
+        return chosen
+
+    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, demand: Demand) -> bool:
+        """Return whether slots of a profile may be offered in the reserved space of a GPU."""
+        reserved = self._reserver.reserved_at.get(gpu_claims.index)
+        if reserved is None or profile not in gpu_claims.gpu.geometry:
+            return False
+        time_s = reserved.until - self._now - _START_S
+        node, jobs = gpu_claims.node, reserved.jobs
+        if demand.limit_s is None or demand.limit_s > time_s or self._longest_limit(profile, node, jobs) > time_s:
+            return False
+        kept = {slot.profile for slot in reserved.offered} - {profile}
+        return all(self._longest_limit(other, node, jobs) == -math.inf for other in kept)
+
+    def _longest_limit(self, profile: Profile, node: str, jobs: frozenset[int]) -> float:
+        """Return the longest time limit of pending jobs that could take a slice of a profile on a node, without `jobs`.
+
+        -inf if there is none. It may be too long if very many jobs have longer limits and cannot use the node.
+        """
+        if self._longest is None:
+            self._longest = _by_profile(self._demands)
+        limits = self._longest.get(profile, [])
+        competing = (limit for limit, job, pool in limits if job not in jobs and node in pool)
+        return next(competing, limits[-1][0] if len(limits) == _MOST else -math.inf)
+
+    def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
+        for index in self._reserver.reserved_at[gpu_claims.index].together:
+            self._reserver.withdraw(index)
+        condition = gpu_claims.shape.condition
+        changed = condition._replace(used=condition.used.add(slot), keep=condition.keep.clear_of(slot.placement.mask))
+        gpu_claims.until = (*gpu_claims.until, (slot, end))
+        gpu_claims.settled = (*gpu_claims.settled, claim)
+        self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
+
+
+def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[tuple[float, int, frozenset[str]]]]:
+    """Return time limit, job and pool of the demands for each profile, at most `_MOST` with the longest limits."""
+    found: dict[Profile, list[tuple[float, int, frozenset[str]]]] = {}
+    for demand in demands:
+        limit_s = math.inf if demand.limit_s is None else demand.limit_s
+        for profile, _ in demand.parts:
+            found.setdefault(profile, []).append((limit_s, demand.job, demand.pool))
+    return {profile: heapq.nlargest(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
+
+
+def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:
+    """Yield the slots for a profile that are neither used nor claimed, with the claims as they are placed now."""
+    shape, geometry = gpu_claims.shape, gpu_claims.gpu.geometry
+    taken = shape.taken
+    for slot in chosen:
+        taken = taken.add(slot)
+    for slot in geometry.info(profile).slots:
+        if geometry.fits(taken, slot):
+            condition = shape.condition
+            used = condition.used
+            for other in (*chosen, slot):
+                used = used.add(other)
+            if gpu_claims.shape.book.shape(condition._replace(used=used, keep=condition.keep.clear_of(used.mask))):
+                yield slot
