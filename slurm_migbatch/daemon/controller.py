@@ -8,7 +8,7 @@ the call: a move whose row is lost is decided again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 
 Rows = Sequence[Mapping[str, Any]]
+Decide = Callable[[ClusterSnapshot, DecisionMemory, Settings, Callable[[], float]], Decision]
 
 
 class Clock(Protocol):
@@ -109,7 +110,7 @@ class RoundReport:
 
 
 class Controller:
-    """Run rounds. `observer`: the sources of the snapshot other than Slurm."""
+    """Run rounds. `observer`: the sources of the snapshot other than Slurm; `decide` replaces `decide.core.decide`."""
 
     def __init__(
         self,
@@ -119,8 +120,9 @@ class Controller:
         advertiser: Advertiser,
         record: Record,
         clock: Clock,
+        decide: Decide = decide,
     ) -> None:
-        self.settings, self.observer = settings, observer
+        self.settings, self.observer, self._decide = settings, observer, decide
         self._slurm, self._advertiser, self._record, self._clock = slurm, advertiser, record, clock
         self.memory = DecisionMemory(settings)
         self.decision: Decision | None = None
@@ -138,7 +140,7 @@ class Controller:
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
         self._jobs = jobs
-        self.decision = decision = decide(snapshot, self.memory, self.settings, self._clock.monotonic)
+        self.decision = decision = self._decide(snapshot, self.memory, self.settings, self._clock.monotonic)
         self.memory = decision.memory
         decided = self._clock.monotonic()
         stages = {name: decision.seconds[name] for name in ("dispatch", "lending") if name in decision.seconds}

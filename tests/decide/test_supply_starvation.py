@@ -144,9 +144,65 @@ def test_slices_are_kept_for_a_large_job_if_slurm_cannot_know_when_it_starts(blo
     world.steps(3)
     large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
     world.step()
-    short = world.slurm.submit("mig:7g.80gb:1", runs=500, limit=1000)
+    other = world.slurm.submit("mig:7g.80gb:1", runs=500, limit=3000)
     world.steps(20)
-    assert not {large, short} & world.running()
+    assert not {large, other} & world.running()
+    world.steps(2000)
+    assert large in world.running()
+
+
+def small(world: World, limit: int, want: str = "mig:1g.10gb:2") -> int:
+    return world.slurm.submit(want, runs=500, limit=limit)
+
+
+def test_reserved_space_is_used_for_jobs_that_end_before_the_start() -> None:
+    """Of any profile, as long as no job that could take the slices lasts longer."""
+    world = World(gpus=2)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
+    world.steps(3)
+    short, shorter = small(world, 1500), small(world, 600, "mig:3g.40gb:1")
+    world.steps(5)
+    assert {short, shorter} <= world.running()
+    world.steps(600)
+    long, late = small(world, 3000, "mig:2g.20gb:1"), small(world, 1500, "mig:4g.40gb:1")
+    world.steps(5)
+    assert not {long, late} & world.running(), "one is too long, the other would end too late"
+    world.steps(1400)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices() -> None:
+    world = World(gpus=2)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
+    world.steps(3)
+    long, short = small(world, 3000), small(world, 600)
+    world.steps(5)
+    assert not {long, short} & world.running()
+    world.slurm.cancel(long)
+    world.steps(5)
+    assert short in world.running()
+    world.steps(2000)
+    assert large in world.running()
+
+
+def test_reserved_slices_that_slurm_backfills_are_not_divided_while_jobs_wait_for_them() -> None:
+    world = World(gpus=3)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:3", runs=100, limit=4000)
+    world.steps(3)
+    long = world.slurm.submit("mig:7g.80gb:1", runs=2500, limit=2500)
+    short = small(world, 600)
+    world.steps(5)
+    assert not {long, short} & world.running()
+    backfilled = world.slurm.submit("mig:7g.80gb:1", runs=300, limit=600)
+    world.steps(5)
+    assert backfilled in world.running(), "by Slurm"
     world.steps(2000)
     assert large in world.running()
 

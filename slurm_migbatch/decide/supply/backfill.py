@@ -5,8 +5,8 @@ job that could take it ends in time. As in EASY backfilling the job with the res
 limits are known; what is submitted within the seconds until the next plan can delay it.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
-them (`decide.supply.reserve`). They are divided for other profiles only if no other job waits for slots of that kind, and are
-not offered as they are from then on.
+them (`decide.supply.reserve`). They are divided for other profiles only if no other job waits for slots of that kind,
+and are not offered as they are from then on.
 """
 
 from __future__ import annotations
