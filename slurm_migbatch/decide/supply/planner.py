@@ -15,8 +15,9 @@ many GPUs as it has slots on. Time limits are often many times the run times, so
 necessary. While training jobs run that can be moved for a reservation, the limit is a quarter of the GPUs, because a
 move ends a reservation soon.
 
-Reserved space is used before the reservation's start only where Slurm plans the same start (`decide.supply.reserve`):
-it decides which job gets an offered slot, and that may be a longer job than the one for which the slot was planned.
+Reserved space is used before the reservation's start only where Slurm plans the same start (`decide.supply.reserve`),
+or for jobs that end in time, if no longer one could take their slots (`decide.supply.backfill`): Slurm decides which
+job gets an offered slot, and that may be another one than the one for which the slot was planned.
 
 The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
 so are their reservations.

@@ -2,7 +2,8 @@
 
 The free ones of several reserved slots are offered until all are free if Slurm counts enough slices there: then it
 plans the start itself, and lets only jobs take them that end before it (backfill). If it does not, because a GPU is to
-be divided anew, they are not offered, since the next job that takes one may be a long one.
+be divided anew, they are not offered, since the next job that takes one may be a long one (`decide.supply.backfill` has
+the exception).
 
 Slots in use that overlap reserved ones are counted like all others at first, so when they end Slurm gives them to the
 next job for the same slice at once: few GPUs are divided anew, and most jobs wait less. From `Reservation.held_from` on
