@@ -82,8 +82,8 @@ class Backfill:
         node, jobs = gpu_claims.node, reserved.jobs
         if demand.limit_s is None or demand.limit_s > time_s or self._longest_limit(profile, node, jobs) > time_s:
             return False
-        kept = {slot.profile for slot in reserved.offered} - {profile}
-        return all(self._longest_limit(other, node, jobs) == -math.inf for other in kept)
+        offered = self._reserver.offered_with(gpu_claims.index)
+        return profile not in offered and all(self._longest_limit(other, node, jobs) == -math.inf for other in offered)
 
     def _longest_limit(self, profile: Profile, node: str, jobs: frozenset[int]) -> float:
         """Return the longest time limit of pending jobs that could take a slice of a profile on a node, without `jobs`.
@@ -97,8 +97,7 @@ class Backfill:
         return next(competing, limits[-1][0] if len(limits) == _MOST else -math.inf)
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
-        for index in self._reserver.reserved_at[gpu_claims.index].together:
-            self._reserver.withdraw(index)
+        self._reserver.withdraw(gpu_claims.index)
         condition = gpu_claims.shape.condition
         changed = condition._replace(used=condition.used.add(slot), keep=condition.keep.clear_of(slot.placement.mask))
         gpu_claims.until = (*gpu_claims.until, (slot, end))

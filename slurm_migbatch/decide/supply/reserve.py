@@ -156,15 +156,28 @@ class Reserver:
                 used = self._fleet.gpu(index).shape.used
                 reserved.offered = (*reserved.offered, *Layout(slots).clear_of(used.mask))
 
+    def offered_with(self, index: int) -> set[Profile]:
+        """Return the profiles of offered reserved slots on a GPU, and on those that have reservations in common."""
+        return {slot.profile for other in self._connected(index) for slot in self.reserved_at[other].offered}
+
     def withdraw(self, index: int) -> None:
-        """Do not offer the free reserved slots of a GPU, because Slurm no longer plans the start."""
-        gpu_claims, reserved = self._fleet.gpu(index), self.reserved_at[index]
-        if reserved.offered:
-            shape = gpu_claims.shape
-            keep = Layout(slot for slot in shape.keep if slot not in reserved.offered)
-            reserved.offered = ()
-            changed = self._fleet.book.start(shape.condition._replace(keep=keep))
-            self._fleet.change(gpu_claims, changed, gpu_claims.claims)
+        """Do not offer the free reserved slots on these GPUs, because Slurm no longer plans the starts."""
+        for other in self._connected(index):
+            gpu_claims, reserved = self._fleet.gpu(other), self.reserved_at[other]
+            if reserved.offered:
+                shape = gpu_claims.shape
+                keep = Layout(slot for slot in shape.keep if slot not in reserved.offered)
+                reserved.offered = ()
+                changed = self._fleet.book.start(shape.condition._replace(keep=keep))
+                self._fleet.change(gpu_claims, changed, gpu_claims.claims)
+
+    def _connected(self, index: int) -> list[int]:
+        """Return a GPU and those that have reservations in common with it, directly or through others."""
+        found, new = {index}, [index]
+        while new:
+            new = [other for at in new for other in self.reserved_at[at].together if other not in found]
+            found.update(new)
+        return sorted(found)
 
     def _limit(self, pool: frozenset[str]) -> int:
         limit = self._bound.get(pool)
