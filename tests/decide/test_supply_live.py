@@ -243,3 +243,16 @@ def test_many_jobs_of_all_sizes_complete_without_misfits(site: Site) -> None:
     site.until("all are through", lambda: not any(slices(r.gres) for r in site.client.jobs()), 900)
     assert not site.nodes.misfits
     assert not site.states() & {"DRAIN", "INVALID_REG"}
+
+
+def test_short_jobs_run_in_space_that_is_reserved_for_a_large_one(new_cluster: Callable[..., Cluster]) -> None:
+    site = Site(new_cluster(nodes=1, gpus=2), 2)
+    first = submit(site, "--gres=mig:7g.80gb:1", "--time=5", seconds=25)
+    site.until("the first job", lambda: site.state(first) == "RUNNING")
+    large = submit(site, "--gres=mig:7g.80gb:2", "--time=5", seconds=5)
+    site.until("its reservation", lambda: any(r.job == large for r in site.loop.memory.supply.reservations))
+    short = submit(site, "--gres=mig:1g.10gb:2", "--time=1", seconds=5)
+    site.until("the short job", lambda: site.state(short) in ("RUNNING", "COMPLETED"))
+    assert (site.state(first), site.state(large)) == ("RUNNING", "PENDING")
+    site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETED"))
+    assert not site.nodes.misfits
