@@ -251,6 +251,19 @@ def test_free_slices_of_a_reservation_are_not_offered_while_a_job_is_stopped_for
     assert plan([node("n1", stopped, free)], wants).nodes["n1"].offers == {}
 
 
+def test_reserved_space_is_used_for_short_jobs_until_the_reserved_one_has_waited_for_too_long() -> None:
+    nodes = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 2000), gpu("b"))]
+    wants, planner = [demand(1, "2*7g.80gb", limit_s=12.5), demand(2, "1g.10gb", limit_s=500)], Planner()
+    first = planner.plan(nodes, wants, NOW)
+    assert set(first.placed) == {2} and first.nodes["n1"].offers == {P("1g.10gb"): 1}
+    assert planner.plan(nodes, wants, NOW + 199, first.reservations).placed
+    assert not planner.plan(nodes, wants, NOW + 200, first.reservations).placed
+    for limit_s in (1995, None):  # too long
+        assert not plan(nodes, [wants[0], demand(2, "1g.10gb", limit_s=limit_s)]).placed
+    endless = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b"))]
+    assert not plan(endless, wants).placed, "it may start at any time"
+
+
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:
     def held_back(nodes: Sequence[Node], want: str, after_s: float, limit_s: float | None = 12.5) -> dict[str, int]:
         wants, planner = [demand(1, want, limit_s=limit_s)], Planner()

@@ -2,7 +2,8 @@
 
 Slurm decides which job gets an offered slot, so a slot of a profile is offered in reserved space only if every pending
 job that could take it ends in time. As in EASY backfilling the job with the reservation is not delayed, as far as time
-limits are known; what is submitted within the seconds until the next plan can delay it.
+limits are known. What is submitted within the seconds until the next plan can delay it, so space is no longer used in
+this way from `Reservation.held_from` on.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
 them (`decide.supply.reserve`). They are divided for other profiles only if no other job waits for slots of that kind,

@@ -42,7 +42,7 @@ class ReservedGpu:
     """The reservations on one GPU.
 
     Attributes:
-        until: when the first of them should start; -inf if that is unknown.
+        until: when the first of them should start; -inf if that is unknown, or it has waited for too long.
         jobs: those with the reservations.
         offered: free reserved slots that are offered, so that Slurm plans the start.
         together: GPUs with slots of the same reservations, by index.
@@ -121,8 +121,8 @@ class Reserver:
         for index, slots in by_gpu.items():
             self._block(self._fleet.gpu(index), slots, offered=offered)
         free_at = None if when[0] else when[1]
-        self._note(demands, by_gpu, free_at, offered=offered)
         held_from = self._held_from(demands, copy, free_at)
+        self._note(demands, by_gpu, free_at if held_from > self._now else None, offered=offered)
         if held_from > self._now:
             self.lasts_until = min(self.lasts_until, held_from)
         elif not offered and not self._holds_back:
@@ -145,7 +145,7 @@ class Reserver:
     def _note(
         self, demands: Sequence[Demand], by_gpu: Mapping[int, list[Slot]], free_at: float | None, *, offered: bool
     ) -> None:
-        """Record the reserved slots by GPU."""
+        """Record the reserved slots by GPU; `free_at`: None if nothing else may use them until the start."""
         jobs = frozenset(demand.job for demand in demands)
         for index, slots in by_gpu.items():
             reserved = self.reserved_at.setdefault(index, ReservedGpu())
