@@ -93,6 +93,6 @@ def test_lending_respects_capacity_and_limits_on_any_cluster(nodes, name, traini
         for n, (at, work, app) in enumerate(requests)
     ]
     learning = GoodputSpeeds(MODELS, 2)
-    policy = Watched(range(half), range(half, 2 * half), learning, AFE, WAYS[name], Levels())
+    policy = Watched(range(half), range(half, 2 * half), learning, AFE, WAYS[name], Levels(), 0.0)
     result = Simulation(SimulatedCluster.of(whole("a100-80gb"), 2 * half, 2), jobs, policy, learning).run()
     assert all(run.ended is not None for run in result.runs)
