@@ -7,7 +7,7 @@ partition, else the cluster's. Jobs that Slurm would only suspend keep their GRE
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -90,8 +90,7 @@ class PreemptionRules:
         if self.kind == _QOS:
             preempted = {name for qos in self.qos.values() for name in qos.preempts if name in self.qos}
             return any(_ending(self.qos[name].mode or self.mode, 0.0) for name in preempted)
-        highest = self._tier(self.partitions)
-        return any(found.ending is not None and found.tier < highest for found in self.partitions.values())
+        return self._any_below(max([found.tier for found in self.partitions.values()], default=-1))
 
     def may_preempt(self, waiting: JobRow) -> bool:
         """Return whether a pending job may preempt any job."""
@@ -99,16 +98,10 @@ class PreemptionRules:
             return bool(self._of_qos(waiting).preempts)
         if self.kind != _PARTITION:
             return False
-        tier = self._tier(waiting.partitions)
-        return any(p.ending is not None and p.tier < tier for p in self.partitions.values())
+        return self._any_below(self._tier(waiting))
 
-    def ending(self, running: JobRow, waiting: JobRow, partitions: Collection[str], now: float) -> Ending | None:
-        """Return how a running job ends if a pending job preempts it now; None: it may not be preempted.
-
-        Args:
-            partitions: those of the running job's node.
-            now: unix seconds.
-        """
+    def ending(self, running: JobRow, waiting: JobRow, now: float) -> Ending | None:
+        """Return how a running job ends if a pending job preempts it now; None: it may not be preempted."""
         if running.start is None or now - running.start < self._exempt_s(running):
             return None
         if self.exempt_priority is not None and running.priority >= self.exempt_priority:
@@ -118,17 +111,25 @@ class PreemptionRules:
             own = self._of_qos(running)
             ending = _ending(own.mode or self.mode, own.grace_s)
         elif self.kind == _PARTITION and (partition := self.partitions.get(running.partition)) is not None:
-            tier = self._tier(set(waiting.partitions) & set(partitions))
-            ending = partition.ending if partition.tier < tier else None
+            ending = partition.ending if partition.tier < self._tier(waiting) else None
         if ending is not None and ending.by_priority and waiting.priority <= running.priority:
             return None
         return ending
 
+    def _any_below(self, tier: int) -> bool:
+        return any(found.ending is not None and found.tier < tier for found in self.partitions.values())
+
     def _of_qos(self, row: JobRow) -> PreemptingQos:
         return self.qos.get(row.qos, PreemptingQos())
 
-    def _tier(self, names: Collection[str]) -> int:
-        return max([self.partitions[name].tier for name in names if name in self.partitions], default=-1)
+    def _tier(self, waiting: JobRow) -> int:
+        """Return the lowest tier of a pending job's partitions; -1 if one is unknown.
+
+        Of several partitions Slurm checks at submission only that the user may use one: another may be in the list.
+        """
+        return min(
+            [self.partitions[name].tier if name in self.partitions else -1 for name in waiting.partitions], default=-1
+        )
 
     def _exempt_s(self, row: JobRow) -> float:
         partition = self.partitions.get(row.partition)

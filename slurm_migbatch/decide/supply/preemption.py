@@ -105,7 +105,7 @@ class _Search:
             node, slurm_node = nodes.get(name), self._slurm_nodes.get(name)
             if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
                 continue
-            endings = self._endings(waiting, node, slurm_node)
+            endings = self._endings(waiting, node)
             if not endings:
                 continue
             if _can_preempt_itself(demand, node, endings):
@@ -118,7 +118,7 @@ class _Search:
             return {}
         return {job: end for victims in found[: demand.nodes] for job, end in victims.endings.items()}
 
-    def _endings(self, waiting: JobRow, node: Node, slurm_node: NodeRow) -> dict[int, Ending]:
+    def _endings(self, waiting: JobRow, node: Node) -> dict[int, Ending]:
         """Return the jobs on a node that may be preempted, and how they end."""
         leases = [lease for gpu in node.gpus for lease in gpu.leases]
         fixed = {lease.job for lease in leases if lease.guest or lease.stopping}
@@ -127,7 +127,7 @@ class _Search:
             row = self._rows.get(job)
             if row is None or not row.running or row.het_job is not None or is_marked(row.comment):
                 continue
-            ending = self._rules.ending(row, waiting, slurm_node.partitions, self._now)
+            ending = self._rules.ending(row, waiting, self._now)
             if ending is not None:
                 endings[job] = ending
         return endings
