@@ -21,8 +21,8 @@ from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
 from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
-from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, why_moved
-from slurm_migbatch.decide.supply.preemption import AGAIN_S, preempted_for
+from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, wanting, why_moved
+from slurm_migbatch.decide.supply.preemption import AGAIN_S, GAIN_S, preempted_for
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation, Submission
@@ -97,7 +97,9 @@ class World:
             NodeRow(name, states, partitions=("gpu", "train"), cpus=64, cpus_used=cpus_used) for name in self.nodes
         )
         snapshot = ClusterSnapshot(now, tuple(self.rows.values()), slurm_nodes, preemption=rules or site())
-        found = preempted_for(snapshot, self.reservations, [self.demand], self.nodes, self.rows, self.later, fixed, 4)
+        memory = MoveMemory(loaded=True, waits={URGENT: NOW - 60}, fixed=set(fixed), later=self.later)
+        jobs = wanting(memory, self.reservations, now, replace(MoveRules(), gain_s=GAIN_S))
+        found = preempted_for(snapshot, jobs, self.reservations, [self.demand], self.nodes, self.rows, memory)
         assert {move.waiting for move in found} <= {URGENT}
         return {move.job: move.ending for move in found if move.ending is not None}
 

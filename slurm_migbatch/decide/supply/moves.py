@@ -126,6 +126,11 @@ class MoveMemory:
     loaded: bool = False
     later: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def served(self) -> set[int]:
+        """The jobs for which others are being stopped; 0 for one that is unknown."""
+        return {move.waiting for move in self.moves.values()}
+
     def load(self, actions: Iterable[Mapping[str, Any]], now: float) -> None:
         """Add the moves that an earlier service has begun, from the record, oldest first."""
         for row in actions:
@@ -206,31 +211,20 @@ class MoveMemory:
 
 
 def wanting(memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules) -> frozenset[int]:
-    """Return the jobs for which a training job may be moved: those with a long expected wait that have waited for a
-    while.
-    """
-    return frozenset(
-        reservation.job
-        for reservation in late(memory, reservations, now, rules)
-        if reservation.at is None or reservation.at - now > rules.gain_s
-    )
-
-
-def late(
-    memory: MoveMemory, reservations: Iterable[Reservation], now: float, rules: MoveRules
-) -> Sequence[Reservation]:
-    """Return the reservations of jobs that have waited for a while and for which nothing is stopped yet.
+    """Return the jobs for which others may be stopped: those with a long expected wait that have waited for a while.
 
     None while as much is being stopped as may be at once.
     """
-    served = {move.waiting for move in memory.moves.values()}
+    served = memory.served
     if not memory.loaded or len(served) >= AT_ONCE or 0 in served:
-        return ()
-    return [
-        reservation
+        return frozenset()
+    return frozenset(
+        reservation.job
         for reservation in reservations
-        if now - memory.waits.get(reservation.job, now) >= rules.after_s and reservation.job not in served
-    ]
+        if now - memory.waits.get(reservation.job, now) >= rules.after_s
+        and (reservation.at is None or reservation.at - now > rules.gain_s)
+        and reservation.job not in served
+    )
 
 
 def restartable(

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, PlannedMove, Reservation
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.supply.moves import AT_ONCE, MoveMemory
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -42,35 +43,35 @@ class _Victims(NamedTuple):
 
 def preempted_for(
     snapshot: ClusterSnapshot,
-    waiting: Sequence[Reservation],
+    jobs: Collection[int],
+    reservations: Sequence[Reservation],
     demands: Iterable[Demand],
     nodes: Mapping[str, Node],
     rows: Mapping[int, JobRow],
-    later: dict[int, float],
-    fixed: Collection[int],
-    most: int,
+    memory: MoveMemory,
 ) -> tuple[PlannedMove, ...]:
-    """Return the jobs to preempt, for at most `most` pending jobs.
+    """Return the jobs to preempt.
 
     Args:
-        waiting: the reservations of jobs that have waited long enough, in Slurm's order.
+        jobs: the pending jobs for which others may be stopped (`moves.wanting`).
+        reservations: those of the plan, in Slurm's order.
         demands: the needs of pending jobs.
         rows: the queue by job id.
-        fixed: jobs that could not be stopped.
-        later: pending jobs for which nothing may be preempted before this time (unix seconds); updated.
+        memory: `later` is updated.
     """
-    rules, now = snapshot.preemption, snapshot.now
+    rules, now, later = snapshot.preemption, snapshot.now, memory.later
     for job in [job for job, at in later.items() if not now < at <= now + AGAIN_S or job not in rows]:
         del later[job]
-    jobs = dict.fromkeys(r.job for r in waiting if r.at is None or r.at - now > GAIN_S)
-    chosen = [job for job in jobs if job not in later and rules.may_preempt(rows[job])][:most]
+    in_order = dict.fromkeys(reservation.job for reservation in reservations if reservation.job in jobs)
+    able = [job for job in in_order if job not in later and rules.may_preempt(rows[job])]
+    chosen = able[: AT_ONCE - len(memory.served)]
     if not chosen:
         return ()
     by_job = {demand.job: demand for demand in demands if demand.job in chosen and demand.apart is None}
     planned: dict[int, PlannedMove] = {}
     for job in chosen:
-        others = [reservation for reservation in waiting if reservation.job != job]
-        search = _Search(snapshot, rows, {*fixed, *planned}, others)
+        others = [reservation for reservation in reservations if reservation.job != job]
+        search = _Search(snapshot, rows, {*memory.fixed, *planned}, others)
         endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
         later[job] = now + (AGAIN_S if endings else _SEARCH_S)
         planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}

@@ -21,10 +21,8 @@ from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.decide.supply.limits import within_limits
 from slurm_migbatch.decide.supply.moves import (
-    AT_ONCE,
     MoveMemory,
     MoveRules,
-    late,
     leaving,
     may_restart,
     restartable,
@@ -32,7 +30,7 @@ from slurm_migbatch.decide.supply.moves import (
 )
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
-from slurm_migbatch.decide.supply.preemption import preempted_for
+from slurm_migbatch.decide.supply.preemption import GAIN_S, preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -240,9 +238,8 @@ def _stopped(
     moves.note(plan.reservations, now)
     moves.begin(plan.moves, queue)
     if snapshot.preemption.kind and may_begin:
-        waiting = late(moves, plan.reservations, now, rules)
-        most = AT_ONCE - len({move.waiting for move in moves.moves.values()})
-        moves.begin(preempted_for(snapshot, waiting, wanted, nodes, queue.rows, moves.later, moves.fixed, most), queue)
+        jobs = wanting(moves, plan.reservations, now, replace(rules, gain_s=GAIN_S))
+        moves.begin(preempted_for(snapshot, jobs, plan.reservations, wanted, nodes, queue.rows, moves), queue)
     return moves.due(now, rules, queue)
 
 
