@@ -151,17 +151,23 @@ def test_slices_are_kept_for_a_large_job_if_slurm_cannot_know_when_it_starts(blo
     assert large in world.running()
 
 
+def with_reservation(gpus: int) -> tuple[World, int]:
+    """Return a node on which one GPU is in use for 2000 s, and a job that waits for all of them."""
+    world = World(gpus=gpus)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit(f"mig:7g.80gb:{gpus}", runs=100, limit=4000)
+    world.steps(3)
+    return world, large
+
+
 def small(world: World, limit: int, want: str = "mig:1g.10gb:2") -> int:
     return world.slurm.submit(want, runs=500, limit=limit)
 
 
 def test_reserved_space_is_used_for_jobs_that_end_before_the_start() -> None:
     """Of any profile, as long as no job that could take the slices lasts longer."""
-    world = World(gpus=2)
-    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
-    world.steps(3)
-    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
-    world.steps(3)
+    world, large = with_reservation(gpus=2)
     short, shorter = small(world, 1500), small(world, 600, "mig:3g.40gb:1")
     world.steps(5)
     assert {short, shorter} <= world.running()
@@ -175,11 +181,7 @@ def test_reserved_space_is_used_for_jobs_that_end_before_the_start() -> None:
 
 
 def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices() -> None:
-    world = World(gpus=2)
-    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
-    world.steps(3)
-    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
-    world.steps(3)
+    world, large = with_reservation(gpus=2)
     long, short = small(world, 3000), small(world, 600)
     world.steps(5)
     assert not {long, short} & world.running()
@@ -191,11 +193,7 @@ def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices(
 
 
 def test_reserved_slices_that_slurm_backfills_are_not_divided_while_jobs_wait_for_them() -> None:
-    world = World(gpus=3)
-    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
-    world.steps(3)
-    large = world.slurm.submit("mig:7g.80gb:3", runs=100, limit=4000)
-    world.steps(3)
+    world, large = with_reservation(gpus=3)
     long = world.slurm.submit("mig:7g.80gb:1", runs=2500, limit=2500)
     short = small(world, 600)
     world.steps(5)
