@@ -15,8 +15,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.model import Demand, DemandShape
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
@@ -26,8 +27,18 @@ from slurm_migbatch.mig.profile import Profile
 
 _START_S: Final = 10.0
 """Time from an offer to the start of a job."""
+_FIRST: Final = 256
+"""Pending jobs to examine before all others."""
 _MOST: Final = 64
 """Pending jobs to examine for each profile, of those with the longest time limits."""
+
+
+class _Limit(NamedTuple):
+    """The time limit of a pending job, infinite if it has none, and its nodes."""
+
+    limit_s: float
+    job: int
+    pool: frozenset[str]
 
 
 class Backfill:
@@ -41,7 +52,9 @@ class Backfill:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         #: kinds of demands for which there is no place; not tried again, because space only shrinks
         self._hopeless: set[DemandShape] = set()
-        self._longest: dict[Profile, list[tuple[float, int, frozenset[str]]]] | None = None
+        #: time limits of the first demands, and of all; see `_by_profile`
+        self._first: dict[Profile, list[_Limit]] | None = None
+        self._longest: dict[Profile, list[_Limit]] | None = None
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
         """Claim slots for one copy of a demand on one node; return whether there is room."""
@@ -81,21 +94,24 @@ class Backfill:
             return False
         time_s = reserved.until - self._now - _START_S
         node, jobs = gpu_claims.node, reserved.jobs
-        if demand.limit_s is None or demand.limit_s > time_s or self._longest_limit(profile, node, jobs) > time_s:
+        if demand.limit_s is None or demand.limit_s > time_s or self._competes(profile, node, jobs, time_s):
             return False
         offered = self._reserver.offered_with(gpu_claims.index)
-        return profile not in offered and all(self._longest_limit(other, node, jobs) == -math.inf for other in offered)
+        return profile not in offered and not any(self._competes(other, node, jobs, -math.inf) for other in offered)
 
-    def _longest_limit(self, profile: Profile, node: str, jobs: frozenset[int]) -> float:
-        """Return the longest time limit of pending jobs that could take a slice of a profile on a node, without `jobs`.
+    def _competes(self, profile: Profile, node: str, jobs: frozenset[int], than_s: float) -> bool:
+        """Return whether a pending job with a longer time limit could take a slice of a profile on a node.
 
-        -inf if there is none. It may be too long if very many jobs have longer limits and cannot use the node.
+        Without `jobs`. May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
+        if self._first is None:
+            self._first = _by_profile(islice(self._demands, _FIRST))
+        if _longest_limit(self._first.get(profile, []), node, jobs) > than_s:  # almost always, if the queue is long
+            return True
         if self._longest is None:
             self._longest = _by_profile(self._demands)
         limits = self._longest.get(profile, [])
-        competing = (limit for limit, job, pool in limits if job not in jobs and node in pool)
-        return next(competing, limits[-1][0] if len(limits) == _MOST else -math.inf)
+        return _longest_limit(limits, node, jobs, limits[-1].limit_s if len(limits) == _MOST else -math.inf) > than_s
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         self._reserver.withdraw(gpu_claims.index)
@@ -106,14 +122,19 @@ class Backfill:
         self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
 
 
-def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[tuple[float, int, frozenset[str]]]]:
-    """Return time limit, job and pool of the demands for each profile, at most `_MOST` with the longest limits."""
-    found: dict[Profile, list[tuple[float, int, frozenset[str]]]] = {}
+def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
+    """Return the time limits of the demands for each profile, the longest first and at most `_MOST`."""
+    found: dict[Profile, list[_Limit]] = {}
     for demand in demands:
-        limit_s = math.inf if demand.limit_s is None else demand.limit_s
+        limit = _Limit(math.inf if demand.limit_s is None else demand.limit_s, demand.job, demand.pool)
         for profile, _ in demand.parts:
-            found.setdefault(profile, []).append((limit_s, demand.job, demand.pool))
+            found.setdefault(profile, []).append(limit)
     return {profile: heapq.nlargest(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
+
+
+def _longest_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float = -math.inf) -> float:
+    """Return the first time limit of a job that could use the node, without `jobs`; `default_s` if there is none."""
+    return next((limit.limit_s for limit in limits if limit.job not in jobs and node in limit.pool), default_s)
 
 
 def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:
