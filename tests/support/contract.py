@@ -13,7 +13,7 @@ DOWN nodes that list every profile, and the partitions `gpu` (tier 10) and `trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -63,6 +63,10 @@ class World(Protocol):
 
 def row(world: World, job: int) -> JobRow | None:
     return next((r for r in world.client.jobs() if r.job_id == job), None)
+
+
+def by_id(rows: Iterable[JobRow]) -> dict[int, JobRow]:
+    return {row.job_id: row for row in rows}
 
 
 def until(world: World, job: int, *states: str) -> JobRow:
@@ -175,8 +179,9 @@ class Looking:
         for name in world.nodes:
             found = world.client.jobs_on(frozenset({name}))
             assert {row.job_id for row in found} == {job for job in jobs if places[job] == (name,)}
-            assert found == [row for row in world.client.jobs() if row.nodes == (name,)]
-        assert world.client.jobs_on(frozenset(world.nodes)) == [row for row in world.client.jobs() if row.active]
+            assert by_id(found) == by_id(row for row in world.client.jobs() if row.nodes == (name,))
+        found = world.client.jobs_on(frozenset(world.nodes))
+        assert by_id(found) == by_id(row for row in world.client.jobs() if row.active)
 
     def test_pending_jobs_are_listed_in_slurms_order(self, world: World) -> None:
         jobs = [world.submit("mig:3g.40gb:1") for _ in range(3)]
