@@ -34,7 +34,7 @@ MOST_PROFILES: Final = 256
 _MOST_ON_GPU: Final = 8
 """No GPU has more slices at once."""
 _TINY: Final = 1e-6
-_BLOCK: Final = 64
+_BLOCK: Final = 16
 """Adjacent levels whose gaps are looked up together."""
 
 Part = list[tuple[int, int, float]]
