@@ -164,6 +164,9 @@ def test_long_jobs_hold_no_slices_before_a_coming_reservation(bed: Cluster) -> N
 
 
 def test_refusal_names_a_reservation_without_the_catalog_node(bed: Cluster) -> None:
+    assert started(bed, "--gres=mig:7g.80gb", "-w", "n1") == "n1", (
+        "whatever it offered before, it has no small slices now"
+    )
     reserve(bed, "bare", "n1")
     message = refused(bed, "--gres=mig:1g.20gb:4", "--reservation=bare")
     assert "the reservation has no catalog node (no-mig-slice-free...)" in message
