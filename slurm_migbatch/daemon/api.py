@@ -194,7 +194,6 @@ class NodeApi:
         if not _JOB.fullmatch(job):
             raise Refused(404, "a job is named by its number")
         reason = await self.why(uid, int(job))
-        # commands of earlier releases show "why" to everyone
         return as_json({"why": reason.why, "in_full": reason.in_full})
 
     async def _waiting(self, request: Request) -> Response:

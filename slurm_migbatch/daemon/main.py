@@ -30,64 +30,83 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: Config, path: str) -> None:
-    """Run one service after the other, or the standby, according to the term.
-
-    A reload composes the next service with the new configuration, and if that succeeds ends the running one cleanly;
-    the next one gets the old configuration again if addresses or sockets of the new one cannot be used. Submissions are
-    answered meanwhile: the process of the old service continues until that of the next one is ready.
-    """
+    """Run one service after the other, or the standby, according to the term, until SIGTERM."""
     keeper = keeper_of(config)
-    used = UsedCredentials()  # a reload must not make a credential valid once more
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
-    running = compose(config, keeper, used)
-    replaced: Config | None = None  # by a reload, if anything
-    following: _Composed | None = None
-
-    def reload() -> None:
-        nonlocal following
-        composed = _compose_again(path, config, keeper, used)
-        if composed is None:
-            return
-        following = composed
-        if isinstance(running, Service):
-            running.submit.leave()
-        control.turn.set()
-
-    control.on_reload = reload
+    services = _Services(config, path, keeper, control.turn)
+    control.on_reload = services.reload
     watching = asyncio.create_task(run_forever("the term", keeper.run))
     try:
         while True:
             try:
-                await running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+                await services.running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
             except OSError as error:
-                if replaced is None:
-                    raise
-                log.error("the new configuration is not applied: %s", error.strerror or error)
-                logs.setup(replaced.daemon.log_level)
-                before, config, replaced = running, replaced, None
-                running = compose(config, keeper, used)
-                await _hand_over(before, running)
+                await services.go_back(error)
                 continue
             control.turn.clear()
             if control.ending:
                 break
             if not keeper.active:
                 await asyncio.to_thread(keeper.resign)
-            before, replaced, ready = running, None, following
-            following = None
-            if ready is not None:
-                config, replaced = ready.config, config
-            # a service composed before this migbatchd became active or standby cannot be used
-            running = (
-                ready.service if ready is not None and ready.term == _term(keeper) else compose(config, keeper, used)
-            )
-            await _hand_over(before, running)
-        await _hand_over(running, None)
+            await services.advance()
+        await _hand_over(services.running, None)
     finally:
         await cancel(watching)
         await asyncio.to_thread(keeper.close)
         notify("STOPPING=1")
+
+
+class _Services:
+    """The running service or standby, and the one that a reload has composed.
+
+    A reload composes the next service with the new configuration, and if that succeeds ends the running one cleanly;
+    the next one gets the old configuration again if addresses or sockets of the new one cannot be used. Submissions are
+    answered meanwhile: the process of the old service continues until that of the next one is ready.
+    """
+
+    def __init__(self, config: Config, path: str, keeper: TermKeeper, turn: asyncio.Event) -> None:
+        self._config, self._path, self._keeper, self._turn = config, path, keeper, turn
+        self._used = UsedCredentials()  # a reload must not make a credential valid once more
+        self.running = compose(config, keeper, self._used)
+        self._replaced: Config | None = None  # by a reload, if anything
+        self._following: _Composed | None = None
+
+    def reload(self) -> None:
+        """Compose the next service, if the configuration can be used, and let the running one end."""
+        composed = _compose_again(self._path, self._config, self._keeper, self._used)
+        if composed is None:
+            return
+        self._following = composed
+        if isinstance(self.running, Service):
+            self.running.submit.leave()
+        self._turn.set()
+
+    async def advance(self) -> None:
+        """Replace the service that has ended by the next one."""
+        ready, self._following, self._replaced = self._following, None, None
+        if ready is not None:
+            self._config, self._replaced = ready.config, self._config
+        if ready is not None and ready.term == _term(self._keeper):
+            await self._replace(ready.service)
+        else:  # one that was composed before this migbatchd became active or standby cannot be used
+            await self._replace(self._composed())
+
+    async def go_back(self, error: OSError) -> None:
+        """Return to the configuration before the reload, with which the service cannot run; raise `error` if none."""
+        if self._replaced is None:
+            raise error
+        log.error("the new configuration is not applied: %s", error.strerror or error)
+        logs.setup(self._replaced.daemon.log_level)
+        self._config, self._replaced = self._replaced, None
+        await self._replace(self._composed())
+
+    def _composed(self) -> Service | Standby:
+        return compose(self._config, self._keeper, self._used)
+
+    async def _replace(self, service: Service | Standby) -> None:
+        before, self.running = self.running, service
+        await _hand_over(before, service)
 
 
 class _Composed(NamedTuple):

@@ -13,11 +13,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
@@ -25,7 +24,8 @@ from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import NodeApi, WaitReason, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
-from slurm_migbatch.daemon.ended import HistoryClient, StillHeld
+from slurm_migbatch.daemon.departed import DepartedJobs
+from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
@@ -40,35 +40,26 @@ from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.recurring import RecurringWatch
 from slurm_migbatch.daemon.retention import Retention
-from slurm_migbatch.daemon.retrying import HOLD, OomRetries, was_tried
+from slurm_migbatch.daemon.retry_runner import RetryRunner
+from slurm_migbatch.daemon.retrying import OomRetries
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
-from slurm_migbatch.daemon.tasks import cancel, run_forever
+from slurm_migbatch.daemon.tasks import BackgroundTasks, cancel, run_forever
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
-from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.reasons import without_estimates
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.engines import sqlite_file
-from slurm_migbatch.store.queries import unconfirmed_ends
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.sqlitefile import log_bytes
-from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: maximum number of ended jobs to query Slurm about at a time; for others the record has only what nodes reported
-_ENDED: Final = 100_000
-#: seconds for which slurmctld may keep an ended job; 300 by default (MinJobAge)
-_KEPT_S: Final = 3600.0
-#: retries of jobs at a time; each makes several calls of Slurm, and rounds must not wait for a free thread
-_RETRIES: Final = 4
 #: seconds after an answer to slurmctld until it lists the submitted job
 _SUBMISSION_S = 0.1
 
@@ -100,22 +91,22 @@ class Service:
         self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
         self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
-        policy = policy_of(config).runs
-        self._retry_threads = ThreadPoolExecutor(_RETRIES, thread_name_prefix="retry")
-        self._retries = OomRetries(client, lambda: self.submit.facts.catalog, policy)
+        self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
+        self._tasks = BackgroundTasks()
+        self._departed = DepartedJobs(client, self.writer, self._tasks)
+        self._retries = RetryRunner(
+            OomRetries(client, lambda: self.submit.facts.catalog, policy_of(config).runs),
+            self.writer,
+            self._tasks,
+            self.rounds.controller.expect_start,
+            self.poller.nudge,
+        )
         self.recurring = RecurringWatch(self.writer, self.submit.ran, self._retry_failed_runs)
         self.submit.follow(self.recurring.jobs.listed)
         self.retention = Retention(config, self.writer, self.metrics)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
         self._unsaved = UnsavedJobs()
-        self._ended: set[int] = set()
-        self._asking = False
-        self._previous: SlurmView | None = None
-        #: of jobs whose ends are queried and that ran when they were last listed: when this was, and their rows
-        self._last_running: dict[int, tuple[float, JobRow]] = {}
-        self._background_tasks: set[asyncio.Task[None]] = set()
-        self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
         self.privacy = Privacy(client, slurm_uids(config))
         self._node_api = self._node_api_of(signer, scraping or Scraping())
@@ -162,7 +153,7 @@ class Service:
         try:
             self.api.listen_unix(Path(self.config.daemon.api_socket))
             self._listening.begin()
-            loops = {
+            loops: dict[str, Callable[[], Awaitable[None]]] = {
                 "addresses": self._listening.follow,
                 "poll": self.poller.run,
                 "submit": self.submit.run,
@@ -170,7 +161,7 @@ class Service:
                 "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
                 "loans": self.rounds.load_loans,
-                "ends": self._recall_ends,
+                "ends": partial(self._departed.recall, self.rounds),
                 "learning": self.learning.run,
                 "retention": self.retention.run,
             }
@@ -189,9 +180,8 @@ class Service:
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
-            if self._background_tasks:  # what they did to jobs has to be recorded
-                await asyncio.wait(self._background_tasks, timeout=_STOP_S)
-            self._retry_threads.shutdown(wait=False)
+            await self._tasks.finish(_STOP_S)  # what they did to jobs has to be recorded
+            self._retries.close()
             unwritten = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if unwritten:
                 log.warning("stopped with %d unwritten records; nodes will send their events again", unwritten)
@@ -256,17 +246,14 @@ class Service:
             self.recurring.nudge()
         # a job shorter than the pause between two queries was never seen in the queue
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
-        new = {job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job)}
-        if len(self._ended) + len(new) <= _ENDED:
-            self._ended |= new
+        self._departed.add({job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job)})
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
     def _retry_failed_runs(self, rows: Sequence[RecurringRun]) -> None:
         """Requeue the jobs whose runs ran out of memory, if their users want it."""
         if self.config.recurring.retry:
-            for row, offer in self._retries.due(rows, self.recurring.jobs.past):
-                self._in_background(self._retry(row, offer))
+            self._retries.retry(rows, self.recurring.jobs.past)
 
     async def _follow_recurring(self) -> None:
         """Find in the record the jobs that were held for their retry when an earlier service was killed; then follow
@@ -277,37 +264,6 @@ class Service:
             await self.rounds.read(lambda store: store.actions(), subject, "they stay held until then")
         )
         await self.recurring.run()
-
-    async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
-        action = _retry_row(row.job, row.restart + 1, row.profile or "", offer.profile)
-        hold = {**action, "kind": HOLD, "outcome": "not released yet"}
-        try:
-            if was_tried(row, await self.writer.answer(lambda store: store.actions([row.job]), "actions")):
-                return
-            await self.writer.answer(lambda store: store.save_loans((), [hold]), "actions")
-        except Exception as error:
-            log.warning(
-                "job %d ran out of memory and is not retried, because it cannot be recorded: %s", row.job, error
-            )
-            return
-        with contextlib.suppress(StillHeld):
-            self._retried(action, await self._in_retry_thread(self._retries.send, row, offer))
-        self.poller.nudge()
-
-    async def _release(self, row: JobRow, profile: Profile) -> None:
-        action = _retry_row(row.job_id, row.restarts, next(iter(map(str, slices(row.gres))), ""), profile)
-        with contextlib.suppress(StillHeld):
-            self._retried(action, await self._in_retry_thread(self._retries.release, row, profile))
-            self.poller.nudge()
-
-    async def _in_retry_thread(self, work: Callable[..., str], *args: object) -> str:
-        return await asyncio.get_running_loop().run_in_executor(self._retry_threads, partial(work, *args))
-
-    def _retried(self, action: Mapping[str, Any], trouble: str) -> None:
-        if not trouble:
-            self.rounds.controller.expect_start(action["job_id"])
-        row = {**action, "ts": time.time(), "outcome": trouble or None}
-        self.writer.post(lambda store: store.save_loans((), [row]), "actions")
 
     async def _seen(self, snapshot: SlurmView) -> bool:
         """Process a new view of Slurm; return whether to query it again immediately."""
@@ -323,62 +279,18 @@ class Service:
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
-        self._ended |= departed
-        if departed and self._previous is not None:
-            self._last_running |= {
-                row.job_id: (self._previous.at, row)
-                for row in self._previous.jobs
-                if row.job_id in departed and row.active and row.state != "COMPLETING"
-            }
-        self._previous = snapshot
-        if self._ended and not self._asking:
-            self._asking = True
-            self._in_background(self._ask_ends(frozenset(self._ended)))
-        for row, profile in self._retries.left_held(snapshot.jobs):
-            self._in_background(self._release(row, profile))
+        self._departed.follow(snapshot, departed)
+        self._retries.release_held(snapshot.jobs)
         if self.config.daemon.audit:
             excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs, snapshot.nodes)
             rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
             for excess in excesses:
-                self._in_background(self._cancel(excess, name_of(rows[excess.job])))
+                self._tasks.start(self._cancel(excess, name_of(rows[excess.job])))
         # a node that failed and that Slurm powered down or lost reports the ends of its runs only after its next boot
         up = {row.name for row in snapshot.nodes if not row.silenced}
         facts = {name: node for name, node in self.rounds.view.facts().items() if name in up}
         for orphan in self._orphans.check(facts, snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
-
-    async def _recall_ends(self) -> None:
-        """Find in the record the jobs of which an earlier service could not ask Slurm any more how they ended."""
-        subject = "cannot read whose ends Slurm has not told"
-        since = time.time() - _KEPT_S
-        self._ended |= await self.rounds.read(
-            lambda store: store.read(unconfirmed_ends, since, _ENDED), subject, "they stay as nodes told them"
-        )
-
-    async def _ask_ends(self, jobs: frozenset[int]) -> None:
-        """Record how jobs ended that Slurm no longer lists; those that slurmctld has lost count as cancelled."""
-        try:
-            rows = await asyncio.to_thread(self._client.ended, jobs)
-            unknown = jobs.difference(row["job_id"] for row in rows)
-            running = {job: self._last_running[job] for job in unknown if job in self._last_running}
-            lost = await asyncio.to_thread(self._client.lost, {job: at for job, (at, _) in running.items()})
-        except Exception as error:  # retried after the next query
-            log.debug("cannot determine yet how jobs ended: %s", error)
-        else:
-            self._ended -= jobs
-            for job in jobs:
-                self._last_running.pop(job, None)
-            if lost:
-                log.warning(
-                    "slurmctld has lost jobs that ran, they are recorded as cancelled: %s",
-                    ", ".join(map(str, sorted(lost)[:20])),
-                )
-            # as slurmdbd has them; the exit code is that of the node
-            rows += [{"job_id": job, "restarts": running[job][1].restarts, "state": "CANCELLED"} for job in lost]
-            if rows:
-                self.writer.post(lambda store: store.upsert_jobs(rows), "jobs")
-        finally:
-            self._asking = False
 
     async def _cancel(self, excess: Excess, name: str) -> None:
         log.error("%s; cancelling it", excess)
@@ -390,11 +302,6 @@ class Service:
             await asyncio.to_thread(self._client.cancel, name)
         except Exception as error:
             log.error("cannot cancel job %s, cancel it by hand: %s", name, error)
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background_tasks.add(task)  # the event loop itself has only weak references to tasks
-        task.add_done_callback(self._background_tasks.discard)
 
     def _gauges(self) -> None:
         started = time.time()
@@ -464,11 +371,3 @@ class Service:
         for job in self._queue():
             states[job.state] += job.tasks
         return states
-
-
-def _retry_row(job: int, restart: int, before: str, profile: Profile) -> dict[str, Any]:
-    """Return the record's row of a retry of a job that ran out of memory."""
-    return {
-        "ts": time.time(), "job_id": job, "restart": restart, "kind": "retype", "before": before, "after": profile.name,
-        "why": "it ran out of memory, and the job has the hint retry=oom", "dry_run": False, "outcome": None,
-    }  # fmt: skip

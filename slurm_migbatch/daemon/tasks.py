@@ -71,6 +71,24 @@ async def with_timeout(work: Coroutine[Any, Any, T], timeout: float) -> T:
             await asyncio.wait({task})
 
 
+class BackgroundTasks:
+    """Tasks of which nobody awaits the result."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin work."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)  # the event loop itself has only weak references to tasks
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self, timeout: float) -> None:
+        """Wait until all work is done, `timeout` seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+
+
 async def cancel(*tasks: asyncio.Task[None]) -> None:
     """Cancel tasks, and wait until they have ended."""
     for task in tasks:

@@ -149,38 +149,42 @@ class StoreWriter:
 
     def _do(self, item: _Item) -> bool:
         """Write one item; return False if the service stops and the database is down, else True."""
-        while True:
-            if item.future is not None and item.future.cancelled():
+        while item.future is None or not item.future.cancelled():
+            error = self._attempt(item)
+            if error is None:
                 break
-            try:
-                opened = False
-                store = self._opened()
-                opened = True
-                result = item.work(store)
-            except TermOverError as error:
-                self._end_of_term(item, error)
-            except Exception as error:
-                if not opened or is_passing(error):
-                    if self._store is not None:
-                        self._store.reconnect()
-                    wait = self.fault.failed(self._cause(error))
-                    with self._news:
-                        if self._stopping:
-                            return False
-                        self._news.wait_for(lambda: self._stopping, wait)
-                    continue
-                log.exception("database operation failed: %s", item.label)
-                self.dropped[item.label] = self.dropped.get(item.label, 0) + item.records
-                _settle(item, error=error)
-            else:
-                self.fault.succeeded()
-                _settle(item, result)
-            break
+            wait = self.fault.failed(self._cause(error))
+            with self._news:
+                if self._stopping:
+                    return False
+                self._news.wait_for(lambda: self._stopping, wait)
         with self._news:
             if self._queue and self._queue[0] is item:
                 self._queue.popleft()
                 self._waiting -= item.records
         return True
+
+    def _attempt(self, item: _Item) -> Exception | None:
+        """Write one item, or drop it; return the error if it is to be written again."""
+        opened = False
+        try:
+            store = self._opened()
+            opened = True
+            result = item.work(store)
+        except TermOverError as error:
+            self._end_of_term(item, error)
+        except Exception as error:
+            if not opened or is_passing(error):
+                if self._store is not None:
+                    self._store.reconnect()
+                return error
+            log.exception("database operation failed: %s", item.label)
+            self.dropped[item.label] = self.dropped.get(item.label, 0) + item.records
+            _settle(item, error=error)
+        else:
+            self.fault.succeeded()
+            _settle(item, result)
+        return None
 
     def _cause(self, error: Exception) -> BaseException | str:
         """Return what is to be reported of an error; its own text has the statement, and with it texts of users."""

@@ -45,6 +45,10 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE
 from slurm_migbatch.workload.loans import LOAN
 
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
+_WITHOUT_GRES_CONF: Final = (
+    "{} does not exist here, though nodes have GPUs: if they have files of their own, do not replace these, but add "
+    f"`Include {INCLUDED_GRES}` to them, and on MIG nodes a File= line for each GPU that AutoDetect has found so far"
+)
 _TIMEOUTS: Final = ("PrologTimeout", "EpilogTimeout")
 """From 25.05 on Slurm uses these, if a site has them, instead of PrologEpilogTimeout."""
 _PREEMPTS: Final = (
@@ -97,34 +101,34 @@ def plan(
     )
     if not lending:
         result.notes += left_after_lending(conf)
-    settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
-    catalog = replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts)))
     if site.lends and preempts:
         result.notes += _of_own_preemption(conf)
-    needed = replace(
-        site,
-        catalog=catalog,
-        accounting=conf.value("AccountingStorageType").endswith("slurmdbd"),
-        suspends=bool(conf.value("SuspendProgram")),
-        preempts=preempts,
-        own=(),
-    )
-    result.site = replace(needed, own=frozenset(_settings(needed, conf, result)))
+    result.site = _needed(site, conf, rows, counts, preempts=preempts)
+    result.site = replace(result.site, own=frozenset(_settings(result.site, conf, result)))
     result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, result)
     if topology_conf is not None:
         _add_topology(site, conf, topology_conf, result)
     check_gres(gres_conf, counts, result)
     if not gres_conf.texts and any(has_gres(values, "gpu") for _, values, _ in rows):
-        result.notes.append(
-            f"{gres_conf.main} does not exist here, though nodes have GPUs: if they have files of their own, do not "
-            f"replace these, but add `Include {INCLUDED_GRES}` to them, and on MIG nodes a File= line for each GPU "
-            "that AutoDetect has found so far"
-        )
+        result.notes.append(_WITHOUT_GRES_CONF.format(gres_conf.main))
     if not result.problems:
         counting = {name: node_counts for name, node_counts in counts.items() if name not in without_gpus}
         result.site = replace(result.site, devices=list(gpu_lines(gres_conf, rows, counting, result)))
     return result
+
+
+def _needed(site: Site, conf: Conf, rows: Sequence[NodeNameLine], counts: Counts, *, preempts: bool) -> Site:
+    """Return the site with its catalog, and what slurm.conf says of it. `preempts`: it had preemption of its own."""
+    settings = catalog_settings(rows, counts, conf.defaults("nodename", conf.beside(INCLUDED)))
+    return replace(
+        site,
+        catalog=replace(site.catalog, settings=settings, others=gres_words(others_of(rows, counts))),
+        accounting=conf.value("AccountingStorageType").endswith("slurmdbd"),
+        suspends=bool(conf.value("SuspendProgram")),
+        preempts=preempts,
+        own=(),
+    )
 
 
 # --- settings of the cluster

@@ -210,7 +210,7 @@ def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
     """Ask migbatchd why each job waits, in full; if it does not answer, return nothing and a remark."""
     try:
         reply = json.loads(site.daemon("/v1/waiting"))
-        reasons = {**reply["waiting"], **reply.get("in_full", {})}
+        reasons = {**reply["waiting"], **reply["in_full"]}
         return {int(job): str(why) for job, why in reasons.items()}, ()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         location = "" if site.quiet else f" at {site.config.daemon.api_socket}"

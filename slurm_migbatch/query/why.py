@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_loan
 from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
@@ -27,8 +27,6 @@ from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 from slurm_migbatch.workload.loans import LoanHints, decided, loan_hints
-
-_OLDER: Final = "migbatchd is of an earlier release, whose reasons are shown to the job's user only; restart it"
 
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -166,9 +164,7 @@ def ask(site: QuerySite, job: int) -> Reason:
     """Return why a job waits according to the running supply loop, or a sentence that it does not answer."""
     try:
         reply = json.loads(site.daemon(f"/v1/why/{job}"))
-        if "in_full" in reply:
-            return Reason(str(reply["why"]), str(reply["in_full"]))
-        return Reason(_OLDER, str(reply["why"]))  # its only sentence may tell hints
+        return Reason(str(reply["why"]), str(reply["in_full"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         location = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
         return Reason(f"no answer from migbatchd{location}; offers do not change")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, insert, select
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import (
+    RunEvent,
     SliceFacts,
     finish_if_free,
     link,
@@ -56,38 +57,15 @@ def ingest(
     name, id = clean.text(node, 255), clean.text(journal_id, 64)
     if not name or not id:
         raise ValueError("events need the names of their node and journal")
-    machine = session.get(Node, name, with_for_update=True)
-    if machine is None:
-        # an unknown node cannot have rebooted since it was last seen
-        machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
-        session.add(machine)
-        session.flush()
-    machine.seen = now
-    journal = session.get(NodeJournal, (name, id))
     fresh = _fresh(events, now)
-    if journal is None:
-        journal = NodeJournal(node=name, journal=id, contiguous=0)
-        session.add(journal)
-        _supersede(session, machine, min((row["ts"] for row in fresh.values()), default=now))
-        machine.journal, machine.told = id, None
-        session.flush()
+    machine, journal = _sender(session, name, id, boot_id, fresh, now)
     database = session.scalars(select(DatabaseIdentity.id)).one()
     if claim.database != database or claim.acked > journal.contiguous or machine.journal != id:
         if machine.told is not None:
             log.warning("%s: its events are incomplete here (another or older database); it resends them", name)
         machine.told = None
-    stored = {
-        seq
-        for portion in portions(list(fresh))
-        for seq in session.scalars(_events(journal, NodeEvent.seq).where(NodeEvent.seq.in_(portion)))
-    }
-    new = {seq: row for seq, row in fresh.items() if seq not in stored and seq > (journal.forgotten or 0)}
-    if new:
-        session.execute(
-            insert(NodeEvent), [{"node": name, "journal": id, "received": now, **row} for row in new.values()]
-        )
-    late = sorted(seq for seq in new if seq <= journal.contiguous)
-    _apply(session, machine, journal, late)
+    stored, new = _store(session, journal, fresh, now)
+    _apply(session, machine, journal, sorted(seq for seq in new if seq <= journal.contiguous))
     before, limit = journal.contiguous, len(fresh) + _MOST_EARLY
     reached = _highest_complete(session, journal, limit)
     if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in stored:
@@ -102,6 +80,43 @@ def ingest(
     if claim.incomplete:
         machine.told = None
     return Receipt(reached, database, machine.told is not None)
+
+
+def _sender(
+    session: Session, name: str, id: str, boot_id: str, fresh: Mapping[int, Mapping[str, Any]], now: float
+) -> tuple[Node, NodeJournal]:
+    """Return the rows of a node and its journal, new ones if they are unknown; a new journal replaces the node's."""
+    machine = session.get(Node, name, with_for_update=True)
+    if machine is None:
+        # an unknown node cannot have rebooted since it was last seen
+        machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
+        session.add(machine)
+        session.flush()
+    machine.seen = now
+    journal = session.get(NodeJournal, (name, id))
+    if journal is None:
+        journal = NodeJournal(node=name, journal=id, contiguous=0)
+        session.add(journal)
+        _supersede(session, machine, min((row["ts"] for row in fresh.values()), default=now))
+        machine.journal, machine.told = id, None
+        session.flush()
+    return machine, journal
+
+
+def _store(
+    session: Session, journal: NodeJournal, fresh: Mapping[int, Mapping[str, Any]], now: float
+) -> tuple[set[int], Collection[int]]:
+    """Store the events that are not stored yet; return the numbers of those that were, and of the new ones."""
+    stored = {
+        seq
+        for portion in portions(list(fresh))
+        for seq in session.scalars(_events(journal, NodeEvent.seq).where(NodeEvent.seq.in_(portion)))
+    }
+    new = {seq: row for seq, row in fresh.items() if seq not in stored and seq > (journal.forgotten or 0)}
+    if new:
+        of_journal = {"node": journal.node, "journal": journal.journal, "received": now}
+        session.execute(insert(NodeEvent), [{**of_journal, **row} for row in new.values()])
+    return stored, new.keys()
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
@@ -277,7 +292,7 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
         since = clean.moment(facts.get("since")) or ts
         run = _holder(session, machine, job, restart) or run_of(session, job, restart, since, starts=True)
         _fill_in_user(session, run, facts)
-        start_run(session, run, machine.node, journal.journal, since, slices, None, _host_run(facts))
+        start_run(session, run, RunEvent(machine.node, journal.journal, since, slices), None, _host_run(facts))
     machine.told = event["seq"]
 
 
@@ -300,20 +315,20 @@ def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     lost_at = journal.superseded
     if machine.booted is not None and ts < machine.booted and _is_late(journal, event):
         lost_at = machine.booted
-    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _host_run(event))
+    start_run(session, run, RunEvent(machine.node, journal.journal, ts, _slices(event)), lost_at, _host_run(event))
 
 
 def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = _holder(session, machine, job, restart) or run_of(session, job, restart, ts, starts=False)
-    code = clean.whole(event.get("exit_code"), 0, 255)
+    code, slices = clean.whole(event.get("exit_code"), 0, 255), _slices(event)
     if not _is_elsewhere(session, machine, job, restart):
         if event.get("shared") is True:
             measured.mark_shared(run)
-        measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
+        measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in slices])
         measured.keep_activity(run, machine.node, event.get("activity"))
         measured.keep_energy(run, machine.node, event.get("energy_j"))
-    stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
+    stop_run(session, run, RunEvent(machine.node, journal.journal, ts, slices), code)
 
 
 def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:

@@ -47,6 +47,16 @@ class SliceFacts:
     mig_uuid: str | None
 
 
+@dataclass(frozen=True)
+class RunEvent:
+    """What an event of a node's journal says of a run: its slices there at a moment."""
+
+    node: str
+    journal: str
+    moment: float
+    slices: Sequence[SliceFacts]
+
+
 def run_of(
     session: Session, job: int, restart: int, moment: float, *, starts: bool, known: list[Run] | None = None
 ) -> Run:
@@ -167,22 +177,16 @@ def _requeued(run: Run, moment: float) -> None:
 
 
 def start_run(
-    session: Session,
-    run: Run,
-    node: str,
-    journal: str,
-    moment: float,
-    slices: Sequence[SliceFacts],
-    lost_at: float | None,
-    host_run: tuple[int, int] | None,
+    session: Session, run: Run, event: RunEvent, lost_at: float | None, host_run: tuple[int, int] | None
 ) -> None:
-    """Record that `run` has `slices` on `node`; with `lost_at`, that they were lost at that time.
+    """Record that `run` has the slices of `event`; with `lost_at`, that they were lost at that time.
 
     `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
 
     Raises:
         ValueError: the node has reported too many slices that it holds, or that the run has had.
     """
+    node, moment, slices = event.node, event.moment, event.slices
     _check_slice_limits(session, run, node, len(slices))
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
@@ -206,7 +210,7 @@ def start_run(
     ]
     later = [lease.since for lease in rivals if lease.since is not None and lease.since > moment]
     lost_at = min(later) if later and lost_at is None else lost_at
-    kept = _open_slices(session, run, node, journal, moment, slices, lost_at)
+    kept = _open_slices(session, run, event, lost_at)
     for lease in held:
         if lease.run_id == run.id and lease.id not in kept:
             _close(lease, moment, "moved")
@@ -227,15 +231,8 @@ def _check_slice_limits(session: Session, run: Run, node: str, more: int) -> Non
         raise ValueError(f"job {run.job_id} run {run.restart} has had more than {_MOST_OF_RUN} slices on the node")
 
 
-def _open_slices(
-    session: Session,
-    run: Run,
-    node: str,
-    journal: str,
-    moment: float,
-    slices: Sequence[SliceFacts],
-    lost_at: float | None,
-) -> set[int]:
+def _open_slices(session: Session, run: Run, event: RunEvent, lost_at: float | None) -> set[int]:
+    node, moment = event.node, event.moment
     known = {
         (lease.gpu, lease.slot_start): lease
         for lease in session.scalars(
@@ -244,7 +241,7 @@ def _open_slices(
     }
     indexes = dict(session.execute(select(Gpu.uuid, Gpu.gpu_index).where(Gpu.node == node)).all())
     kept = set()
-    for position, facts in enumerate(slices):
+    for position, facts in enumerate(event.slices):
         lease = known.get((facts.gpu, facts.start))
         if lease is None:
             lease = Lease(run_id=run.id, job_id=run.job_id, restart=run.restart, node=node, until=lost_at)
@@ -253,7 +250,8 @@ def _open_slices(
         elif lease.outcome == "lost" and lost_at is None:
             # it was lost with the node's journal; a repaired node found it again
             lease.until = lease.outcome = None
-        lease.journal, lease.position, lease.gpu, lease.gpu_index = journal, position, facts.gpu, indexes.get(facts.gpu)
+        lease.journal, lease.position = event.journal, position
+        lease.gpu, lease.gpu_index = facts.gpu, indexes.get(facts.gpu)
         lease.profile, lease.slot_start, lease.slot_size = facts.profile, facts.start, facts.size
         lease.gi, lease.ci, lease.mig_uuid = facts.gi, facts.ci, facts.mig_uuid
         lease.since = moment if lease.since is None else lease.since
@@ -270,16 +268,9 @@ def _overlaps(lease: Lease, facts: SliceFacts) -> bool:
     )
 
 
-def stop_run(
-    session: Session,
-    run: Run,
-    node: str,
-    journal: str,
-    moment: float,
-    slices: Sequence[SliceFacts],
-    exit_code: int | None,
-) -> None:
-    """Record that `run` has released what it had on `node`; it ends once no node holds anything for it."""
+def stop_run(session: Session, run: Run, event: RunEvent, exit_code: int | None) -> None:
+    """Record that `run` has released what it had on the node; it ends once no node holds anything for it."""
+    node, moment = event.node, event.moment
     session.flush()
     leases = session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)).all()
     for lease in leases:
@@ -287,7 +278,7 @@ def stop_run(
             _close(lease, moment, "released")
     if not leases:
         # its start was lost with a journal: only this event says what it held
-        _open_slices(session, run, node, journal, moment, slices, moment)
+        _open_slices(session, run, event, moment)
         for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
             lease.since, lease.outcome = run.started, "released"
         run.nodes = run.nodes or node

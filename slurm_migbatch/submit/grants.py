@@ -70,6 +70,20 @@ _UNRECORDED: Final = frozenset({"", AUTO, LOAN})
 
 
 @dataclass(frozen=True)
+class _Case:
+    """A request with what was read from it: the slices that it asks for, where they may be, and the hints with their
+    limits. `old_marker`: the job's marker before an update.
+    """
+
+    request: JobRequest
+    asking: GresRequest
+    partition: Partition
+    hints: Hints
+    limits: JobLimits
+    old_marker: str
+
+
+@dataclass(frozen=True)
 class _Outcome:
     """Result of a decision; `name` is the decision's name in the marker."""
 
@@ -116,17 +130,17 @@ class Granter:
         texts = [request.comment or "", *([request.extra or ""] if self.policy.hints_in_extra else [])]
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
-        limits = limits_of(hints, partition)
+        case = _Case(request, asking, partition, hints, limits_of(hints, partition), old_marker)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
         notes = self._ignored(unread, request.extra, asking)
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
-            answer = self._lend(request, asking, partition, hints, limits, old_marker)
+            answer = self._lend(case)
         else:
-            answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+            answer, slices = self._compose(case)
             if spread := self._spread(request, asking, slices, choice, managed):
                 request = spread
-                answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
+                answer, slices = self._compose(replace(case, request=spread))
                 number = str(request.min_nodes)
                 answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
                 notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
@@ -190,20 +204,13 @@ class Granter:
         if len(managed) < len(names) and any(part.name == "gpu" for part in asking.parts):
             raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 
-    def _compose(
-        self,
-        request: JobRequest,
-        asking: GresRequest,
-        partition: Partition,
-        hints: Hints,
-        limits: JobLimits,
-        old_marker: str,
-    ) -> tuple[Accept, dict[str, int]]:
+    def _compose(self, case: _Case) -> tuple[Accept, dict[str, int]]:
         """Accept the request; return the answer, and the number of slices by GRES type."""
-        slices, reason, choice, messages = self._slices(request, asking, partition, hints, limits)
+        request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
+        slices, reason, choice, messages = self._slices(case)
         messages += [*several(asking, request, sum(slices.values())), *below_weights(self.chooser, hints, asking)]
         chosen = all(is_auto(part) for part in asking.parts)
-        grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
+        grant = self._named(Grant(slices.items()), case.old_marker, self.decision_id or (AUTO if chosen else ""))
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
         comment = with_marker(request.comment or "", grant.marker, request.exc_nodes, grant.decision)
@@ -219,21 +226,21 @@ class Granter:
         else:
             advice = self._advice(bucket, hints, partition, grant)
         outcome = _Outcome(grant.decided, grant.gres, reason, message_of(messages), bucket, choice, advice)
-        decision = self._decision(request, partition, hints, outcome)
+        decision = self._decision(case, outcome)
         advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
         accepted = Accept(changes, outcome.message, decision, advised)
         return accepted, {profile.gres_type: count for profile, count in slices.items()}
 
-    def _slices(
-        self, request: JobRequest, asking: GresRequest, partition: Partition, hints: Hints, limits: JobLimits
-    ) -> tuple[dict[Profile, int], str, SliceChoice | None, list[str]]:
+    def _slices(self, case: _Case) -> tuple[dict[Profile, int], str, SliceChoice | None, list[str]]:
         """Return the number of slices on each node by profile, the reason, the choice for `auto`, and messages."""
+        request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
         slices: dict[Profile, int] = {}
         messages = [named_slice(part, partition) for part in asking.parts if part.as_gpu]
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
         free = any(is_auto(part) for part in asking.parts)  # then the hints apply to that part only
+        limits = NO_LIMITS if free else case.limits
         chosen = all(is_auto(part) for part in asking.parts)
         in_environment = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
         for part in asking.parts:
@@ -241,7 +248,7 @@ class Granter:
             if part.name == "gpu":
                 offer = whole_gpu(part, partition)
                 messages.append(whole(part, partition, times(count, offer)))
-                messages += unapplied(offer, NO_LIMITS if free else limits)
+                messages += unapplied(offer, limits)
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
             elif is_auto(part):
@@ -251,7 +258,7 @@ class Granter:
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (times(count, offer), choice.text))
             else:
-                offer = named_offer(part, partition, NO_LIMITS if free else limits)
+                offer = named_offer(part, partition, limits)
                 if not free and offer.profile not in warned:
                     warned.add(offer.profile)
                     messages += tight(self.chooser, offer, partition, hints)
@@ -262,26 +269,19 @@ class Granter:
             raise Refusal("kinds")
         return slices, reason, choice, messages
 
-    def _lend(
-        self,
-        request: JobRequest,
-        asking: GresRequest,
-        partition: Partition,
-        hints: Hints,
-        limits: JobLimits,
-        old_marker: str,
-    ) -> Accept:
+    def _lend(self, case: _Case) -> Accept:
         """Accept an elastic training job, which waits for one slice of any profile that it may have."""
+        request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
         if total != 1 or not (nodes_of(request) == 1 or takes_one_node(asking, request)):
             raise Refusal("loan_one", partition.name)
-        allowed = [offer for offer in partition.plain if limits.within(offer)]
+        allowed = [offer for offer in partition.plain if case.limits.within(offer)]
         if not allowed:
             raise Refusal("range_empty", partition.name, partition.profile_list)
         bucket = self.chooser.bucket(hints)
         fitting = self.chooser.holding(hints, partition, allowed)
         low, high = fitting[0].profile.gres_type, fitting[-1].profile.gres_type
-        old_name = old_marker.partition("#")[2].removesuffix("]")
+        old_name = case.old_marker.partition("#")[2].removesuffix("]")
         name = old_name if old_name.startswith(LOAN) else decision_name(self.decision_id)
         prefix = asking.parts[0].prefix
         marker = f"[mig:{LOAN}:1#{name}]"
@@ -297,7 +297,7 @@ class Granter:
             notes.append(MESSAGES["loan_retry"])
         message = message_of([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
-        return Accept(changes, message, self._decision(request, partition, hints, outcome), waits=True)
+        return Accept(changes, message, self._decision(case, outcome), waits=True)
 
     @cached_property
     def _key(self) -> str:
@@ -319,11 +319,9 @@ class Granter:
         advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
         return [advice] if advice else []
 
-    def _decision(
-        self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome
-    ) -> SubmitDecision | None:
+    def _decision(self, case: _Case, outcome: _Outcome) -> SubmitDecision | None:
         """Return the decision for the record; None for an update of a job whose decision is not in the record."""
-        bucket, choice = outcome.bucket, outcome.choice
+        request, bucket, choice = case.request, outcome.bucket, outcome.choice
         update = self.request.now is not None
         if update and outcome.name in _UNRECORDED:
             return None
@@ -336,10 +334,10 @@ class Granter:
             ts=self.ts,
             uid=request.uid,
             user=request.user,
-            partition=partition.name,
+            partition=case.partition.name,
             job_id=request.job_id,
             asked={**own, **{name: text for name in TEXT_FIELDS if (text := getattr(request, name))}},
-            hints=hints,
+            hints=case.hints,
             bucket=choice.label if choice is not None else "" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
             candidates=() if choice is None else choice.candidates,

@@ -120,9 +120,6 @@ class JobRequest:
         """Read the protocol's keys and values; raises RequestError for unknown keys and bad numbers."""
         remaining = dict(flat)
         kind = remaining.pop("kind", "submit")
-        remaining.pop(
-            "script", None
-        )  # sent by shims of earlier releases, without a digest; such jobs are not recognised as recurring
         if kind not in ("submit", "modify"):
             raise RequestError(f"kind must be submit or modify, not {ascii(kind)[:40]}")
         now: dict[str, Any] = {}

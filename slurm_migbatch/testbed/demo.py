@@ -10,7 +10,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -260,27 +260,21 @@ class Demo:
         return {str(row["job"]): row for row in json.loads(self._migacct("--json"))["jobs"]}
 
     def _wrong_devices(self, records: dict[str, dict[str, Any]]) -> Iterator[str]:
-        leases: dict[str, list[tuple[str, float, float]]] = {}  # with the node's own times: Slurm's are rounded
-        for job in self.jobs:
-            for record in job.records if job.end == "COMPLETED" else ():
-                slices = records.get(record, {}).get("slices", [])
-                own = [str(entry["mig_uuid"]) for entry in slices]
-                text = self._output(job, record)
-                seen_by_task = {task: _DEVICE.findall(uuids) for task, uuids in _UUIDS.findall(text)}
-                if seen_by_task.pop("batch script", None) != own or not own:
-                    yield f"{record}: the batch script saw something else than {own}"
-                if len(seen_by_task) != job.tasks:
-                    yield f"{record}: {len(seen_by_task)} tasks reported, not {job.tasks}"
-                shared = [uuid for uuids in seen_by_task.values() for uuid in uuids]
-                if sorted(shared) != sorted(own):
-                    yield f"{record}: its tasks saw {shared}, its slices are {own}"
-                for entry in slices:
-                    uuid = entry["mig_uuid"]
-                    since, until = entry["since_unix_s"] or 0.0, entry["until_unix_s"] or math.inf
-                    for other, start, end in leases.setdefault(uuid, []):
-                        if since < end and start < until:
-                            yield f"{uuid} was given to {other} and {record} at once"
-                    leases[uuid].append((record, since, until))
+        completed = [(job, record) for job in self.jobs if job.end == "COMPLETED" for record in job.records]
+        slices = {record: records.get(record, {}).get("slices", []) for _, record in completed}
+        for job, record in completed:
+            yield from self._wrong_output(job, record, [str(entry["mig_uuid"]) for entry in slices[record]])
+        yield from _given_twice(slices)
+
+    def _wrong_output(self, job: DemoJob, record: str, own: list[str]) -> Iterator[str]:
+        seen_by_task = {task: _DEVICE.findall(uuids) for task, uuids in _UUIDS.findall(self._output(job, record))}
+        if seen_by_task.pop("batch script", None) != own or not own:
+            yield f"{record}: the batch script saw something else than {own}"
+        if len(seen_by_task) != job.tasks:
+            yield f"{record}: {len(seen_by_task)} tasks reported, not {job.tasks}"
+        shared = [uuid for uuids in seen_by_task.values() for uuid in uuids]
+        if sorted(shared) != sorted(own):
+            yield f"{record}: its tasks saw {shared}, its slices are {own}"
 
     def _output(self, job: DemoJob, record: str) -> str:
         texts = [
@@ -301,6 +295,19 @@ class Demo:
             for gpu in self.cluster.machine(node).dump()["gpus"]:
                 for instance in gpu["instances"]:
                     yield f"{node}: GPU {gpu['index']} still has a {instance['profile']}"
+
+
+def _given_twice(slices: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Yield the slices that two jobs had at once, by the node's own times: Slurm's are rounded."""
+    leases: dict[str, list[tuple[str, float, float]]] = {}
+    for record, entries in slices.items():
+        for entry in entries:
+            uuid = entry["mig_uuid"]
+            since, until = entry["since_unix_s"] or 0.0, entry["until_unix_s"] or math.inf
+            for other, start, end in leases.setdefault(uuid, []):
+                if since < end and start < until:
+                    yield f"{uuid} was given to {other} and {record} at once"
+            leases[uuid].append((record, since, until))
 
 
 @dataclass(frozen=True)

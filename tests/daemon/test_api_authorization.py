@@ -317,7 +317,7 @@ def test_reasons_from_a_users_hints_are_shown_to_no_other_user(
             assert "1.40 times" in waiting["in_full"]["3"]
             assert waiting["waiting"]["3"] == "it is about to start beside job 4 on its 1g.6gb", "as shown to others"
             why = reply(config, uid, "/v1/why/2")["why"]
-            assert why and "merger" not in why, "an earlier release of the commands shows it to everyone"
+            assert why and "merger" not in why, "it is shown to everyone"
         assert reply(config, 1001, "/v1/why/2") == {"why": why, "in_full": ""}
         assert reply(config, 1001, "/v1/waiting") == {"waiting": waiting["waiting"], "in_full": {}}
 

@@ -96,4 +96,4 @@ def test_invented_job_ends_are_limited_while_slurm_is_away(config: Config) -> No
     service = Service(config, client=FakeSlurm(), open_store=FakeStore, signer=FakeSigner())
     for job in range(0, 200_000, 500):
         service._ingested(HERE, [{"kind": "stop", "job": job + more, "restart": 0} for more in range(500)], True)
-    assert len(service._ended) == 100_000
+    assert len(service._departed) == 100_000

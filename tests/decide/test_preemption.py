@@ -30,7 +30,7 @@ from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.preemption import Ending, PreemptedPartition, PreemptingQos, PreemptionRules
-from tests.support.supply_gpus import H100, P, slot
+from tests.support.supply_gpus import H100, P, layouts, slot
 
 NOW = 10_000.0
 REQUEUED, CANCELLED = Ending(cancel=False), Ending(cancel=True, grace_s=20)
@@ -207,10 +207,7 @@ def crowded(draw: st.DrawFn) -> World:
     for _ in range(draw(st.integers(1, 2))):
         words = []
         for _ in range(draw(st.integers(1, 2))):
-            taken = Layout()
-            for wanted in draw(st.lists(st.sampled_from(sorted(H100.slots, key=str)), max_size=5)):
-                if not taken.mask & wanted.placement.mask and H100.admits((*taken.profiles, wanted.profile)):
-                    taken = taken.add(wanted)
+            taken = draw(layouts())
             words.append(" ".join(f"{s.profile.name}@{s.placement.start}" for s in taken.slots))
             count += len(taken.slots)
         nodes.append(words)
@@ -234,7 +231,7 @@ def test_what_is_preempted_makes_room_and_no_more_than_that(world: World) -> Non
             taken = Layout(lease.slot for lease in gpu.leases if lease.job not in without)
             for profile in list(wanted):
                 for some in H100.info(profile).slots:
-                    if not taken.mask & some.placement.mask and H100.admits((*taken.profiles, profile)):
+                    if H100.fits(taken, some):
                         taken = taken.add(some)
                         wanted.remove(profile)
                         break

@@ -25,11 +25,11 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
-from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import WHOLE, JobRow, NodeRow, SlurmRefused
 from tests.support.examples import examples
-from tests.support.supply_gpus import H100, P, slot
+from tests.support.supply_gpus import H100, P, layouts, slot
 
 NOW = 10_000.0
 RULES = MoveRules()
@@ -126,10 +126,7 @@ def crowded(draw: st.DrawFn) -> tuple[list[Node], list[int], list[Demand]]:
     for name in ("n1", "n2"):
         gpus = []
         for number in range(draw(st.integers(1, 2))):
-            taken = Layout()
-            for wanted in draw(st.lists(st.sampled_from(sorted(H100.slots, key=str)), max_size=4)):
-                if not taken.mask & wanted.placement.mask and H100.admits((*taken.profiles, wanted.profile)):
-                    taken = taken.add(wanted)
+            taken = draw(layouts(most=4))
             leases = tuple(Lease(some, jobs + i, NOW + 5000) for i, some in enumerate(taken.slots))
             jobs += len(leases)
             gpus.append(Gpu(f"{name}-{number}", H100, leases))
@@ -157,22 +154,17 @@ def test_every_move_makes_room_and_moved_job_fits_elsewhere(world: tuple[list[No
         held = next(gpu for node in nodes for gpu in node.gpus if gpu.uuid == run.gpu)
         assert run.node in target.pool
         rest = held.occupied.remove(run.slot)
-        assert any(
-            not rest.mask & target_slot.placement.mask and H100.admits((*rest.profiles, target_slot.profile))
-            for target_slot in H100.info(target.slices[0]).slots
-        )
-        assert any(_fits(gpu.occupied if gpu is not held else rest, run.slot) for node in nodes for gpu in node.gpus)
+        assert _has_room(rest, target.slices[0])
+        others = [gpu.occupied if gpu is not held else rest for node in nodes for gpu in node.gpus]
+        assert any(_has_room(taken, run.slot.profile) for taken in others)
     for name, planned in found.nodes.items():  # whatever moves, a running job keeps its slot until it has ended
         for some in next(node for node in nodes if node.name == name).gpus:
             assert all(not planned_slot.placement.mask & some.occupied.mask or planned_slot in some.occupied
                        for planned_slot in planned.layouts[some.uuid].slots)  # fmt: skip
 
 
-def _fits(taken: Layout, wanted: Slot) -> bool:
-    return any(
-        not taken.mask & candidate.placement.mask and H100.admits((*taken.profiles, candidate.profile))
-        for candidate in H100.info(wanted.profile).slots
-    )
+def _has_room(taken: Layout, profile: Profile) -> bool:
+    return any(H100.fits(taken, candidate) for candidate in H100.info(profile).slots)
 
 
 # -- the steps of a move -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
-from tests.support.supply_gpus import A30, H100, P, layout, slot
+from tests.support.supply_gpus import A30, H100, P, layout, layouts, slot, up_to
 
 NOW = 1000.0
 PROFILES = [info.profile for info in H100.profiles]
@@ -363,24 +363,8 @@ LIMIT = st.sampled_from([None, 60.0, 3600.0])
 
 
 @cache
-def up_to(least: int, most: int) -> st.SearchStrategy[int]:
-    return st.integers(least, most)
-
-
-@cache
 def pools(names: tuple[str, ...]) -> st.SearchStrategy[set[str]]:
     return st.sets(st.sampled_from(names), min_size=1)
-
-
-@st.composite
-def layouts(draw: st.DrawFn, start: Layout = EMPTY, most: int = 5) -> Layout:
-    found = start
-    for _ in range(draw(up_to(0, most))):
-        fits = [s for s in sorted(H100.slots) if H100.fits(found, s)]
-        if not fits:
-            break
-        found = found.add(fits[draw(up_to(0, len(fits) - 1))])
-    return found.minus(start)
 
 
 @st.composite

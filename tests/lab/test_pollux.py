@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.pollux import PolluxJob, divide, penalty, place, speedup
+from slurm_migbatch.lab.papers.pollux import PolluxJob, divide, penalty, place
 from tests.support.examples import examples
 
 OLD = 1e9
@@ -15,6 +15,14 @@ OLD = 1e9
 
 def job(*speeds, fair=1.0, have=0, age=OLD, restarts=0):
     return PolluxJob(dict(enumerate(speeds, start=1)), fair, have, age, restarts)
+
+
+def speedup(job, count):
+    """The speedup over the fair share with `count` GPUs, reduced if that is a change; 0 without GPUs."""
+    if not count:
+        return 0.0
+    changed = count != job.have
+    return job.speeds[count] / job.fair * (penalty(job.age_s, job.restarts, job.delay_s) if changed else 1.0)
 
 
 def test_restart_penalty_depends_on_job_age_and_number_of_restarts():

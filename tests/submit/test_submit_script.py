@@ -81,12 +81,6 @@ def test_a_request_carries_the_digest_in_place_of_the_script():
     assert condense(bare) == bare
 
 
-def test_request_of_a_shim_of_an_earlier_release_is_read():
-    """It sends the script among the other lines, escaped."""
-    request = b"kind=submit\nuid=1000\nscript=%23!/bin/sh%0Atrue\nname=t\n\n"
-    assert JobRequest.from_fields(protocol.decode(condense(request))) == JobRequest(1000, name="t")
-
-
 @pytest.mark.parametrize(
     "hostile",
     ["#" * MOST_BYTES, " " * MOST_BYTES, "\t" * MOST_BYTES + "x", "1:" * 5000, "Mon" * 3000, "\xff\x00" * 4000],

@@ -1,9 +1,13 @@
-"""Geometries and short spellings for the supply tests."""
+"""Geometries, short spellings and generated layouts for the supply tests."""
 
 from __future__ import annotations
 
+from functools import cache
+
+from hypothesis import strategies as st
+
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
-from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
 
@@ -63,3 +67,20 @@ def slot(text: str) -> Slot:
 def layout(text: str = "") -> Layout:
     """Parse a layout such as `2g.20gb@4 1g.10gb@0`."""
     return Layout(slot(word) for word in text.split())
+
+
+@cache
+def up_to(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, start: Layout = EMPTY, most: int = 5) -> Layout:
+    """Generate slots that an H100 with the slots of `start` can have in addition."""
+    found = start
+    for _ in range(draw(up_to(0, most))):
+        fits = [s for s in sorted(H100.slots) if H100.fits(found, s)]
+        if not fits:
+            break
+        found = found.add(fits[draw(up_to(0, len(fits) - 1))])
+    return found.minus(start)

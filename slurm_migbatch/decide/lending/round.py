@@ -205,19 +205,18 @@ def _place_pending(
             # the jobs of this GPU are released together: supply knows released jobs, but not pending loans
             capacities[key] = replace(capacity, reclaimed=inf)
             return
-        enough = cpus <= capacity.cpus and memory <= capacity.memory
-        if (
-            enough
-            and pending_loan.profile in capacity.geometry
-            and loss(capacity.geometry, capacity.used, (), pending_loan.profile) is not None
-        ):
-            (slot,) = plan_free(capacity.geometry, capacity.used, (pending_loan.profile,)).slots
-            capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, pending_loan.job)))
-            if cpus or memory:
-                for name, other in capacities.items():
-                    if other.node == capacity.node:
-                        capacities[name] = replace(other, cpus=other.cpus - cpus, memory=other.memory - memory)
+        if cpus > capacity.cpus or memory > capacity.memory or pending_loan.profile not in capacity.geometry:
+            continue
+        if loss(capacity.geometry, capacity.used, (), pending_loan.profile) is None:
+            continue
+        (slot,) = plan_free(capacity.geometry, capacity.used, (pending_loan.profile,)).slots
+        capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, pending_loan.job)))
+        if not (cpus or memory):
             return
+        for name in [name for name, other in capacities.items() if other.node == capacity.node]:
+            other = capacities[name]
+            capacities[name] = replace(other, cpus=other.cpus - cpus, memory=other.memory - memory)
+        return
 
 
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], about_to_be_free: int = 0) -> Iterator[Slot]:

@@ -13,11 +13,12 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 
 from slurm_migbatch.decide.capacity.model import Gpu, Node
 from slurm_migbatch.decide.supply.admission import Admission, Busy
 from slurm_migbatch.decide.supply.gpu_state import Cost, GpuState, GpuStates
+from slurm_migbatch.decide.supply.node_classes import NodeClasses
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
@@ -98,42 +99,72 @@ class FleetMemory:
         return names
 
 
-class NodeClasses:
-    """Nodes that belong to the same pools, numbered in the order of the first of each.
+class _ClassGpus:
+    """The GPUs of a class of nodes whose slots may be changed, by state, and its free fixed slots.
 
     Attributes:
-        of_node: the class of each node, in their order.
-        of_pool: the classes that make up each pool.
+        open_nodes: the nodes, with the index of their first GPU.
+        fixed: by profile, nodes that may have such a fixed slot.
     """
 
-    def __init__(
-        self, names: Sequence[str], pools: Collection[frozenset[str]], before: NodeClasses | None = None
-    ) -> None:
-        """Classify nodes. `before`: the classes of an earlier round."""
-        self._pools: Sequence[frozenset[str]] = tuple(pools)
-        self._members: Mapping[str, tuple[int, ...]] = {}
-        if before is not None and before.of_pool.keys() == set(pools) and before._members.keys() == set(names):
-            self._pools, self._members = before._pools, before._members
-        else:
-            self._members = _members(names, self._pools)
-        memberships = [self._members[name] for name in names]
-        numbers = {membership: number for number, membership in enumerate(dict.fromkeys(memberships))}
-        self.of_node = [numbers[membership] for membership in memberships]
-        self.of_pool: dict[frozenset[str], list[int]] = {pool: [] for pool in self._pools}
-        for membership, number in numbers.items():
-            for pool_number in membership:
-                self.of_pool[self._pools[pool_number]].append(number)
-        self.count = len(numbers)
+    def __init__(self, examined: Mapping[int, GpuClaims], ticks: Iterator[int]) -> None:
+        """Start empty. `examined`: GPUs with an object of their own, `ticks`: the order in which states are found."""
+        self.open_nodes: list[tuple[Admission, int]] = []
+        self.fixed: dict[Profile, list[str]] = defaultdict(list)
+        self.gpu_count = 0
+        self._examined, self._ticks = examined, ticks
+        self._buckets: dict[GpuState, list[int]] = defaultdict(list)
+        self._heaps: dict[Profile, list[tuple[Cost, int, GpuState]]] = {}
+        self._heaped: dict[Profile, set[GpuState]] = {}
 
+    def add_node(self, admission: Admission, first: int) -> None:
+        """Add a node, whose GPUs have the next indexes."""
+        buckets = self._buckets
+        for index, shape in enumerate(admission.shapes, first):
+            buckets[shape].append(index)
+        self.gpu_count += len(admission.shapes)
+        self.open_nodes.append((admission, first))
 
-def _members(names: Iterable[str], pools: Iterable[frozenset[str]]) -> dict[str, tuple[int, ...]]:
-    """Return the pools of each node."""
-    members: dict[str, list[int]] = {name: [] for name in names}
-    for number, pool in enumerate(pools):
-        for name in pool:
-            if name in members:
-                members[name].append(number)
-    return {name: tuple(numbers) for name, numbers in members.items()}
+    def put(self, index: int, shape: GpuState) -> None:
+        """Put a GPU into the bucket of its new state; that of its former one drops it when it comes first there."""
+        bucket = self._buckets[shape]
+        if not bucket:  # otherwise the shape is in every heap: it leaves one only when its bucket is found empty
+            for profile in self._heaps:
+                self._enter(profile, shape)
+        heapq.heappush(bucket, index)
+
+    def cheapest(self, profile: Profile) -> tuple[Cost, int, GpuState] | None:
+        """Return the state in which one more slice costs least, with the cost; None if none has room for it."""
+        heap = self._heaps.get(profile)
+        if heap is None:
+            heap = self._heaps[profile] = []
+            self._heaped[profile] = set()
+            for shape in list(self._buckets):
+                self._enter(profile, shape)
+        while heap:
+            shape = heap[0][2]
+            bucket = self._buckets.get(shape, [])
+            while bucket and (claims := self._examined.get(bucket[0])) is not None and claims.shape is not shape:
+                heapq.heappop(bucket)
+            if bucket:
+                return heap[0]
+            heapq.heappop(heap)
+            self._heaped[profile].discard(shape)
+        return None
+
+    def first(self, shape: GpuState) -> int:
+        """Return the first GPU in a state that `cheapest` has returned."""
+        return self._buckets[shape][0]
+
+    def _enter(self, profile: Profile, shape: GpuState) -> None:
+        heaped = self._heaped[profile]
+        if shape in heaped:
+            return
+        step = shape.add(profile)
+        if step is None:
+            return
+        heaped.add(shape)
+        heapq.heappush(self._heaps[profile], (step[0], next(self._ticks), shape))
 
 
 class Fleet:
@@ -157,51 +188,44 @@ class Fleet:
         admitted = memory.admit(nodes, clearing)
         self.admissions = dict(zip(self.nodes, admitted, strict=True))
         self.unexplained: dict[str, Counter[Profile]] = {}
-        self._class = dict(zip(self.nodes, classes.of_node, strict=True))
-        self._classes_of = classes.of_pool
-        self._buckets: list[dict[GpuState, list[int]]] = [defaultdict(list) for _ in range(classes.count)]
-        self._heaps: list[dict[Profile, list[tuple[Cost, int, GpuState]]]] = [{} for _ in range(classes.count)]
-        self._heaped: list[dict[Profile, set[GpuState]]] = [{} for _ in range(classes.count)]
-        #: pinned slots that may still be claimed, of nodes that have any
-        self._fixed: dict[str, Counter[Profile]] = {}
-        self._fixed_at: list[dict[Profile, list[str]]] = [defaultdict(list) for _ in range(classes.count)]
-        self._gpu_counts = [0] * classes.count
-        #: nodes whose slots may be changed, with the index of their first GPU
-        self._open: list[list[tuple[Admission, int]]] = [[] for _ in range(classes.count)]
-        self._tick = 0
         #: claims on fixed slots
         self.on_fixed: list[tuple[str, Claim]] = []
+        #: index of the first GPU of each node
+        self.first_index: dict[str, int] = {}
         #: how to undo the steps since the last commit
         self._trail: list[Callable[[], None]] = []
         #: GPUs that were examined individually, by index and by node, and of them those with claims
         self._gpus: dict[int, GpuClaims] = {}
         self._by_node: dict[str, list[GpuClaims]] = {}
+        self._claimed: set[int] = set()
         #: results of `as_admitted`, as long as the node's GPUs do not change
         self._as_admitted: dict[str, bool] = {}
-        self._claimed: set[int] = set()
+        #: pinned slots that may still be claimed, of nodes that have any
+        self._fixed: dict[str, Counter[Profile]] = {}
         #: the nodes in order, and the index of the first GPU of each
         self._names = list(self.nodes)
         self._firsts: list[int] = []
-        #: index of the first GPU of each node
-        self.first_index: dict[str, int] = {}
+        ticks = count(1)
+        numbered = [_ClassGpus(self._gpus, ticks) for _ in range(classes.count)]
+        self._class_of = dict(zip(self.nodes, map(numbered.__getitem__, classes.of_node), strict=True))
+        self._classes_of = {pool: [numbered[number] for number in of] for pool, of in classes.of_pool.items()}
         index = 0
-        for admission, number in zip(admitted, classes.of_node, strict=True):
-            name = admission.node.name
-            self._firsts.append(index)
-            self.first_index[name] = index
-            if admission.short:
-                self.unexplained[name] = admission.short
-            if admission.fixed:
-                self._fixed[name] = Counter(admission.fixed)
-                for profile in admission.fixed:
-                    self._fixed_at[number][profile].append(name)
-            if admission.open:
-                buckets = self._buckets[number]
-                for i, shape in enumerate(admission.shapes, index):
-                    buckets[shape].append(i)
-                self._gpu_counts[number] += len(admission.shapes)
-                self._open[number].append((admission, index))
+        for admission in admitted:
+            self._add(admission, index)
             index += len(admission.shapes)
+
+    def _add(self, admission: Admission, first: int) -> None:
+        name = admission.node.name
+        self._firsts.append(first)
+        self.first_index[name] = first
+        if admission.short:
+            self.unexplained[name] = admission.short
+        if admission.fixed:
+            self._fixed[name] = Counter(admission.fixed)
+            for profile in admission.fixed:
+                self._class_of[name].fixed[profile].append(name)
+        if admission.open:
+            self._class_of[name].add_node(admission, first)
 
     def plannable(self, node: str) -> bool:
         """Return whether slots of the node may be changed."""
@@ -209,11 +233,11 @@ class Fleet:
 
     def plannable_gpus(self, pool: frozenset[str]) -> int:
         """Return the number of GPUs of the pool whose slots may be changed."""
-        return sum(self._gpu_counts[number] for number in self._classes_of[pool])
+        return sum(gpus.gpu_count for gpus in self._classes_of[pool])
 
     def open_nodes(self, pool: frozenset[str]) -> Iterable[tuple[Admission, int]]:
         """Return the nodes of the pool whose slots may be changed, each with the index of its first GPU."""
-        return chain.from_iterable(self._open[number] for number in self._classes_of[pool])
+        return chain.from_iterable(gpus.open_nodes for gpus in self._classes_of[pool])
 
     def on(self, node: str) -> list[GpuClaims]:
         """Return the GPUs of a node."""
@@ -258,20 +282,17 @@ class Fleet:
     def find(self, pool: frozenset[str], profile: Profile) -> str | GpuClaims | None:
         """Return the cheapest place for one more slice: a node with a fixed slot for it, or a GPU; None: nowhere."""
         best: tuple[Cost, int, GpuState] | None = None
-        best_class = -1
-        for node_class in self._classes_of[pool]:
-            names = self._fixed_at[node_class].get(profile)
+        best_class: _ClassGpus | None = None
+        for gpus in self._classes_of[pool]:
+            names = gpus.fixed.get(profile)
             while names:
                 if self._fixed[names[-1]][profile] > 0:
                     return names[-1]
                 names.pop()
-            top = self._top(node_class, profile)
-            if top is not None and (best is None or top[:2] < best[:2]):
-                best, best_class = top, node_class
-        if best is None:
-            return None
-        bucket = self._buckets[best_class][best[2]]
-        return self.gpu(bucket[0])
+            cheapest = gpus.cheapest(profile)
+            if cheapest is not None and (best is None or cheapest[:2] < best[:2]):
+                best, best_class = cheapest, gpus
+        return None if best is None or best_class is None else self.gpu(best_class.first(best[2]))
 
     def claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Put the claim at the place that `find` returned."""
@@ -321,47 +342,13 @@ class Fleet:
     def _give_back(self) -> None:
         node, claim = self.on_fixed.pop()
         self._fixed[node][claim[2]] += 1
-        self._fixed_at[self._class[node]][claim[2]].append(node)
+        self._class_of[node].fixed[claim[2]].append(node)
 
     def _set(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
-        node_class = self._class[gpu_claims.node]
         gpu_claims.shape, gpu_claims.claims = shape, claims
         self._as_admitted.pop(gpu_claims.node, None)
         (self._claimed.add if claims or gpu_claims.settled else self._claimed.discard)(gpu_claims.index)
-        bucket = self._buckets[node_class][shape]
-        if not bucket:  # otherwise the shape is in every heap: it leaves one only when its bucket is found empty
-            for profile in self._heaps[node_class]:
-                self._enter(node_class, profile, shape)
-        heapq.heappush(bucket, gpu_claims.index)
-
-    def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, GpuState] | None:
-        heap = self._heaps[kind].get(profile)
-        if heap is None:
-            heap = self._heaps[kind][profile] = []
-            self._heaped[kind][profile] = set()
-            for shape in list(self._buckets[kind]):
-                self._enter(kind, profile, shape)
-        while heap:
-            shape = heap[0][2]
-            bucket = self._buckets[kind].get(shape, [])
-            while bucket and (examined := self._gpus.get(bucket[0])) is not None and examined.shape is not shape:
-                heapq.heappop(bucket)
-            if bucket:
-                return heap[0]
-            heapq.heappop(heap)
-            self._heaped[kind][profile].discard(shape)
-        return None
-
-    def _enter(self, kind: int, profile: Profile, shape: GpuState) -> None:
-        heaped = self._heaped[kind][profile]
-        if shape in heaped:
-            return
-        step = shape.add(profile)
-        if step is None:
-            return
-        heaped.add(shape)
-        self._tick += 1
-        heapq.heappush(self._heaps[kind][profile], (step[0], self._tick, shape))
+        self._class_of[gpu_claims.node].put(gpu_claims.index, shape)
 
     # -- several slices on one node ----------------------------------------------------------------------------
 

@@ -56,15 +56,11 @@ from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.node_plans import node_plans
 from slurm_migbatch.decide.supply.reserve import Reserver
+from slurm_migbatch.decide.supply.room import RoomMaker
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
-#: Limits on the GPUs to examine, and on the depth, when making room for one kind of demand.
-_REPAIR_TRIES = 200
-_REPAIR_DEPTH = 3
-#: Limit on the kinds of demands for which a plan tries that in vain: each job can name different nodes.
-_REPAIR_FAILURES = 100
 #: Part of a pool's GPUs that may have reservations at once; the second if training jobs may be moved for them.
 _RESERVED = 1 / 8
 _RESERVED_IF_MOVABLE = 1 / 4
@@ -213,8 +209,7 @@ class _PlanRound:
         self._done: set[DemandShape] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
-        self._tries = 0
-        self._repair_failures = 0
+        self._room = RoomMaker(self.fleet, self.demands)
 
     def run(
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool = False
@@ -324,7 +319,7 @@ class _PlanRound:
             profile = key.slices[0]
             place = self.fleet.find(demand.pool, profile)
             if place is None:
-                if demand.loan or not self._make_room(demand.pool, profile):
+                if demand.loan or not self._room.make(demand.pool, profile):
                     self._hopeless.add(key)
                     return False
                 place = self.fleet.find(demand.pool, profile)
@@ -414,45 +409,6 @@ class _PlanRound:
             ranked.sort(key=lambda missing_on: missing_on[0] > 0 and missing_on[1] in self._asleep)
         return [name for _, name in ranked]
 
-    # -- moving claims ---------------------------------------------------------------------------------------------
-
-    def _make_room(self, pool: frozenset[str], profile: Profile) -> bool:
-        """Move claims so that `profile` fits somewhere in the pool."""
-        if self._repair_failures == _REPAIR_FAILURES:
-            return False
-        self._tries = 0
-        made = self._move_claims(pool, profile, frozenset(), _REPAIR_DEPTH)
-        self._repair_failures += not made
-        return made
-
-    def _move_claims(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
-        """Move claims of single slices from one GPU so that `profile` fits on it; all or nothing.
-
-        Args:
-            pool: nodes on which the room is needed.
-            profile: what should fit.
-            spared: GPUs that are being cleared already.
-            depth: maximum number of GPUs cleared in a chain, each for claims that leave the one before.
-        """
-        tried: set[tuple[object, ...]] = set()
-        for gpu_claims in self.fleet.claimed():
-            if not gpu_claims.claims or gpu_claims.node not in pool or gpu_claims.index in spared:
-                continue
-            key = (gpu_claims.shape, tuple(sorted(c[2] for c in gpu_claims.claims if self._movable(c))))
-            if key in tried:
-                continue
-            tried.add(key)
-            movable = sorted(c for c in gpu_claims.claims if self._movable(c))
-            for staying_first in (movable, sorted(movable, key=lambda c: c[2], reverse=True)):
-                self._tries += 1
-                if self._tries > _REPAIR_TRIES:
-                    return False
-                mark = self.fleet.mark()
-                if self._clear(gpu_claims, profile, staying_first, spared | {gpu_claims.index}, depth):
-                    return True
-                self.fleet.roll_back(mark)
-        return False
-
     # -- moving training jobs --------------------------------------------------------------------------------------
 
     def _move_for(self, demand: Demand) -> None:
@@ -491,42 +447,6 @@ class _PlanRound:
         if gpu_claims.reserved or shape.future is not None or slot not in shape.used:
             return None
         return shape.instead(slot, profile)
-
-    def _movable(self, claim: Claim) -> bool:
-        demand = self.demands[claim[0]]
-        return demand.apart is None and demand.kind.single
-
-    def _clear(
-        self, gpu_claims: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
-    ) -> bool:
-        """Keep as many of `movable`, in order, as fit next to `profile`, and find other places for the rest."""
-        staying = [c for c in gpu_claims.claims if not self._movable(c)]
-        trial = self.fleet.book.claimed(gpu_claims.shape.condition, [*(c[2] for c in staying), profile])
-        if trial is None:
-            return False
-        leaving = []
-        for claim in movable:
-            step = trial.add(claim[2])
-            if step is None:
-                leaving.append(claim)
-            else:
-                trial = step[1]
-                staying.append(claim)
-        # While the leaving claims look for a place, this GPU counts as holding `profile`, so none of them returns.
-        self.fleet.change(gpu_claims, trial, ())
-        for claim in leaving:
-            pool = self.demands[claim[0]].pool
-            place = self.fleet.find(pool, claim[2])
-            if place is None and depth > 1 and self._move_claims(pool, claim[2], spared, depth - 1):
-                place = self.fleet.find(pool, claim[2])
-            if place is None:
-                return False
-            self.fleet.claim(place, claim)
-        staying.extend(gpu_claims.claims)  # claims placed here meanwhile fit next to `profile`
-        settled = self.fleet.book.claimed(gpu_claims.shape.condition, [c[2] for c in staying])
-        assert settled is not None
-        self.fleet.change(gpu_claims, settled, staying)
-        return True
 
 
 def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:

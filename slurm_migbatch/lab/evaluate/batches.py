@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,16 +90,13 @@ def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[s
     without: dict[int, list[str]] = {points: [] for points in POINTS}
     for fold in folds(rows, knowledge):
         progress(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
-        for sample in fold.samples:
-            measured = _measured(sample)
-            if sample.kind != "infer" or not measured:
-                continue
-            for points in POINTS:
-                learned = settle(fold.learned, _shown(sample, points, knowledge), knowledge)
-                for results in _cases(sample, measured, learned, config):
-                    for way, found in results.items():
-                        outcomes.setdefault((points, way), []).append(found)
-                    without[points] += [] if results else [sample.model]
+        inference = [(sample, _measured(sample)) for sample in fold.samples if sample.kind == "infer"]
+        for (sample, cells), points in product([pair for pair in inference if pair[1]], POINTS):
+            learned = settle(fold.learned, _shown(sample, points, knowledge), knowledge)
+            for results in _cases(sample, cells, learned, config):
+                for way, found in results.items():
+                    outcomes.setdefault((points, way), []).append(found)
+                without[points] += [] if results else [sample.model]
     if not outcomes:
         raise NotMeasurable("no model of these tables was measured on slices of a GPU that is known")
     return {

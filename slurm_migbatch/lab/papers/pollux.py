@@ -56,14 +56,6 @@ def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
     return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s) if delay_s else 1.0
 
 
-def speedup(job: PolluxJob, count: int) -> float:
-    """Return the speedup over the fair share with `count` GPUs, reduced if that is a change; 0 without GPUs."""
-    if not count:
-        return 0.0
-    changed = count != job.have
-    return job.speeds[count] / job.fair * (penalty(job.age_s, job.restarts, job.delay_s) if changed else 1.0)
-
-
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
     """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest."""
     return knapsack([_worths(job, penalty(job.age_s, job.restarts, job.delay_s)) for job in jobs], gpus)

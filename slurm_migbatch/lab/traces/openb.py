@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import UnusedRows, lines
+from slurm_migbatch.lab.traces.csvlines import CsvLine, Skipped, UnusedRows, lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -35,55 +35,46 @@ def read(path: Path, geometry: Geometry) -> Trace:
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
-    without_gpu = unscheduled = unfinished = negative = 0
     unused = UnusedRows()
     for line in lines(path, columns, unused=unused):
         with unused:
-            gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
-            created = line.number_of("creation_time", 0)
-            if not gpus:
-                without_gpu += 1
-                continue
-            if not line.text("scheduled_time"):
-                unscheduled += 1
-                continue
-            if not line.text("deletion_time"):
-                unfinished += 1
-                continue
-            work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
-            if work <= 0:
-                negative += 1
-                continue
-            if gpus > 1 and milli != 1000:
-                raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
-            if not 0 < milli <= 1000:
-                raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
-            kind = line.text("qos")
-            jobs.append(
-                SimulatedJob(
-                    line.number,
-                    line.text("name"),
-                    created,
-                    work,
-                    "infer" if kind in SERVED else "train",
-                    gpus=gpus,
-                    profile=None if milli == 1000 else slice_of(geometry, milli / 1000),
-                    user=kind,
-                )
-            )
+            jobs.append(_job(line, geometry))
     jobs.sort(key=lambda job: (job.arrival, job.id))
     begin = BEGIN_DAY * DAY
     late = [replace(job, arrival=job.arrival - begin) for job in jobs if job.arrival >= begin]
-    early = len(jobs) - len(late) if late else 0
-    left_out = (
-        (without_gpu, "request no GPU"),
-        (unscheduled, "were never scheduled"),
-        (unfinished, "have not ended"),
-        (negative, "ended before they began"),
-        (early, f"came before day {BEGIN_DAY}"),
+    if late and len(late) < len(jobs):
+        unused.skipped[f"pods that came before day {BEGIN_DAY}"] = len(jobs) - len(late)
+    return Trace(tuple(late or jobs), unused.notices(len(jobs)))
+
+
+def _job(line: CsvLine, geometry: Geometry) -> SimulatedJob:
+    """Return a pod as a job. Raises Skipped, and TraceError if it is wrong."""
+    gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
+    created = line.number_of("creation_time", 0)
+    if not gpus:
+        raise Skipped("pods that request no GPU")
+    if not line.text("scheduled_time"):
+        raise Skipped("pods that were never scheduled")
+    if not line.text("deletion_time"):
+        raise Skipped("pods that have not ended")
+    work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
+    if work <= 0:
+        raise Skipped("pods that ended before they began")
+    if gpus > 1 and milli != 1000:
+        raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
+    if not 0 < milli <= 1000:
+        raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
+    kind = line.text("qos")
+    return SimulatedJob(
+        line.number,
+        line.text("name"),
+        created,
+        work,
+        "infer" if kind in SERVED else "train",
+        gpus=gpus,
+        profile=None if milli == 1000 else slice_of(geometry, milli / 1000),
+        user=kind,
     )
-    notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
-    return Trace(tuple(late or jobs), (*notices, *unused.notices(len(jobs))))
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:

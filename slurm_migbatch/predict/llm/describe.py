@@ -203,6 +203,32 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     text = language(config)
     if text is config and "vocab_size" not in config and any(key in config for key in IMAGES):
         raise DescribeError(f"the configuration of {name} is of a model of images: use its public name, or add mem=")
+    numbers, kinds = _numbers(config, text)
+    described = Described(
+        name,
+        {key: value for key, value in numbers.items() if value or key in NEEDED},
+        _dtype(config, text),
+        quantization_of(config.get("quantization_config") or text.get("quantization_config")),
+    )
+    try:
+        architecture = build(described.numbers)
+    except ArchError as error:
+        raise DescribeError(
+            f"the configuration of {name} does not describe a language model ({error}): add mem="
+        ) from None
+    aside = _aside(config, text, architecture)
+    beside = aside + _beside(config, text, architecture, kinds)
+    if not beside:
+        return described
+    parameters = min(max(architecture.parameters + beside, 1), LIMITS["params"])
+    sized = of_size(described.numbers, parameters)
+    if aside and architecture.generates:
+        sized["aside"] = min(aside, LIMITS["aside"])
+    return replace(described, numbers=sized)
+
+
+def _numbers(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[dict[str, int], list[object] | None]:
+    """Return the numbers that the language model's configuration `text` states, and the kind of each layer, if any."""
     numbers = {key: value for key, keys in KEYS.items() if (value := number(text, keys)) is not None}
     numbers = layers_listed(text) | numbers
     numbers |= _listed(text) | _stretched(text, numbers)
@@ -230,31 +256,20 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     # Falcon states as many heads of keys as of queries beside it
     if text.get("multi_query") is True and ("kv" not in numbers or text.get("new_decoder_architecture") is False):
         numbers["kv"] = 1
-    described = Described(
-        name,
-        {key: value for key, value in numbers.items() if value or key in NEEDED},
-        _dtype(config, text),
-        quantization_of(config.get("quantization_config") or text.get("quantization_config")),
-    )
-    try:
-        architecture = build(described.numbers)
-    except ArchError as error:
-        raise DescribeError(
-            f"the configuration of {name} does not describe a language model ({error}): add mem="
-        ) from None
-    aside = _aside(config, text, architecture)
-    beside = aside + in_layers(text, architecture, kinds)
+    return numbers, kinds
+
+
+def _beside(
+    config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture, kinds: list[object] | None
+) -> int:
+    """Return the parameters that generated tokens pass beside those of the architecture."""
+    beside = in_layers(text, architecture, kinds)
     beside += _adapters(config, architecture) + _across(text, architecture) + _indexers(text, architecture)
-    if model_type not in ENCODERS and architecture.kind == "encoder" and any(key in text for key in _CONFORMER):
+    encodes = str(text.get("model_type", "")) not in ENCODERS and architecture.kind == "encoder"
+    if encodes and any(key in text for key in _CONFORMER):
         layer = architecture.attention + architecture.feed_forward(architecture.ffn)
         beside += max(_tower(text) - architecture.layers * layer, 0)
-    if not beside:
-        return described
-    parameters = min(max(architecture.parameters + beside, 1), LIMITS["params"])
-    sized = of_size(described.numbers, parameters)
-    if aside and architecture.generates:
-        sized["aside"] = min(aside, LIMITS["aside"])
-    return replace(described, numbers=sized)
+    return beside
 
 
 def _index(text: Mapping[str, Any]) -> dict[str, int]:

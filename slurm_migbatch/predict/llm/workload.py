@@ -309,7 +309,6 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
 def _serving(hints: Hints, found: Found) -> Workload:
     """Return the workload of a server; values that the hints leave out are the usual ones, and noted as assumed."""
     llm_hints, architecture, assumed = hints.llm, found.architecture, list[str]()
-    shortened = False
     engine = llm_hints.engine or ""
     # no engine that reserves a share serves models without a cache: they run in PyTorch
     usual_share = SHARES[engine or ("transformers" if architecture.kind == "plain" else "")]
@@ -320,16 +319,8 @@ def _serving(hints: Hints, found: Found) -> Workload:
         assumed.append(f"max_num_seqs={concurrency}")
     length, reserve = llm_hints.max_model_len, 0
     if length is None and (hints.input or llm_hints.output):
-        length = hints.input or USUAL_INPUT
-        if architecture.kind != "encoder":
-            length += llm_hints.output or USUAL_OUTPUT
-            shortened = _knows_context(llm_hints, found) and length > architecture.context
-            shortened = shortened and not architecture.unbounded
-            length = max(architecture.context, 1) if shortened else length
-        if engine in CASTING:
-            assumed.append(f"max_model_len={length} given to the engine")
-        elif shortened and architecture.generates:
-            assumed.append(f"max_model_len={length}")
+        length, note = _length_of_request(hints, found)
+        assumed += [note] if note else []
     elif length is None and architecture.kind != "plain":
         length = _usual_length(engine, architecture, concurrency)
         reserve = architecture.context if engine == "vllm" else 0
@@ -342,14 +333,30 @@ def _serving(hints: Hints, found: Found) -> Workload:
         stated = {"input": hints.input, "output": llm_hints.output}
         used = {"input": inputs, "output": outputs}
         assumed.extend(f"{key}={used[key]}" for key, value in stated.items() if value is None)
+    bits = _cache_bits(llm_hints, found)
+    return Workload(
+        found, Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve), None, tuple(assumed)
+    )
+
+
+def _length_of_request(hints: Hints, found: Found) -> tuple[int, str]:
+    """Return the length of sequences for a stated input or output, and what is assumed with it, if anything."""
+    architecture, length, shortened = found.architecture, hints.input or USUAL_INPUT, False
+    if architecture.kind != "encoder":
+        length += hints.llm.output or USUAL_OUTPUT
+        shortened = _knows_context(hints.llm, found) and length > architecture.context and not architecture.unbounded
+        length = max(architecture.context, 1) if shortened else length
+    if (hints.llm.engine or "") in CASTING:
+        return length, f"max_model_len={length} given to the engine"
+    return length, f"max_model_len={length}" if shortened and architecture.generates else ""
+
+
+def _cache_bits(llm_hints: LlmHints, found: Found) -> float:
     cache = (llm_hints.kv_cache_dtype or "auto").replace("_", "-")
     if cache not in precision.CACHE:
         raise Refusal("model_cache", show(llm_hints.kv_cache_dtype or ""))
-    bits = precision.CACHE[cache]
-    if found.precision.bits == 32 and cache == "auto":  # CASTING engines too, as their user then gave dtype=
-        bits = 32.0
-    serving = Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve)
-    return Workload(found, serving, None, tuple(assumed))
+    # CASTING engines too, as their user then gave dtype=
+    return 32.0 if found.precision.bits == 32 and cache == "auto" else precision.CACHE[cache]
 
 
 def _knows_context(llm_hints: LlmHints, found: Found) -> bool:
