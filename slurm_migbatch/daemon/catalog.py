@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from slurm_migbatch.config import Config, GpuConfig
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.gpu_defaults import NO_DEFAULTS, GpuDefaults
 from slurm_migbatch.slurm.nodelist import expand
@@ -36,9 +37,14 @@ def build(
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
     members: dict[str, Counter[str]] = {}
+    others: dict[str, set[str]] = {}
     gpus: dict[str, list[str]] = {}
     rows = {row.name: row for row in nodes}
     for row in sorted(rows.values(), key=lambda row: row.name):
+        # a node with slices may not have reported its GPUs yet
+        if row.name not in geometries and not row.gres:
+            for partition in row.partitions:
+                others.setdefault(partition, set()).update(_types(row))
         for geometry in geometries.get(row.name, ()):
             name = names.get(geometry)
             if name is None:
@@ -61,6 +67,7 @@ def build(
                 default,
                 partition in lending,
                 (gpu_defaults or {}).get(partition, NO_DEFAULTS),
+                frozenset(others.get(partition, ())),
             )
             for partition, counts in sorted(members.items())
         },
@@ -73,6 +80,13 @@ def build(
 def _most_first(counts: Mapping[str, int], kinds: Mapping[str, GpuKind]) -> tuple[GpuKind, ...]:
     """Return a partition's kinds: `gpu:N` means the first, and what one node reports is not to change that."""
     return tuple(kinds[name] for name in sorted(counts, key=lambda name: (-counts[name], name)))
+
+
+def _types(row: NodeRow) -> Iterator[str]:
+    """Yield the types of the GPUs that Slurm counts on a node, "" for none."""
+    for entry in gres.readable(row.other_gres):
+        if entry.name == "gpu" and entry.count:
+            yield entry.type or ""
 
 
 def _node(row: NodeRow, gpus: Iterable[str], partitions: Collection[str], listed: Collection[str]) -> MigNode:

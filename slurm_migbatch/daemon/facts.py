@@ -225,7 +225,7 @@ class SiteFacts(SitePredictions):
         self._rows = {
             name: (row, last_seen) for name, (row, last_seen) in self._rows.items() if now - last_seen < _MISSED_S
         }
-        partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
+        partitions = {name: (row.partitions, row.features, row.other_gres) for name, (row, _) in self._rows.items()}
         source = geometries, partitions, snapshot.gpu_defaults
         if not geometries or source == self._built_from or now - self._built_at < CLOSEST_S:
             return

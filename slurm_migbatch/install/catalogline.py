@@ -21,7 +21,6 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
-_RESERVED: Final = (("corespeccount", "CoreSpecCount"), ("memspeclimit", "MemSpecLimit"))
 _OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 
 NodeNameLine = tuple[Line, dict[str, str], tuple[str, ...]]
@@ -40,10 +39,7 @@ def catalog_settings(rows: Sequence[NodeNameLine], counts: Counts, inherited: Ma
     settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
     largest = max(mig, key=_cpus, default={})
     settings.update(_size(largest, inherited))
-    for key, name in _RESERVED:
-        reserved = min((_number(values.get(key, "")) for values in mig), default=0)
-        if _number(inherited.get(key, "")) > reserved:
-            settings[name] = str(reserved)
+    settings.update(_reserved(mig, largest, inherited))
     for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
         maximum = max((_number(values.get(key, "")) for values in mig), default=0)
         if maximum:
@@ -69,6 +65,32 @@ def _size(largest: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str,
         if key in inherited:
             size.setdefault(name, str(implied.get(key, 1)))
     return size
+
+
+def _reserved(
+    mig: Sequence[Mapping[str, str]], largest: Mapping[str, str], inherited: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield what each MIG node reserves for the system. Slurm takes jobs for more that any other node could run.
+
+    CoreSpecCount has an effect only on a node that registers, and excludes CpuSpecList.
+    """
+    if _number(inherited.get("corespeccount", "")):
+        yield "CoreSpecCount", "0"
+    if cores := min(map(_reserved_cores, mig), default=0):
+        last = cores * _threads(largest) - 1
+        yield "CpuSpecList", f"0-{last}" if last else "0"
+    memory = min((_number(values.get("memspeclimit", "")) for values in mig), default=0)
+    if _number(inherited.get("memspeclimit", "")) != memory:
+        yield "MemSpecLimit", str(memory)
+
+
+def _reserved_cores(values: Mapping[str, str]) -> int:
+    listed = expand_valid(f"[{values['cpuspeclist']}]") if "cpuspeclist" in values else ()
+    return len(listed) // _threads(values) or _number(values.get("corespeccount", ""))
+
+
+def _threads(values: Mapping[str, str]) -> int:
+    return _number(values.get("threadspercore", ""), 1)
 
 
 def others_of(rows: Sequence[NodeNameLine], names: Collection[str]) -> dict[str, int]:
@@ -117,8 +139,12 @@ def _values(settings: str) -> dict[str, str]:
 
 
 def _is_less(key: str, values: Mapping[str, str], needed: str) -> bool:
-    """Return whether the value of a key on a line of the catalog is less than needed."""
+    """Return whether the value of a key on a line of the catalog leaves less to jobs than needed."""
     present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
+    if key in ("CoreSpecCount", "CpuSpecList"):
+        return False
+    if key == "MemSpecLimit":
+        return _number(present) > _number(needed)
     if key == "Features":
         return not set(needed.split(",")) <= set(present.split(","))
     return not present if key in ("NodeAddr", "Port") else _number(present) < _number(needed)

@@ -120,7 +120,7 @@ class Granter:
                 return Pass(MESSAGES["tasks_alone"])
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         asking = read(request, gpus=bool(managed))
-        if asking is None:
+        if asking is None or self._is_for_others(request, asking, managed):
             return Pass()
         self._check_partitions(names, managed, asking)
         choice = nodes.choose(request, self.catalog, managed, MESSAGES["nodes_left"])
@@ -149,6 +149,18 @@ class Granter:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
             notes.append(MESSAGES["partitions"] % (",".join(managed), show(",".join(others))))
         return self._among(answer, choice, notes)
+
+    def _is_for_others(self, request: JobRequest, asking: GresRequest, managed: Sequence[str]) -> bool:
+        """Return whether the request is for GPUs of nodes without MIG, by their types or by a choice of nodes."""
+        if any(part.name != "gpu" for part in asking.parts):
+            return False
+        partition = self.catalog.view(managed) if managed else None
+        if partition is None or not partition.others:
+            return False
+        types = [part.type for part in asking.parts]
+        return all(kind in partition.others and partition.kind_of(kind) is None for kind in types) or (
+            nodes.excludes_mig(request, self.catalog, managed)
+        )
 
     def _spread(
         self,

@@ -8,7 +8,7 @@ nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lu
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,21 +58,11 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
 
     `note` is the text for a job whose node list is left to Slurm.
     """
-    requested, excluded, constraint = (
-        _short(text) for text in (request.req_nodes, request.exc_nodes, request.features)
-    )
-    if not catalog.nodes or not (requested or excluded or constraint):
+    nodes = _allowed(request, catalog, partitions)
+    if nodes is None:
         return NodeChoice()
-    without = frozenset(listed(excluded) or ())
-    satisfies = None if "," in constraint else satisfier(constraint)  # commas neither in the Lua shim
-    nodes = tuple(
-        node
-        for node in catalog.nodes.values()
-        if not node.partitions.isdisjoint(partitions)
-        and node.name not in without
-        and (satisfies is None or satisfies(node.features))
-    )
-    names = listed(requested) if requested else None
+    requested, constraint = _short(request.req_nodes), _short(request.features)
+    names = listed(requested)
     if names is None:
         if not nodes:
             raise Refusal("nodes_none", ",".join(partitions))
@@ -83,13 +73,44 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     chosen = tuple(by_name[name] for name in names)
     if (request.min_nodes or 1) > len(names):
         raise Refusal("nodes_more", str(request.min_nodes), str(len(names)))
-    if (constraint and satisfies is None) or not all(node.named for node in chosen):
+    if (constraint and _satisfier(constraint) is None) or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
     wanted = min(len(names), request.max_nodes or len(names))  # with -N 1 or -n 1 Slurm takes one of those named
     if len(names) > 1 and (request.min_nodes or 0) < wanted:
         changes["min_nodes"] = str(wanted)
     return NodeChoice(chosen, changes)
+
+
+def excludes_mig(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str]) -> bool:
+    """Return whether a request names nodes, or requires of them what no node with MIG GPUs meets."""
+    nodes = _allowed(request, catalog, partitions)
+    if nodes is None:
+        return False
+    names = listed(_short(request.req_nodes))
+    return not nodes if names is None else {node.name for node in nodes}.isdisjoint(names)
+
+
+def _allowed(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str]) -> tuple[MigNode, ...] | None:
+    """Return the nodes that meet --constraint and --exclude; None if nodes are unknown, or the job chooses none."""
+    requested, excluded, constraint = (
+        _short(text) for text in (request.req_nodes, request.exc_nodes, request.features)
+    )
+    if not catalog.nodes or not (requested or excluded or constraint):
+        return None
+    without = frozenset(listed(excluded) or ())
+    satisfies = _satisfier(constraint)
+    return tuple(
+        node
+        for node in catalog.nodes.values()
+        if not node.partitions.isdisjoint(partitions)
+        and node.name not in without
+        and (satisfies is None or satisfies(node.features))
+    )
+
+
+def _satisfier(constraint: str) -> Callable[[frozenset[str]], bool] | None:
+    return None if "," in constraint else satisfier(constraint)  # commas neither in the Lua shim
 
 
 def _short(text: str | None) -> str:

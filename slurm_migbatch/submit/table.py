@@ -154,6 +154,7 @@ def _partition(partition: Partition) -> dict[str, Any]:
         "lends": partition.lends,
         "cpus_of_gpu": partition.gpu_defaults.cpus,
         "memory_of_gpu": partition.gpu_defaults.memory_mib,
+        "others": dict.fromkeys(sorted(partition.others), True),
     }
 
 

@@ -120,7 +120,7 @@ class Partition:
     `kinds`: its GPU types, that of most GPUs first.
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
     jobs without an explicit profile wait here for idle slices. `gpu_defaults`: CPUs and memory that jobs get for each
-    GPU without requesting them.
+    GPU without requesting them. `others`: the types of GPUs that Slurm counts on its nodes without MIG, "" for none.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Partition:
     chosen_default: Profile | None = None
     lends: bool = False
     gpu_defaults: GpuDefaults = NO_DEFAULTS
+    others: frozenset[str] = frozenset()
 
     @cached_property
     def offers(self) -> Mapping[str, ProfileOffer]:
@@ -254,7 +255,11 @@ class SiteCatalog:
         elif len(parts) == 1:
             return parts[0]
         lends = all(part.lends for part in parts)
-        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends, parts[0].gpu_defaults)
+        others = frozenset[str]().union(*(part.others for part in parts))
+        first = parts[0]
+        return Partition(
+            ",".join(names), tuple(kinds.values()), first.default.profile, lends, first.gpu_defaults, others
+        )
 
     def able(self, names: Collection[str], need: Need) -> int:
         """Return how many nodes of the partitions `names` could hold these slices at once, if they were empty."""
@@ -281,6 +286,7 @@ class SiteCatalog:
                     "default": None if part.chosen_default is None else part.chosen_default.name,
                     "lends": part.lends,
                     "gpu_defaults": [part.gpu_defaults.cpus, part.gpu_defaults.memory_mib],
+                    "others": sorted(part.others),
                 }
                 for part in self.partitions.values()
             ],
@@ -314,6 +320,7 @@ class SiteCatalog:
                     None if default is None else Profile.parse(default),
                     row.get("lends") is True,
                     GpuDefaults(*map(int, row.get("gpu_defaults", ()))),
+                    frozenset(map(str, row.get("others", ()))),
                 )
             nodes = {
                 row["name"]: MigNode(

@@ -316,6 +316,21 @@ def test_kinds_of_one_gpu_are_in_the_order_of_their_numbers() -> None:
     assert [kind.name for kind in catalog.partitions["gpu"].kinds] == ["h100-80gb", "a-gpu-80gb"]
 
 
+def test_gpus_that_slurm_counts_on_other_nodes_of_a_partition_are_known() -> None:
+    """Not those of a node with slices that has not reported yet."""
+    idle = frozenset({"IDLE"})
+    nodes = [
+        NodeRow("n1", idle, {"1g.10gb": 7}, {}, ("gpu",), other_gres="gpu:h100:1"),
+        NodeRow("n2", idle, {"1g.10gb": 7}, {}, ("gpu",), other_gres="gpu:h200:1"),
+        NodeRow("v1", idle, {}, {}, ("gpu", "old"), other_gres="gpu:v100:4,nic:1"),
+        NodeRow("k1", idle, {}, {}, ("gpu",), other_gres="gpu:2"),
+    ]
+    view = LiveView()
+    view.load({"n1": [gpu(0)]}, ())
+    catalog = catalogs.build(view.geometries(), nodes, Config())
+    assert {name: part.others for name, part in catalog.partitions.items()} == {"gpu": {"v100", ""}}
+
+
 def test_a_geometry_without_a_plain_profile_is_refused() -> None:
     zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
     row = {**zeros, "profile_id": 0, "compute_slices": 1, "memory_slices": 1, "memory_mib": 1, "max_instances": 1}

@@ -170,6 +170,17 @@ def test_catalog_node_that_inherits_the_size_of_other_nodes_is_reported(tmp_path
     assert "jobs with -c, -n are refused" in found[0] and any("needs Sockets=8" in text for text in found)
 
 
+@pytest.mark.parametrize(("reserved", "few"), [("MemSpecLimit=40", True), ("", False)])
+def test_catalog_node_that_reserves_more_than_a_mig_node_is_reported(tmp_path: Path, reserved: str, few: bool) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "NodeName=h1 CPUs=8 CoreSpecCount=2 MemSpecLimit=20\n"
+        f"NodeName=catalog NodeAddr=127.0.0.1 Port=1 CPUs=8 {reserved} Features=mig_node_h1\n"
+    )
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    found = wrong(catalog.check_catalog(conf, "catalog", frozenset({"h1"})))
+    assert any("needs MemSpecLimit=20" in text for text in found) == few == bool(found)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -111,7 +111,7 @@ def test_feature_of_a_dynamic_node_adds_no_setting_to_slurm_conf():
         ("CPUs=8", "Sockets=1 CoresPerSocket=2", "CPUs=8 Sockets=8 CoresPerSocket=1"),
         ("Sockets=2 CoresPerSocket=4", "CPUs=2 ThreadsPerCore=2", "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1 CPUs=8"),
         ("CPUs=8", "CoreSpecCount=4 MemSpecLimit=90", "CPUs=8 CoreSpecCount=0 MemSpecLimit=0"),
-        ("CPUs=8 CoreSpecCount=1", "CoreSpecCount=2 Weight=3", "CPUs=8 CoreSpecCount=1"),
+        ("CPUs=8 CoreSpecCount=1", "CoreSpecCount=2 Weight=3", "CPUs=8 CoreSpecCount=0 CpuSpecList=0"),
     ],
 )
 def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
@@ -120,7 +120,24 @@ def test_catalog_does_not_inherit_the_size_of_other_nodes(own, default, then):
     (catalog,) = [line for line in edited(slurm)[2][0].splitlines() if line.startswith("NodeName=")]
     assert f" Port=1 {then} Features=" in catalog
     after = edited(f"Include migbatch.conf\n{slurm}")[2][0].splitlines()[-1]
-    assert f" Port=1 {own} Features=".replace(" CoreSpecCount=1", "") in after, "it is above the DEFAULT line"
+    own = own.replace("CoreSpecCount=1", "CpuSpecList=0")
+    assert f" Port=1 {own} Features=" in after, "it is above the DEFAULT line"
+
+
+def test_catalog_reserves_for_the_system_what_all_mig_nodes_do():
+    """Otherwise a job for more than any node gives to jobs waits for good, instead of being refused.
+
+    The catalog node never registers, so Slurm would choose no cores for CoreSpecCount there.
+    """
+    slurm = NODES.replace("RealMemory=100", "RealMemory=100 CoreSpecCount=2 MemSpecLimit=10")
+    assert "SpecLimit" not in edited(slurm)[2][0], "m1 reserves none"
+    slurm = slurm.replace("RealMemory=200", "RealMemory=200 CoreSpecCount=1 MemSpecLimit=30")
+    done = edited(slurm)
+    assert " CpuSpecList=0 MemSpecLimit=10 RealMemory=200 " in done[2][0]
+    threads = slurm.replace("CPUs=8", "Sockets=1 CoresPerSocket=8 ThreadsPerCore=2").replace(
+        "CoreSpecCount=1", "CpuSpecList=0,3"
+    )
+    assert " ThreadsPerCore=2 CpuSpecList=0-3 MemSpecLimit=10 " in edited(threads)[2][0]
 
 
 def test_catalog_has_the_memory_of_mig_nodes_that_is_given_in_k():

@@ -23,7 +23,7 @@ prefixes = st.sampled_from(["gres:", "gres/", "", "gres:gres/"])
 counts = st.sampled_from(["", "", ":1", ":2", "=3", ":0", ":64", ":65", ":1k", ":-1", ":", "=x", ":99999", ":007"])
 types = words(
     "auto none 1g 3g 1g.10gb 1g.10gb+me 1g.10gb.me 2g.20gb 3g.40gb 7g.80gb 1g.5gb 7g.40gb 9g.9gb AUTO "
-    "1G.10gb h100 a100 a100-40gb a:b 2 h100_3g.39gb 3g.39gb A100_1g.4gb x1g10gb+me 1g.10gb.me5 123g.10gb 3g.39gbx "
+    "1G.10gb h100 a100 a100-40gb v100 a:b 2 h100_3g.39gb 3g.39gb A100_1g.4gb x1g10gb+me 1g.10gb.me5 123g.10gb 3g.39gbx "
     "nvidia_h100_80gb_hbm3_mig_2g.19gb 1g.9gb-me 1g_9gb.me.all 2g.10gb.gfx"
 )
 entries = st.one_of(

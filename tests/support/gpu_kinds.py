@@ -56,6 +56,6 @@ SITE = SiteCatalog(
     {
         "gpu": Partition("gpu", (H100,)),
         "old": Partition("old", (A100_40,), P("2g.10gb")),
-        "mixed": Partition("mixed", (H100, A100_40), gpu_defaults=GpuDefaults(9, 50_000)),
+        "mixed": Partition("mixed", (H100, A100_40), gpu_defaults=GpuDefaults(9, 50_000), others=frozenset({"v100"})),
     }
 )
