@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -370,3 +371,43 @@ def test_recorded_preemptions_by_qos_are_decided_alike_also_without_names(tmp_pa
 def test_without_rules_no_job_is_preempted() -> None:
     wait, restarts, actions = simulated(None)
     assert wait > 300 and not any(restarts) and not actions.get("preempt")
+
+
+def crowd(*urgent: Submission, blocked: bool, hours: float) -> tuple[list[int], dict[int, str]]:
+    """Submit these jobs while long jobs of low tier fill two GPUs.
+
+    Args:
+        blocked: Slurm starts no job of the partition gpu, as if other users' jobs kept it from the node.
+
+    Returns:
+        The restarts of the long jobs, and the states of the other jobs and tasks that are left.
+    """
+    long = [replace(submit(0, "3g.40gb", "train"), limit_s=172800, work=partial(Fixed, 172000.0)) for _ in range(4)]
+    simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (A100, A100), ("gpu", "train")),)), [*long, *urgent])
+    controller = ServiceController(simulation, Config())
+    controller.observer.preemption = site()
+    placing = simulation.slurm._placing
+    fit = placing.fit
+
+    def fit_unless_blocked(shape: Any, *arguments: Any, **options: Any) -> tuple[str, ...] | None:
+        return None if blocked and shape.partition == "gpu" else fit(shape, *arguments, **options)
+
+    placing.fit = fit_unless_blocked  # type: ignore[method-assign]
+    simulation.run(controller, pace_of(Config()), until=hours * 3600)
+    rows = simulation.slurm.jobs()
+    low = sorted((row for row in rows if row.partition == "train"), key=lambda row: row.job_id)
+    return [row.restarts for row in low], {row.job_id: row.state for row in rows if row.partition == "gpu"}
+
+
+@pytest.mark.parametrize("jobs", [1, 6])
+def test_less_and_less_is_preempted_for_a_user_whose_jobs_do_not_start_all_the_same(jobs: int) -> None:
+    waiting = [submit(100 + number, "7g.80gb", "gpu") for number in range(jobs)]
+    restarts, states = crowd(*waiting, blocked=True, hours=12)
+    assert set(states.values()) == {"PENDING"}
+    assert 0 < sum(restarts) <= 14, "two jobs each time, after 10, 20, 40, 80, 160 and 320 minutes"
+
+
+def test_tasks_of_an_array_preempt_one_after_the_other() -> None:
+    array = replace(submit(100, "7g.80gb", "gpu"), tasks=2, work=partial(Fixed, 7000.0))
+    restarts, states = crowd(array, blocked=False, hours=0.1)
+    assert restarts == [1, 1, 1, 1] and set(states.values()) == {"RUNNING"}

@@ -5,6 +5,10 @@ job that needs a 7g slice preempts jobs with a 7g slice, and none with smaller o
 of any profile are chosen, by the site's own rules (`slurm.preemption`), if Slurm has no way to preempt for the pending
 job itself. Those are chosen that lose least: the time that they have run times the memory slices that they have.
 
+A pending job may not start all the same, for a reason that is not known here (`--exclusive=user` beside a job of
+another user, other GRES in use). So while a job waits for which others were preempted, nothing more is preempted for
+its user, each time for twice as long.
+
 How they are stopped is in `decide.supply.moves`. Loans are not chosen: lending reclaims them (`decide.lending`).
 """
 
@@ -29,6 +33,8 @@ _SEARCH_S: Final = 15.0
 """A job for which nothing can be preempted is looked at again after this time."""
 AGAIN_S: Final = 600.0
 """If a job has not started this long after others were preempted for it, more may be."""
+_MOST_DOUBLED: Final = 6
+"""How often this time is doubled at most."""
 _MOST_NODES: Final = 512
 """Nodes to examine for one job."""
 
@@ -57,13 +63,17 @@ def preempted_for(
         reservations: those of the plan, in Slurm's order.
         demands: the needs of pending jobs.
         rows: the queue by job id.
-        memory: `later` is updated.
+        memory: `later` and `freed` are updated.
     """
     rules, now, later = snapshot.preemption, snapshot.now, memory.later
+    _forget_started(memory, rows)
     for job in [job for job, at in later.items() if not now < at <= now + AGAIN_S or job not in rows]:
         del later[job]
     in_order = dict.fromkeys(reservation.job for reservation in reservations if reservation.job in jobs)
     able = [job for job in in_order if job not in later and rules.may_preempt(rows[job])]
+    if able and memory.freed:
+        in_vain = _users_in_vain(memory, rows, now)
+        able = [job for job in able if rows[job].uid not in in_vain]
     chosen = able[: AT_ONCE - len(memory.served)]
     if not chosen:
         return ()
@@ -74,8 +84,41 @@ def preempted_for(
         search = _Search(snapshot, rows, {*memory.fixed, *planned}, others)
         endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
         later[job] = now + (AGAIN_S if endings else _SEARCH_S)
+        if endings:
+            times = _times_in_vain(memory, rows, rows[job].uid)
+            memory.freed[job] = rows[job].tasks, now + _pause_s(times), times
         planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}
     return tuple(planned.values())
+
+
+def _forget_started(memory: MoveMemory, rows: Mapping[int, JobRow]) -> None:
+    """Forget the jobs for which others were preempted if they, or one of their tasks, have started."""
+    for job, (tasks, _, _) in list(memory.freed.items()):
+        row = rows.get(job)
+        if row is None or not row.pending or row.tasks < tasks:
+            del memory.freed[job]
+            memory.later.pop(job, None)
+
+
+def _users_in_vain(memory: MoveMemory, rows: Mapping[int, JobRow], now: float) -> set[int]:
+    """Return the users of jobs that do not start although others were preempted for them."""
+    served = memory.served
+    return {
+        rows[job].uid
+        for job, (_, until, times) in memory.freed.items()
+        if job not in served and now < until <= now + _pause_s(times)
+    }
+
+
+def _times_in_vain(memory: MoveMemory, rows: Mapping[int, JobRow], uid: int) -> int:
+    """Return how often jobs were preempted for a user's pending jobs in vain."""
+    served = memory.served
+    found = [times for job, (_, _, times) in memory.freed.items() if rows[job].uid == uid and job not in served]
+    return 1 + max(found, default=-1)
+
+
+def _pause_s(times: int) -> float:
+    return AGAIN_S * 2.0 ** min(times, _MOST_DOUBLED)
 
 
 class _Search:
