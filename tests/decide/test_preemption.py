@@ -201,6 +201,25 @@ def test_a_job_that_does_not_start_all_the_same_has_no_more_jobs_preempted_soon(
         assert not world.chosen()
 
 
+def test_one_pending_job_is_served_in_a_round() -> None:
+    world = World([[*FULL, *FULL]], {"7g.80gb": 1})
+    world.rows[98] = replace(world.rows[URGENT], job_id=98, uid=7)
+    demands = [world.demand, replace(world.demand, job=98)]
+    reservations = [*world.reservations, Reservation(98, 0, (), None)]
+    snapshot = ClusterSnapshot(NOW, nodes=(NodeRow("n1", frozenset()),), preemption=site())
+    memory = MoveMemory(loaded=True)
+    for waiting, victims in ((URGENT, {1, 2}), (98, {3, 4})):
+        found = preempted_for(snapshot, {URGENT, 98}, reservations, demands, world.nodes, world.rows, memory)
+        assert {(move.waiting, move.job) for move in found} == {(waiting, victim) for victim in victims}
+        memory.begin(found, JobQueue.of(world.rows.values()))
+        leaving = [
+            lease._replace(stopping=lease.job in victims) for gpu in world.nodes["n1"].gpus for lease in gpu.leases
+        ]
+        first, second = world.nodes["n1"].gpus
+        gpus = (replace(first, leases=tuple(leaving[:2])), replace(second, leases=tuple(leaving[2:])))
+        world.nodes["n1"] = Node("n1", gpus)
+
+
 @st.composite
 def crowded(draw: st.DrawFn) -> World:
     """Nodes with jobs anywhere, of which some may be preempted."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, PlannedMove, Reservation
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
-from slurm_migbatch.decide.supply.moves import AT_ONCE, MoveMemory
+from slurm_migbatch.decide.supply.moves import MoveMemory
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -56,7 +56,7 @@ def preempted_for(
     rows: Mapping[int, JobRow],
     memory: MoveMemory,
 ) -> tuple[PlannedMove, ...]:
-    """Return the jobs to preempt.
+    """Return the jobs to preempt, for one pending job.
 
     Args:
         jobs: the pending jobs for which others may be stopped (`moves.wanting`).
@@ -74,21 +74,18 @@ def preempted_for(
     if able and memory.freed:
         in_vain = _users_in_vain(memory, rows, now)
         able = [job for job in able if rows[job].uid not in in_vain]
-    chosen = able[: AT_ONCE - len(memory.served)]
-    if not chosen:
+    if not able:
         return ()
-    by_job = {demand.job: demand for demand in demands if demand.job in chosen and demand.apart is None}
-    planned: dict[int, PlannedMove] = {}
-    for job in chosen:
-        others = [reservation for reservation in reservations if reservation.job != job]
-        search = _Search(snapshot, rows, {*memory.fixed, *planned}, others)
-        endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
-        later[job] = now + (AGAIN_S if endings else _SEARCH_S)
-        if endings:
-            times = _times_in_vain(memory, rows, rows[job].uid)
-            memory.freed[job] = rows[job].tasks, now + _pause_s(times), times
-        planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}
-    return tuple(planned.values())
+    job = able[0]  # one in each round: the search is costly where many nodes have many jobs
+    demand = next((demand for demand in demands if demand.job == job and demand.apart is None), None)
+    others = [reservation for reservation in reservations if reservation.job != job]
+    search = _Search(snapshot, rows, {*memory.fixed, *memory.moves}, others)
+    endings = {} if demand is None else search.for_job(rows[job], demand, nodes)
+    later[job] = now + (AGAIN_S if endings else _SEARCH_S)
+    if endings:
+        times = _times_in_vain(memory, rows, rows[job].uid)
+        memory.freed[job] = rows[job].tasks, now + _pause_s(times), times
+    return tuple(PlannedMove(victim, job, ending) for victim, ending in endings.items())
 
 
 def _forget_started(memory: MoveMemory, rows: Mapping[int, JobRow]) -> None:
