@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -91,11 +92,17 @@ class World:
         self.reservations = [Reservation(URGENT, 0, (), None)]
 
     def chosen(
-        self, rules: PreemptionRules | None = None, now: float = NOW, cpus_used: int = 0, fixed: Collection[int] = ()
+        self,
+        rules: PreemptionRules | None = None,
+        now: float = NOW,
+        cpus_used: int = 0,
+        fixed: Collection[int] = (),
+        cpus: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[int, Ending]:
-        states = frozenset({"MIXED"})
+        states, of_node = frozenset({"MIXED"}), dict.fromkeys(self.nodes, 64) | dict(cpus)
         slurm_nodes = tuple(
-            NodeRow(name, states, partitions=("gpu", "train"), cpus=64, cpus_used=cpus_used) for name in self.nodes
+            NodeRow(name, states, partitions=("gpu", "train"), cpus=of_node[name], cpus_used=cpus_used)
+            for name in self.nodes
         )
         snapshot = ClusterSnapshot(now, tuple(self.rows.values()), slurm_nodes, preemption=rules or site())
         memory = MoveMemory(loaded=True, waits={URGENT: NOW - 60}, fixed=set(fixed), later=self.later)
@@ -133,6 +140,13 @@ def test_several_slices_are_freed_on_one_node() -> None:
 def test_nothing_if_slurm_can_preempt_by_itself() -> None:
     assert not World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}).chosen()
     assert World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}, other={3: {"partition": "gpu"}}).chosen()
+
+
+def test_slurm_cannot_preempt_where_others_have_the_cpus() -> None:
+    world = World([["7g.80gb@0"], FULL], {"7g.80gb": 1}, cpus=4)
+    assert not world.chosen(cpus_used=8)
+    world.later.clear()
+    assert set(world.chosen(cpus_used=8, cpus={"n1": 10})) == {2, 3}
 
 
 @pytest.mark.parametrize(

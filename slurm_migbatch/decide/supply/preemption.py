@@ -147,7 +147,7 @@ class _Search:
             if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
                 continue
             endings = self._endings(waiting, node)
-            if not endings:
+            if not endings or not self._leaves_resources(waiting, slurm_node, endings):
                 continue
             if _can_preempt_itself(demand, node, endings):
                 return {}
