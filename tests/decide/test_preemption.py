@@ -197,6 +197,13 @@ def test_a_job_that_cannot_be_stopped_is_left() -> None:
     assert not World([FULL], {"7g.80gb": 1}).chosen(fixed={2})
 
 
+@pytest.mark.parametrize("place", [0, 511, 512, 1100])
+def test_every_node_of_a_large_site_is_looked_at(place: int) -> None:
+    kept: dict[int, Mapping[str, object]] = {job + 1: {"partition": "gpu"} for job in range(1101) if job != place}
+    world = World([["7g.80gb@0"]] * 1101, {"1g.10gb": 1}, other=kept)
+    assert any(world.chosen(now=NOW + 15 * number) == {place + 1: REQUEUED} for number in range(6))
+
+
 def test_slots_that_are_reserved_for_others_are_left() -> None:
     world = World([[*FULL, *FULL]], {"7g.80gb": 1})
     world.rows[98] = JobRow(98, partition="train")

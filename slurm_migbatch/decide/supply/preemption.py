@@ -36,7 +36,7 @@ AGAIN_S: Final = 600.0
 _MOST_DOUBLED: Final = 6
 """How often this time is doubled at most."""
 _MOST_NODES: Final = 512
-"""Nodes to examine for one job."""
+"""Nodes to examine for one job; others the next time."""
 
 
 class _Victims(NamedTuple):
@@ -142,7 +142,7 @@ class _Search:
         found: list[_Victims] = []
         if waiting.exclusive:  # Slurm would have to empty whole nodes
             return {}
-        for name in sorted(demand.pool)[:_MOST_NODES]:
+        for name in self._examined(demand.pool):
             node, slurm_node = nodes.get(name), self._slurm_nodes.get(name)
             if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
                 continue
@@ -158,6 +158,12 @@ class _Search:
         if len(found) < demand.nodes:
             return {}
         return {job: end for victims in found[: demand.nodes] for job, end in victims.endings.items()}
+
+    def _examined(self, pool: Collection[str]) -> Sequence[str]:
+        """Return the nodes to examine now."""
+        names = sorted(pool)
+        begin = int(self._now // _SEARCH_S) * _MOST_NODES % len(names) if len(names) > _MOST_NODES else 0
+        return [*names[begin:], *names[:begin]][:_MOST_NODES]
 
     def _endings(self, waiting: JobRow, node: Node) -> dict[int, Ending]:
         """Return the jobs on a node that may be preempted, and how they end."""
