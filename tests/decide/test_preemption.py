@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,11 +92,17 @@ class World:
         self.reservations = [Reservation(URGENT, 0, (), None)]
 
     def chosen(
-        self, rules: PreemptionRules | None = None, now: float = NOW, cpus_used: int = 0, fixed: Collection[int] = ()
+        self,
+        rules: PreemptionRules | None = None,
+        now: float = NOW,
+        cpus_used: int = 0,
+        fixed: Collection[int] = (),
+        cpus: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[int, Ending]:
-        states = frozenset({"MIXED"})
+        states, of_node = frozenset({"MIXED"}), dict.fromkeys(self.nodes, 64) | dict(cpus)
         slurm_nodes = tuple(
-            NodeRow(name, states, partitions=("gpu", "train"), cpus=64, cpus_used=cpus_used) for name in self.nodes
+            NodeRow(name, states, partitions=("gpu", "train"), cpus=of_node[name], cpus_used=cpus_used)
+            for name in self.nodes
         )
         snapshot = ClusterSnapshot(now, tuple(self.rows.values()), slurm_nodes, preemption=rules or site())
         memory = MoveMemory(loaded=True, waits={URGENT: NOW - 60}, fixed=set(fixed), later=self.later)
@@ -132,6 +140,13 @@ def test_several_slices_are_freed_on_one_node() -> None:
 def test_nothing_if_slurm_can_preempt_by_itself() -> None:
     assert not World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}).chosen()
     assert World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}, other={3: {"partition": "gpu"}}).chosen()
+
+
+def test_slurm_cannot_preempt_where_others_have_the_cpus() -> None:
+    world = World([["7g.80gb@0"], FULL], {"7g.80gb": 1}, cpus=4)
+    assert not world.chosen(cpus_used=8)
+    world.later.clear()
+    assert set(world.chosen(cpus_used=8, cpus={"n1": 10})) == {2, 3}
 
 
 @pytest.mark.parametrize(
@@ -182,6 +197,13 @@ def test_a_job_that_cannot_be_stopped_is_left() -> None:
     assert not World([FULL], {"7g.80gb": 1}).chosen(fixed={2})
 
 
+@pytest.mark.parametrize("place", [0, 511, 512, 1100])
+def test_every_node_of_a_large_site_is_looked_at(place: int) -> None:
+    kept: dict[int, Mapping[str, object]] = {job + 1: {"partition": "gpu"} for job in range(1101) if job != place}
+    world = World([["7g.80gb@0"]] * 1101, {"1g.10gb": 1}, other=kept)
+    assert any(world.chosen(now=NOW + 15 * number) == {place + 1: REQUEUED} for number in range(6))
+
+
 def test_slots_that_are_reserved_for_others_are_left() -> None:
     world = World([[*FULL, *FULL]], {"7g.80gb": 1})
     world.rows[98] = JobRow(98, partition="train")
@@ -198,6 +220,25 @@ def test_a_job_that_does_not_start_all_the_same_has_no_more_jobs_preempted_soon(
         world = World([FULL], {"7g.80gb": 1})
         world.reservations = [Reservation(URGENT, 0, (), soon)]
         assert not world.chosen()
+
+
+def test_one_pending_job_is_served_in_a_round() -> None:
+    world = World([[*FULL, *FULL]], {"7g.80gb": 1})
+    world.rows[98] = replace(world.rows[URGENT], job_id=98, uid=7)
+    demands = [world.demand, replace(world.demand, job=98)]
+    reservations = [*world.reservations, Reservation(98, 0, (), None)]
+    snapshot = ClusterSnapshot(NOW, nodes=(NodeRow("n1", frozenset()),), preemption=site())
+    memory = MoveMemory(loaded=True)
+    for waiting, victims in ((URGENT, {1, 2}), (98, {3, 4})):
+        found = preempted_for(snapshot, {URGENT, 98}, reservations, demands, world.nodes, world.rows, memory)
+        assert {(move.waiting, move.job) for move in found} == {(waiting, victim) for victim in victims}
+        memory.begin(found, JobQueue.of(world.rows.values()))
+        leaving = [
+            lease._replace(stopping=lease.job in victims) for gpu in world.nodes["n1"].gpus for lease in gpu.leases
+        ]
+        first, second = world.nodes["n1"].gpus
+        gpus = (replace(first, leases=tuple(leaving[:2])), replace(second, leases=tuple(leaving[2:])))
+        world.nodes["n1"] = Node("n1", gpus)
 
 
 @st.composite
@@ -367,3 +408,43 @@ def test_recorded_preemptions_by_qos_are_decided_alike_also_without_names(tmp_pa
 def test_without_rules_no_job_is_preempted() -> None:
     wait, restarts, actions = simulated(None)
     assert wait > 300 and not any(restarts) and not actions.get("preempt")
+
+
+def crowd(*urgent: Submission, blocked: bool, hours: float) -> tuple[list[int], dict[int, str]]:
+    """Submit these jobs while long jobs of low tier fill two GPUs.
+
+    Args:
+        blocked: Slurm starts no job of the partition gpu, as if other users' jobs kept it from the node.
+
+    Returns:
+        The restarts of the long jobs, and the states of the other jobs and tasks that are left.
+    """
+    long = [replace(submit(0, "3g.40gb", "train"), limit_s=172800, work=partial(Fixed, 172000.0)) for _ in range(4)]
+    simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (A100, A100), ("gpu", "train")),)), [*long, *urgent])
+    controller = ServiceController(simulation, Config())
+    controller.observer.preemption = site()
+    placing = simulation.slurm._placing
+    fit = placing.fit
+
+    def fit_unless_blocked(shape: Any, *arguments: Any, **options: Any) -> tuple[str, ...] | None:
+        return None if blocked and shape.partition == "gpu" else fit(shape, *arguments, **options)
+
+    placing.fit = fit_unless_blocked  # type: ignore[method-assign]
+    simulation.run(controller, pace_of(Config()), until=hours * 3600)
+    rows = simulation.slurm.jobs()
+    low = sorted((row for row in rows if row.partition == "train"), key=lambda row: row.job_id)
+    return [row.restarts for row in low], {row.job_id: row.state for row in rows if row.partition == "gpu"}
+
+
+@pytest.mark.parametrize("jobs", [1, 6])
+def test_less_and_less_is_preempted_for_a_user_whose_jobs_do_not_start_all_the_same(jobs: int) -> None:
+    waiting = [submit(100 + number, "7g.80gb", "gpu") for number in range(jobs)]
+    restarts, states = crowd(*waiting, blocked=True, hours=12)
+    assert set(states.values()) == {"PENDING"}
+    assert 0 < sum(restarts) <= 14, "two jobs each time, after 10, 20, 40, 80, 160 and 320 minutes"
+
+
+def test_tasks_of_an_array_preempt_one_after_the_other() -> None:
+    array = replace(submit(100, "7g.80gb", "gpu"), tasks=2, work=partial(Fixed, 7000.0))
+    restarts, states = crowd(array, blocked=False, hours=0.1)
+    assert restarts == [1, 1, 1, 1] and set(states.values()) == {"RUNNING"}

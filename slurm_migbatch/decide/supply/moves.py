@@ -118,6 +118,8 @@ class MoveMemory:
         fixed: jobs that could not be requeued, and are not tried again.
         loaded: whether the record was read.
         later: pending jobs for which nothing is preempted before this time.
+        freed: pending jobs for which others were preempted: their tasks then, until when nothing more is preempted for
+            their users if they do not start, and how often that was in vain before.
     """
 
     moves: dict[int, Move] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class MoveMemory:
     fixed: set[int] = field(default_factory=set)
     loaded: bool = False
     later: dict[int, float] = field(default_factory=dict)
+    freed: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
     @property
     def served(self) -> set[int]:

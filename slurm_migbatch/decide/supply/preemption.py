@@ -5,6 +5,10 @@ job that needs a 7g slice preempts jobs with a 7g slice, and none with smaller o
 of any profile are chosen, by the site's own rules (`slurm.preemption`), if Slurm has no way to preempt for the pending
 job itself. Those are chosen that lose least: the time that they have run times the memory slices that they have.
 
+A pending job may not start all the same, for a reason that is not known here (`--exclusive=user` beside a job of
+another user, other GRES in use). So while a job waits for which others were preempted, nothing more is preempted for
+its user, each time for twice as long.
+
 How they are stopped is in `decide.supply.moves`. Loans are not chosen: lending reclaims them (`decide.lending`).
 """
 
@@ -16,7 +20,7 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, PlannedMove, Reservation
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
-from slurm_migbatch.decide.supply.moves import AT_ONCE, MoveMemory
+from slurm_migbatch.decide.supply.moves import MoveMemory
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -29,8 +33,10 @@ _SEARCH_S: Final = 15.0
 """A job for which nothing can be preempted is looked at again after this time."""
 AGAIN_S: Final = 600.0
 """If a job has not started this long after others were preempted for it, more may be."""
+_MOST_DOUBLED: Final = 6
+"""How often this time is doubled at most."""
 _MOST_NODES: Final = 512
-"""Nodes to examine for one job."""
+"""Nodes to examine for one job; others the next time."""
 
 
 class _Victims(NamedTuple):
@@ -50,32 +56,66 @@ def preempted_for(
     rows: Mapping[int, JobRow],
     memory: MoveMemory,
 ) -> tuple[PlannedMove, ...]:
-    """Return the jobs to preempt.
+    """Return the jobs to preempt, for one pending job.
 
     Args:
         jobs: the pending jobs for which others may be stopped (`moves.wanting`).
         reservations: those of the plan, in Slurm's order.
         demands: the needs of pending jobs.
         rows: the queue by job id.
-        memory: `later` is updated.
+        memory: `later` and `freed` are updated.
     """
     rules, now, later = snapshot.preemption, snapshot.now, memory.later
+    _forget_started(memory, rows)
     for job in [job for job, at in later.items() if not now < at <= now + AGAIN_S or job not in rows]:
         del later[job]
     in_order = dict.fromkeys(reservation.job for reservation in reservations if reservation.job in jobs)
     able = [job for job in in_order if job not in later and rules.may_preempt(rows[job])]
-    chosen = able[: AT_ONCE - len(memory.served)]
-    if not chosen:
+    if able and memory.freed:
+        in_vain = _users_in_vain(memory, rows, now)
+        able = [job for job in able if rows[job].uid not in in_vain]
+    if not able:
         return ()
-    by_job = {demand.job: demand for demand in demands if demand.job in chosen and demand.apart is None}
-    planned: dict[int, PlannedMove] = {}
-    for job in chosen:
-        others = [reservation for reservation in reservations if reservation.job != job]
-        search = _Search(snapshot, rows, {*memory.fixed, *planned}, others)
-        endings = search.for_job(rows[job], by_job[job], nodes) if job in by_job else {}
-        later[job] = now + (AGAIN_S if endings else _SEARCH_S)
-        planned |= {victim: PlannedMove(victim, job, ending) for victim, ending in endings.items()}
-    return tuple(planned.values())
+    job = able[0]  # one in each round: the search is costly where many nodes have many jobs
+    demand = next((demand for demand in demands if demand.job == job and demand.apart is None), None)
+    others = [reservation for reservation in reservations if reservation.job != job]
+    search = _Search(snapshot, rows, {*memory.fixed, *memory.moves}, others)
+    endings = {} if demand is None else search.for_job(rows[job], demand, nodes)
+    later[job] = now + (AGAIN_S if endings else _SEARCH_S)
+    if endings:
+        times = _times_in_vain(memory, rows, rows[job].uid)
+        memory.freed[job] = rows[job].tasks, now + _pause_s(times), times
+    return tuple(PlannedMove(victim, job, ending) for victim, ending in endings.items())
+
+
+def _forget_started(memory: MoveMemory, rows: Mapping[int, JobRow]) -> None:
+    """Forget the jobs for which others were preempted if they, or one of their tasks, have started."""
+    for job, (tasks, _, _) in list(memory.freed.items()):
+        row = rows.get(job)
+        if row is None or not row.pending or row.tasks < tasks:
+            del memory.freed[job]
+            memory.later.pop(job, None)
+
+
+def _users_in_vain(memory: MoveMemory, rows: Mapping[int, JobRow], now: float) -> set[int]:
+    """Return the users of jobs that do not start although others were preempted for them."""
+    served = memory.served
+    return {
+        rows[job].uid
+        for job, (_, until, times) in memory.freed.items()
+        if job not in served and now < until <= now + _pause_s(times)
+    }
+
+
+def _times_in_vain(memory: MoveMemory, rows: Mapping[int, JobRow], uid: int) -> int:
+    """Return how often jobs were preempted for a user's pending jobs in vain."""
+    served = memory.served
+    found = [times for job, (_, _, times) in memory.freed.items() if rows[job].uid == uid and job not in served]
+    return 1 + max(found, default=-1)
+
+
+def _pause_s(times: int) -> float:
+    return AGAIN_S * 2.0 ** min(times, _MOST_DOUBLED)
 
 
 class _Search:
@@ -102,12 +142,12 @@ class _Search:
         found: list[_Victims] = []
         if waiting.exclusive:  # Slurm would have to empty whole nodes
             return {}
-        for name in sorted(demand.pool)[:_MOST_NODES]:
+        for name in self._examined(demand.pool):
             node, slurm_node = nodes.get(name), self._slurm_nodes.get(name)
             if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
                 continue
             endings = self._endings(waiting, node)
-            if not endings:
+            if not endings or not self._leaves_resources(waiting, slurm_node, endings):
                 continue
             if _can_preempt_itself(demand, node, endings):
                 return {}
@@ -118,6 +158,12 @@ class _Search:
         if len(found) < demand.nodes:
             return {}
         return {job: end for victims in found[: demand.nodes] for job, end in victims.endings.items()}
+
+    def _examined(self, pool: Collection[str]) -> Sequence[str]:
+        """Return the nodes to examine now."""
+        names = sorted(pool)
+        begin = int(self._now // _SEARCH_S) * _MOST_NODES % len(names) if len(names) > _MOST_NODES else 0
+        return [*names[begin:], *names[:begin]][:_MOST_NODES]
 
     def _endings(self, waiting: JobRow, node: Node) -> dict[int, Ending]:
         """Return the jobs on a node that may be preempted, and how they end."""
