@@ -165,12 +165,19 @@ class StockSite(Cluster):
         return self.on(host, words, user, codes=(0, 1) if shows else (0,), content=content)
 
     def _pip(self, host: str, environment: Path) -> str:
-        """Install the wheel of this checkout; its dependencies are those of the tests, and nothing is downloaded."""
+        """Install the wheel of this checkout; its dependencies are those of the tests, and nothing is downloaded.
+
+        Further hosts with the same Python get a copy: pip would compile every module again.
+        """
+        installed = self.directory / f"installed-{'controller' if host in self.controllers else 'others'}.tar"
+        if installed.exists():
+            return self.on(host, f"tar -xf {installed} -C {environment}")
         pip = [sys.executable, "-m", "pip", "-q", "--python", str(environment / "bin/python"), "install"]
         output = self.on(host, [*pip, "--no-deps", "--no-index", str(self._wheel())])
         packages = sysconfig.get_path("purelib")
         change_directory = f"cd {environment}/lib/python3*/site-packages"
         self.on(host, f"{change_directory} && cp {packages}/pynvml.py . && echo {packages} > needed.pth")
+        self.on(host, f"tar -cf {installed} -C {environment} .")
         return output
 
     def _wheel(self) -> Path:
