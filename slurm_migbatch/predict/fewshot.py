@@ -79,7 +79,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
             maxfev=200,
             diag=np.ones(len(root)),
         )
-        optima.append((float(np.sum(residual(solution[0]) ** 2)), solution[0]))
+        optima.append((float(np.sum(solution[2]["fvec"] ** 2)), solution[0]))
     if average:
         best, inner = _averaged(optima, slopes)
     else:
