@@ -26,10 +26,16 @@ def chooser() -> Chooser:
 
 
 @pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Path:
+def compiler(chooser: Chooser) -> TableCompiler:
+    """The compiler of whole tables: a table takes seconds, unless it has the GPUs of the one before."""
+    return TableCompiler(chooser)
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory, compiler: TableCompiler) -> Path:
     """The site's compiled table."""
     path = tmp_path_factory.mktemp("table") / "table.lua"
-    write_table(path, TableCompiler(chooser).text(SITE))
+    write_table(path, compiler.text(SITE))
     return path
 
 

@@ -336,7 +336,10 @@ def on_nodes(count: int) -> SiteCatalog:
 
 @pytest.fixture(scope="module", params=["service", "shim"])
 def steps_on_nodes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, chooser: Chooser
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    chooser: Chooser,
+    compiler: TableCompiler,
 ) -> Iterator[Callable[[int, JobRequest], int]]:
     """Steps of an answer on a site of 10 or 210 nodes."""
     sites = {count: on_nodes(count) for count in (10, 210)}
@@ -347,7 +350,7 @@ def steps_on_nodes(
         shims = {}
         for count, site in sites.items():
             folder = tmp_path_factory.mktemp("counting")
-            write_table(folder / "table.lua", TableCompiler(chooser).text(site))
+            write_table(folder / "table.lua", compiler.text(site))
             shim = Shim(folder, table=str(folder / "table.lua"), catalog=site, count_steps=True)
             shims[count] = stack.enter_context(shim)
 

@@ -58,9 +58,9 @@ CATALOG = SiteCatalog(
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Iterator[Shim]:
+def shim(tmp_path_factory: pytest.TempPathFactory, compiler: TableCompiler) -> Iterator[Shim]:
     folder = tmp_path_factory.mktemp("nodes")
-    write_table(folder / "table.lua", TableCompiler(chooser).text(CATALOG))
+    write_table(folder / "table.lua", compiler.text(CATALOG))
     with Shim(folder, table=str(folder / "table.lua"), catalog=CATALOG) as running:
         yield running
 
@@ -576,9 +576,9 @@ LONG = {
 
 @pytest.mark.parametrize("name", ["req_nodes", "exc_nodes", "features"])
 def test_steps_grow_at_most_linearly_with_the_length_of_a_list(
-    tmp_path: Path, shim: Shim, chooser: Chooser, name: str
+    tmp_path: Path, compiler: TableCompiler, name: str
 ) -> None:
-    write_table(tmp_path / "table.lua", TableCompiler(chooser).text(CATALOG))
+    write_table(tmp_path / "table.lua", compiler.text(CATALOG))
     with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=CATALOG, count_steps=True) as counting:
 
         def steps(text: str) -> int:
@@ -596,11 +596,11 @@ def test_steps_grow_at_most_linearly_with_the_length_of_a_list(
             assert steps(text(60_000)) <= large + 4000, what
 
 
-def test_heaviest_search_takes_a_limited_number_of_steps(tmp_path: Path, chooser: Chooser) -> None:
+def test_heaviest_search_takes_a_limited_number_of_steps(tmp_path: Path, compiler: TableCompiler) -> None:
     """The heaviest of many requests of slices takes slurmctld no longer than a few milliseconds."""
     wide = node("wide", " ".join(["h100-80gb"] * 16), "gpu", "")
     catalog = SiteCatalog({"gpu": CATALOG.partitions["gpu"]}, {"wide": wide}, "migcatalog")
-    write_table(tmp_path / "table.lua", TableCompiler(chooser).text(catalog))
+    write_table(tmp_path / "table.lua", compiler.text(catalog))
     heavy = 0
     with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=catalog, count_steps=True) as counting:
         for large, middle, small in product((8, 15, 16), (0, 7, 16), (0, 9, 16)):

@@ -16,7 +16,7 @@ from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.policy import SubmitPolicy
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
-from slurm_migbatch.submit.table import TableCompiler, write_table
+from slurm_migbatch.submit.table import write_table
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
 from slurm_migbatch.workload.hints import parse
@@ -110,8 +110,8 @@ def test_service_answers_slurmctld_and_records_its_decisions(
     assert seen[0].id in comment
 
 
-def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
-    write_table(folder / "table.lua", TableCompiler(chooser).text(SITE))
+def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, table: Path, chosen: str) -> None:
+    write_table(folder / "table.lua", table.read_text())
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
     assert job_of(bed, job) == (f"gres:mig:{chosen}:1", f"{HINTS} [mig:{chosen}:1#auto]")
     (folder / "table.lua").chmod(0o666)  # a table that anybody can write is not read: the one read before stays in use

@@ -192,12 +192,12 @@ def test_new_table_is_loaded_and_a_deleted_one_stays_in_use(tmp_path: Path, choo
         assert isinstance(known, Accept) and "bert-large/infer" in known.message
 
 
-def test_texts_of_slurm_that_are_not_utf8_are_written_as_they_are(tmp_path: Path, chooser: Chooser) -> None:
+def test_texts_of_slurm_that_are_not_utf8_are_written_as_they_are(tmp_path: Path, compiler: TableCompiler) -> None:
     """Such as features: bytes for both Slurm and Lua. Without them there would be no table for anybody."""
     feature = b"caf\xe9".decode("utf-8", "surrogateescape")
     node = MigNode("n1", (H100.name,), frozenset({"gpu"}), frozenset({feature}))
     table = tmp_path / "table.lua"
-    write_table(table, TableCompiler(chooser).text(SiteCatalog(SITE.partitions, {"n1": node})))
+    write_table(table, compiler.text(SiteCatalog(SITE.partitions, {"n1": node})))
     asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1")
     with Shim(tmp_path, table=str(table)) as shim:
         assert isinstance(shim(replace(asked, features="caf\xe9")), Accept)
