@@ -25,6 +25,8 @@ from .spec import Hooks, Spec
 
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr", "sdiag", "sprio")
 _MUNGED = "/usr/sbin/munged"
+#: by type of GPU; a new process of Python reads it
+_GEOMETRIES: dict[str, Geometry] = {}
 
 
 class Cluster(RunningCluster):
@@ -193,8 +195,10 @@ class Cluster(RunningCluster):
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
         if self._known is None:
-            library = self.machine(self.spec.node_names[0]).library
-            self._known = geometry.ask(library, self.run_here), self.root.version()
+            library, gpu_type = self.machine(self.spec.node_names[0]).library, self.spec.gpu_type
+            if gpu_type not in _GEOMETRIES:
+                _GEOMETRIES[gpu_type] = geometry.ask(library, self.run_here)
+            self._known = _GEOMETRIES[gpu_type], self.root.version()
         conf.write(self.directory, self.spec, *self._known, self.ports, self.munge_socket)
         data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
         (self.directory / "etc/testbed.json").write_text(json.dumps(data))
