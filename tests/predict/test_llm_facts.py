@@ -1360,6 +1360,20 @@ def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoder", "mib"),
+    [
+        ({"depth": 32, "hidden_size": 1280, "patch_size": 14}, 5040),
+        ({"num_hidden_layers": 27, "hidden_size": 1152, "image_size": 896, "patch_size": 14}, 3686),
+        ({"num_hidden_layers": 24, "hidden_size": 1024, "image_size": 336, "patch_size": 14}, 461),
+    ],
+)
+def test_encoder_of_images_is_described_with_its_largest_image(encoder: dict[str, int], mib: int) -> None:
+    found = of_config({"text_config": LLAMA, "vision_config": encoder}, "seer")
+    assert found.architecture.seen_mib == found.numbers["seen"] == mib
+    assert "seen" not in of_config(LLAMA, "reader").numbers
+
+
+@pytest.mark.parametrize(
     ("tower", "millions"),
     [
         ({"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}, 411),

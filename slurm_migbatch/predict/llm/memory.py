@@ -31,7 +31,10 @@ STEP_TOKENS: Final = 2048
 LARGE_STEP_TOKENS: Final = 8192
 LARGE_MIB: Final = 70 * 1024
 """Most tokens that vLLM passes at once (max_num_batched_tokens), the larger number on GPUs of 70 GiB and above."""
+LLAMA_CPP: Final = ("llamacpp", "ollama")
 LLAMA_CPP_TOKENS: Final = 512
+LLAMA_CPP_SEEN: Final = 0.25
+"""Share of the largest image of Qwen's models that llama.cpp passes (clip.cpp: 4096 of its 16384 tokens)."""
 SGLANG: Final = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
 """SGLang's defaults below this many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
 STATES: Final[Mapping[str, float]] = MappingProxyType(
@@ -111,7 +114,7 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     cache = values * serving.cache_bits / 8 / MIB
     longest = serving.length if architecture.kind == "encoder" else max(serving.input, architecture.source)
     all_tokens = serving.concurrency * longest
-    if serving.engine in ("llamacpp", "ollama"):
+    if serving.engine in LLAMA_CPP:
         tokens = LLAMA_CPP_TOKENS
     elif serving.engine == "transformers" or architecture.kind in ("encoder", "both"):
         tokens = all_tokens
@@ -123,10 +126,12 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     logits = 6 * architecture.logits * serving.concurrency
     scores = SCORE_BYTES * architecture.heads * longest * all_tokens if architecture.unbounded else 0
     activations = (tokens * values_per_token * bytes_each + scores + logits) / MIB
+    # servers make room for the largest image or sound at their start; it is read before the text
+    seen = architecture.seen_mib * (LLAMA_CPP_SEEN if serving.engine in LLAMA_CPP else 1.0)
     if serving.engine == "sglang":
-        reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
+        reserve = sglang_reserve_mib(slice_mib) + seen if serving.share == 1.0 else 0.0
         return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
-    return Need(weights, cache, 0.0, activations, CONTEXT_MIB, serving.share)
+    return Need(weights, cache, 0.0, max(activations, seen), CONTEXT_MIB, serving.share)
 
 
 def sglang_reserve_mib(slice_mib: int) -> float:
