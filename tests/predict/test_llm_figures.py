@@ -102,6 +102,21 @@ def test_memory_of_qwen_2_5_vl_agrees_with_the_vllm_report() -> None:
     assert need.activations / 1024 == pytest.approx(4.92, abs=0.01)
 
 
+@pytest.mark.parametrize(("name", "mib"), [("llama-3-8b", 258.5), ("qwen2.5-3b", 304.75), ("gemma-3-1b", 514.25)])
+@pytest.mark.parametrize("engine", ["llamacpp", "ollama"])
+def test_compute_buffer_of_llama_cpp_holds_the_logits_of_a_pass(engine: str, name: str, mib: float) -> None:
+    """By its own report (`CUDA0 compute buffer size`), whatever the number of sequences."""
+    for count in (1, 4):
+        need = need_of(workload(f"model={name} engine={engine} max_num_seqs={count}"), 9984)
+        assert mib <= need.activations <= 1.3 * mib
+
+
+def test_llama_cpp_gets_a_slice_on_which_it_keeps_all_layers() -> None:
+    """It leaves 1024 MiB of the device free, or moves layers to the host."""
+    need = need_of(workload("model=llama-3.1-8b quantization=q8_0 engine=llamacpp max_model_len=2048"), 9984)
+    assert need.used < 0.95 * 9984 and need.slice_mib == pytest.approx(need.used + 1024, abs=1)
+
+
 @pytest.mark.parametrize("engine", ["", "engine=vllm", "engine=sglang", "engine=transformers", "engine=llamacpp"])
 @pytest.mark.parametrize(
     ("seeing", "reading"),
