@@ -14,7 +14,7 @@ from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
-from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.known import ModelKnowledge, from_facts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.requests import canonical
@@ -592,6 +592,27 @@ TRAINED_TEXTS = [
     for row in read_folder(ROOT / "measurements")
     if row.kind == "train" and row.family in ("encoder", "decoder") and row.trained.method in (None, "full")
 ]
+
+
+@pytest.mark.parametrize("what", ["flops", "alive_mib", "kept_mib"])
+def test_network_without_specifications_is_as_usual_for_the_size_of_its_images(what: str) -> None:
+    """Of those that are listed, most detect or segment, and are guessed as if they were not."""
+    listed = [facts for facts in BUILT_IN if facts.unit == "px" and facts.reference >= 512]
+    away = []
+    for facts in listed:
+        row = Measurement("a100-80gb", "our-own-net", "cnn", batch=4, input_size=facts.reference, latency_s=1.0)
+        away.append(getattr(from_facts(facts), what) / getattr(ModelKnowledge().of("our-own-net", [row]), what))
+    assert len(listed) > 50 and 1 / 3 < float(np.median(away)) < 2
+
+
+def test_network_without_specifications_that_was_measured_gets_memory_for_more_images_of_its_size() -> None:
+    """Of 1024 pixels: 900 MiB, and 300 MiB for each image."""
+    rows = [
+        Measurement("a100-40gb", "our-own-net", "cnn", profile="7g.40gb", batch=4, input_size=1024, memory_mib=2100)
+    ]
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
+    figures = predictor.figures(Bucket("our-own-net", "infer", 32, 1024, "px"), A100_40)
+    assert figures[P("7g.40gb")].need_mib > 900 + 32 * 300
 
 
 @pytest.mark.parametrize("row", TRAINED_TEXTS, ids=lambda row: f"{row.model}-{row.batch}-{row.input_size}")
