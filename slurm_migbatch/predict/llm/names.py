@@ -213,7 +213,8 @@ def resolve(name: str) -> Found | None:
         if sensing:
             architecture = replace(architecture, extra=architecture.extra + TOWER, seen_mib=_seen_mib(kept))
         usual = precision.plain("fp16") if FASTER in kept and architecture.source else native(model)
-        return Found(model.name, architecture, quantization or usual, "near" if sensing else "public", stated)
+        kept_in = _narrower(quantization, usual)
+        return Found(model.name, architecture, kept_in, "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
@@ -313,6 +314,13 @@ def mentions_public(name: str) -> bool:
     if any(map(generates, words)) or any(item_of_generator(words)):
         return True
     return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
+
+
+def _narrower(named: Precision | None, usual: Precision) -> Precision:
+    """Return the precision that a name states, or else the usual one; a copy in GGUF of weights that are published in
+    fewer bits has no more (gpt-oss).
+    """
+    return usual if named is None or (named.name == "gguf" and usual.bits < named.bits) else named
 
 
 def _without_quantization(words: Sequence[str]) -> tuple[list[str], Precision | None]:

@@ -227,8 +227,10 @@ def workload_of(hints: Hints) -> Workload | None:
 
 
 def _of_library(name: str) -> bool:
-    """Return whether a name is a tag of Ollama's library, which alone has such names: `llama3.1:8b`."""
-    return ":" in name and "/" not in name
+    """Return whether a name is a tag of Ollama's library, which alone has such names (`llama3.1:8b`), or as Ollama has
+    one for a file of Hugging Face's hub (`hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M`).
+    """
+    return ":" in name and ("/" not in name or name.startswith("hf.co/"))
 
 
 def _pixels(hints: Hints, found: Found) -> int:
