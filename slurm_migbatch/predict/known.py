@@ -130,12 +130,12 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     doubt = 1 if flops or params else 2
     if flops and not PLAUSIBLE_FLOPS[0] <= flops <= PLAUSIBLE_FLOPS[1]:
         flops = None
-    # one that takes larger images works on, and keeps, as much more of each as they are larger
-    volume = like.volume(input_size) if input_size and like.unit == "px" else 1.0
+    # one that takes larger images or longer texts works on, and keeps, as much more of each as they are larger
+    work, volume = (like.work(input_size), like.volume(input_size)) if input_size else (1.0, 1.0)
     if flops is None:
-        flops = volume * (like.flops if params is None else like.flops * (params / like.params))
+        flops = work * (like.flops if params is None else like.flops * (params / like.params))
     # the depth of a network grows more slowly than its work, and so does the data it moves
-    scale = flops / (volume * like.flops)
+    scale = flops / (work * like.flops)
     size = params if params is not None else like.params * math.sqrt(scale)
     reference = input_size or REFERENCE[like.unit]
     kept = like.kept_mib * volume * scale**0.5

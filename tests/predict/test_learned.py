@@ -605,14 +605,19 @@ def test_network_without_specifications_is_as_usual_for_the_size_of_its_images(w
     assert len(listed) > 50 and 1 / 3 < float(np.median(away)) < 2
 
 
-def test_network_without_specifications_that_was_measured_gets_memory_for_more_images_of_its_size() -> None:
-    """Of 1024 pixels: 900 MiB, and 300 MiB for each image."""
-    rows = [
-        Measurement("a100-40gb", "our-own-net", "cnn", profile="7g.40gb", batch=4, input_size=1024, memory_mib=2100)
-    ]
-    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
-    figures = predictor.figures(Bucket("our-own-net", "infer", 32, 1024, "px"), A100_40)
-    assert figures[P("7g.40gb")].need_mib > 900 + 32 * 300
+@pytest.mark.parametrize(
+    ("family", "size", "each", "batch"), [("cnn", 1024, 300, 32), ("encoder", 2048, 100, 64), ("encoder", 512, 25, 64)]
+)
+@pytest.mark.parametrize("kind", ["infer", "train"])
+def test_network_without_specifications_that_was_measured_gets_memory_for_more_items_of_its_size(
+    family: str, size: int, each: int, batch: int, kind: str
+) -> None:
+    """It takes 1500 MiB, and as much as is usual for each large image or long text."""
+    row = Measurement("a100-40gb", "our-own-net", family, kind, "7g.40gb", batch=4, input_size=size)
+    predictor = LearnedPredictor(learn([replace(row, memory_mib=1500 + 4 * each)], ModelKnowledge()))
+    unit = "px" if family == "cnn" else "tok"
+    figures = predictor.figures(Bucket("our-own-net", kind, batch, size, unit), A100_40)
+    assert figures[P("7g.40gb")].need_mib > 1500 + batch * each
 
 
 @pytest.mark.parametrize("row", TRAINED_TEXTS, ids=lambda row: f"{row.model}-{row.batch}-{row.input_size}")
