@@ -1383,6 +1383,8 @@ def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
 def test_encoder_of_images_is_described_with_its_largest_image(encoder: dict[str, int], mib: int) -> None:
     found = of_config({"text_config": LLAMA, "vision_config": encoder}, "seer")
     assert found.architecture.seen_mib == found.numbers["seen"] == mib
+    own = of_config({**LLAMA, "vision_encoder": encoder}, "seer")
+    assert own.numbers["seen"] == mib, "Mistral's own form"
     assert "seen" not in of_config(LLAMA, "reader").numbers
 
 

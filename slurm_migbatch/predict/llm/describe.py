@@ -363,7 +363,7 @@ def _sees(config: Mapping[str, Any]) -> bool:
 
 def _seen(config: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, int]:
     """Return the MiB that an encoder of images takes for the largest one."""
-    vision = text.get("vision_config")
+    vision = text.get("vision_config") or config.get("vision_encoder")  # Mistral's own form has the latter
     if not isinstance(vision, dict) or not _vision(vision):
         return {"seen": SEEN_MIB} if _sees(config) else {}
     width = number(vision, (*_TOWER[1][0], *KEYS["hidden"]))
