@@ -130,13 +130,15 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     doubt = 1 if flops or params else 2
     if flops and not PLAUSIBLE_FLOPS[0] <= flops <= PLAUSIBLE_FLOPS[1]:
         flops = None
+    # one that takes larger images or longer texts works on, and keeps, as much more of each as they are larger
+    work, volume = (like.work(input_size), like.volume(input_size)) if input_size else (1.0, 1.0)
     if flops is None:
-        flops = like.flops if params is None else like.flops * (params / like.params)
+        flops = work * (like.flops if params is None else like.flops * (params / like.params))
     # the depth of a network grows more slowly than its work, and so does the data it moves
-    scale = flops / like.flops
+    scale = flops / (work * like.flops)
     size = params if params is not None else like.params * math.sqrt(scale)
     reference = input_size or REFERENCE[like.unit]
-    kept = like.kept_mib * scale**0.5
+    kept = like.kept_mib * volume * scale**0.5
     if params is not None and like.unit == "tok":
         kept = _kept_of_text(family, params, reference)
     return replace(
@@ -144,10 +146,10 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
         reference=reference,
         kernels=like.kernels * scale**0.25,
         flops=flops,
-        traffic_mib=like.traffic_mib * scale**0.5,
+        traffic_mib=like.traffic_mib * volume * scale**0.5,
         params=size,
         weight_mib=size * like.weight_mib / like.params,
-        alive_mib=like.alive_mib * scale**0.5,
+        alive_mib=like.alive_mib * volume * scale**0.5,
         kept_mib=kept,
         doubt=doubt,
         sized=params is not None,

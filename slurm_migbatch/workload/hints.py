@@ -88,10 +88,10 @@ class Hints:
 
     @property
     def kind(self) -> str:
-        """The kind of work that is measured and predicted: `infer`, also for a service, or `train`, which a tuning
-        method says too.
+        """The kind of work that is measured and predicted: `infer`, also for a service, or `train`, which hints about
+        training say too.
         """
-        return "train" if self.role == "train" or (self.role is None and self.llm.method) else "infer"
+        return "train" if self.role == "train" or (self.role is None and self.llm.tunes) else "infer"
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""

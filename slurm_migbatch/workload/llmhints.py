@@ -83,6 +83,12 @@ class LlmHints:
     params: int | None = None
     arch: str | None = None
 
+    @property
+    def tunes(self) -> bool:
+        """Whether they say how a model is trained; of adapters a server may state the rank too."""
+        ranked = self.lora_rank is not None and self.engine is None
+        return ranked or (self.method, self.optimizer, self.checkpointing, self.micro_batch) != (None,) * 4
+
 
 def within(name: str, number: int | None, low: int, high: int) -> Read | None:
     """Return the field if the number is in range."""

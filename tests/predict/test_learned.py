@@ -14,7 +14,7 @@ from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
-from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.known import ModelKnowledge, from_facts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.requests import canonical
@@ -592,6 +592,32 @@ TRAINED_TEXTS = [
     for row in read_folder(ROOT / "measurements")
     if row.kind == "train" and row.family in ("encoder", "decoder") and row.trained.method in (None, "full")
 ]
+
+
+@pytest.mark.parametrize("what", ["flops", "alive_mib", "kept_mib"])
+def test_network_without_specifications_is_as_usual_for_the_size_of_its_images(what: str) -> None:
+    """Of those that are listed, most detect or segment, and are guessed as if they were not."""
+    listed = [facts for facts in BUILT_IN if facts.unit == "px" and facts.reference >= 512]
+    away = []
+    for facts in listed:
+        row = Measurement("a100-80gb", "our-own-net", "cnn", batch=4, input_size=facts.reference, latency_s=1.0)
+        away.append(getattr(from_facts(facts), what) / getattr(ModelKnowledge().of("our-own-net", [row]), what))
+    assert len(listed) > 50 and 1 / 3 < float(np.median(away)) < 2
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "each", "batch"), [("cnn", 1024, 300, 32), ("encoder", 2048, 100, 64), ("encoder", 512, 25, 64)]
+)
+@pytest.mark.parametrize("kind", ["infer", "train"])
+def test_network_without_specifications_that_was_measured_gets_memory_for_more_items_of_its_size(
+    family: str, size: int, each: int, batch: int, kind: str
+) -> None:
+    """It takes 1500 MiB, and as much as is usual for each large image or long text."""
+    row = Measurement("a100-40gb", "our-own-net", family, kind, "7g.40gb", batch=4, input_size=size)
+    predictor = LearnedPredictor(learn([replace(row, memory_mib=1500 + 4 * each)], ModelKnowledge()))
+    unit = "px" if family == "cnn" else "tok"
+    figures = predictor.figures(Bucket("our-own-net", kind, batch, size, unit), A100_40)
+    assert figures[P("7g.40gb")].need_mib > 1500 + batch * each
 
 
 @pytest.mark.parametrize("row", TRAINED_TEXTS, ids=lambda row: f"{row.model}-{row.batch}-{row.input_size}")

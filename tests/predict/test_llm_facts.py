@@ -256,6 +256,19 @@ def test_names_of_the_engines_for_quantizations_are_known(quantization: str, bit
     assert named.model.name == "qwen3-32b" and named.precision.bits == bits
 
 
+def test_file_of_the_hub_as_ollama_names_it_is_served_by_ollama() -> None:
+    asked = workload("model=hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:IQ4_XS")
+    assert (asked.model.name, asked.precision.name) == ("llama-3.2-3b", "iq4-xs")
+    assert asked.served.engine == "ollama" and asked.served.concurrency == 1
+
+
+def test_copy_in_gguf_of_weights_that_are_published_in_fewer_bits_has_no_more() -> None:
+    copied = workload("model=ggml-org/gpt-oss-120b-GGUF engine=llamacpp")
+    assert copied.precision == workload("model=gpt-oss-120b").precision
+    assert workload("model=unsloth/gpt-oss-120b-GGUF:Q8_0 engine=llamacpp").precision.bits == 8.5
+    assert workload("model=org/Qwen3-8B-GGUF").precision.bits == 8.5
+
+
 def test_precision_in_an_ollama_tag_overrides_the_ollama_default() -> None:
     assert workload("model=llama3.3:70b engine=ollama").precision.bits == 4.9
     assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
@@ -1357,6 +1370,22 @@ def test_pattern_of_windows_is_read_where_no_list_of_layers_is() -> None:
     listed = [*["sliding_attention"] * 52, *["full_attention"] * 10]
     assert of_config(config, "g").numbers == of_config({**config, "layer_types": listed}, "g").numbers
     assert of_config(config, "g").numbers["wide_layers"] == 10
+
+
+@pytest.mark.parametrize(
+    ("encoder", "mib"),
+    [
+        ({"depth": 32, "hidden_size": 1280, "patch_size": 14}, 5040),
+        ({"num_hidden_layers": 27, "hidden_size": 1152, "image_size": 896, "patch_size": 14}, 3686),
+        ({"num_hidden_layers": 24, "hidden_size": 1024, "image_size": 336, "patch_size": 14}, 461),
+    ],
+)
+def test_encoder_of_images_is_described_with_its_largest_image(encoder: dict[str, int], mib: int) -> None:
+    found = of_config({"text_config": LLAMA, "vision_config": encoder}, "seer")
+    assert found.architecture.seen_mib == found.numbers["seen"] == mib
+    own = of_config({**LLAMA, "vision_encoder": encoder}, "seer")
+    assert own.numbers["seen"] == mib, "Mistral's own form"
+    assert "seen" not in of_config(LLAMA, "reader").numbers
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,50 @@ def test_memory_of_llama_3_1_8b_agrees_with_the_vllm_report() -> None:
     assert (need.activations + need.runtime) / 1024 == pytest.approx(0.8, rel=0.08)
 
 
+def test_memory_of_qwen_2_5_vl_agrees_with_the_vllm_report() -> None:
+    """Its AWQ has 6.47 GiB of weights, and takes 4.92 GiB for its largest image, with the shortest sequences too."""
+    need = need_of(workload("model=Qwen2.5-VL-7B-Instruct-AWQ engine=vllm max_model_len=4096 max_num_seqs=1"), 20096)
+    assert need.weights / 1024 == pytest.approx(6.47, rel=0.03)
+    assert need.activations / 1024 == pytest.approx(4.92, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "mib"), [("llama-3-8b", 258.5), ("qwen2.5-3b", 304.75), ("gemma-3-1b", 514.25)])
+@pytest.mark.parametrize("engine", ["llamacpp", "ollama"])
+def test_compute_buffer_of_llama_cpp_holds_the_logits_of_a_pass(engine: str, name: str, mib: float) -> None:
+    """By its own report (`CUDA0 compute buffer size`), whatever the number of sequences."""
+    for count in (1, 4):
+        need = need_of(workload(f"model={name} engine={engine} max_num_seqs={count}"), 9984)
+        assert mib <= need.activations <= 1.3 * mib
+
+
+def test_llama_cpp_gets_a_slice_on_which_it_keeps_all_layers() -> None:
+    """It leaves 1024 MiB of the device free, or moves layers to the host."""
+    need = need_of(workload("model=llama-3.1-8b quantization=q8_0 engine=llamacpp max_model_len=2048"), 9984)
+    assert need.used < 0.95 * 9984 and need.slice_mib == pytest.approx(need.used + 1024, abs=1)
+
+
+@pytest.mark.parametrize("engine", ["", "engine=vllm", "engine=sglang", "engine=transformers", "engine=llamacpp"])
+@pytest.mark.parametrize(
+    ("seeing", "reading"),
+    [
+        ("qwen3-vl-8b", "qwen3-8b"),
+        ("gemma-3-4b", "gemma-2-2b"),
+        ("acme-vl-7b", "acme-7b"),
+        ("x-llava-mistral-7b", "mistral-7b"),
+    ],
+)
+def test_model_that_sees_has_room_for_an_image(engine: str, seeing: str, reading: str) -> None:
+    asked = f"{engine} max_model_len=2k max_num_seqs=1"
+    needs = [need_of(workload(f"model={name} {asked}"), 20096) for name in (seeing, reading)]
+    beside = [need.activations + need.runtime for need in needs]
+    assert beside[0] > beside[1] + (0 if engine == "engine=llamacpp" else 1024)
+
+
+def test_model_that_hears_has_no_room_for_an_image() -> None:
+    hearing, reading = (workload(f"model={name} max_num_seqs=1") for name in ("acme-audio-7b", "acme-7b"))
+    assert need_of(hearing, 20096).activations == pytest.approx(need_of(reading, 20096).activations, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("engine", "values_a_head"),
     [("transformers", 128 + 64 + 128), ("llamacpp", 320), ("ollama", 320), ("tgi", 2 * (128 + 64))],

@@ -262,6 +262,32 @@ def test_method_says_that_a_model_of_images_is_trained(chooser: Chooser, shim: S
     agree(request(f"{words} method=lora"), shim, chooser)
 
 
+@pytest.mark.parametrize("hint", ["optimizer=sgd", "checkpointing=on", "checkpointing=off", "lora_rank=16"])
+@pytest.mark.parametrize("more", ["", "mem=70gb"])
+def test_hints_about_training_say_that_a_model_is_trained(chooser: Chooser, shim: Shim, hint: str, more: str) -> None:
+    """Without a method too: the job got the slice for inference."""
+    words = f"model=resnet50 batch=256 {hint} {more}"
+    tuned = ask(chooser, words)
+    assert isinstance(tuned, Accept) and "resnet50/train/b256" in tuned.message
+    agree(request(words), shim, chooser)
+    served = ask(chooser, f"{words} role=infer")
+    assert isinstance(served, Accept) and "resnet50/infer/b256" in served.message
+    agree(request(f"{words} role=infer"), shim, chooser)
+
+
+def test_rank_of_adapters_that_are_served_does_not_say_so(chooser: Chooser, shim: Shim) -> None:
+    words = "model=vit-b-16 batch=8 engine=vllm lora_rank=16"
+    assert "vit-b-16/infer/b8" in ask(chooser, words).message
+    agree(request(words), shim, chooser)
+
+
+@pytest.mark.parametrize("hint", ["optimizer=paged_adamw_8bit", "checkpointing=on", "micro_batch=2"])
+def test_language_model_with_hints_about_training_is_trained(chooser: Chooser, hint: str) -> None:
+    said, stated = (ask(chooser, f"model=llama-3.2-1b {hint} {role}") for role in ("", "role=train"))
+    assert isinstance(said, Accept) and isinstance(stated, Accept)
+    assert said.message == stated.message and "/full/" in said.message
+
+
 def test_bert_means_bert_base_and_a_given_batch_is_kept(chooser: Chooser) -> None:
     assert ask(chooser, "model=bert batch=8").decision.bucket.startswith("bert-base/")
     assert ask(chooser, "model=bert-large batch=30", "gres/mig:3g.40gb").advice["batch"] == 30

@@ -60,6 +60,12 @@ SERVED: Final = (
     # 6.53 of 7.62 billion at 4.16 bits, embedding and output at 16
     Asked("model=Qwen/Qwen2.5-7B-Instruct-AWQ engine=vllm max_model_len=8192 max_num_seqs=4",
           7.616, 0.732, 57344, 4 * 8192),
+    # the encoder of images has 0.68 billion parameters at 16 bits, and vLLM reports a peak of 4.92 GiB beside weights
+    Asked("model=Qwen/Qwen2.5-VL-7B-Instruct-AWQ engine=vllm max_model_len=4096 max_num_seqs=1",
+          7.616, 0.732, 57344, 4096, other=0.4 + 1.3 + 4.92),
+    Asked("model=Qwen/Qwen2.5-VL-7B-Instruct engine=vllm max_model_len=4096 max_num_seqs=2",
+          8.292, 2, 57344, 2 * 4096, other=0.4 + 4.92),
+    Asked("model=qwen2.5vl:7b max_model_len=4096", 7.616, 0.6125, 57344, 4096, other=0.6 + 1.3 + 1.3, share=0.95),
     Asked("model=mistralai/Mistral-7B-Instruct-v0.3 max_model_len=4096 max_num_seqs=16", 7.248, 2, 131072, 16 * 4096),
     Asked("model=mixtral-8x7b max_model_len=4096 max_num_seqs=8",
           46.7, 2, 131072, 8 * 4096, refused="quantization=awq"),

@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 VOCAB: Final = 152_000
 """Vocabulary of a decoder of which none is known: the largest that is common (Qwen's)."""
+SEEN_MIB: Final = 5040
+"""Working memory of an encoder of images for the largest one: Qwen2.5-VL's, nearly the most of the public ones."""
 Bias = Literal["", "qkv", "mlp", "all"]
 Kind = Literal["decoder", "encoder", "both", "plain"]
 """A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
@@ -90,6 +92,7 @@ class Architecture:
     `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
     share (ALBERT); 0: all. `state`: values that a sequence keeps beside keys and values, in all layers (Falcon-H1).
     `aside`: those of `extra` that no generated token passes (a vision tower, embeddings that are only looked up).
+    `seen_mib`: working memory of an encoder of images or sound beside the layers for the largest input that it takes.
     """
 
     layers: int
@@ -126,6 +129,7 @@ class Architecture:
     groups: int = 0
     state: int = 0
     aside: int = 0
+    seen_mib: int = 0
 
     @property
     def generates(self) -> bool:

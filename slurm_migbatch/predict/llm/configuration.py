@@ -11,7 +11,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
     "nope": 4096, "rope": 4096, "value": 4096, "index": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
     "encoder_layers": 1024, "source": 1 << 20, "params": 10**14, "groups": 1024,
-    "state": 1 << 40, "aside": 10**14,
+    "state": 1 << 40, "aside": 10**14, "seen": 1 << 17,
 }  # fmt: skip
 """Keys of `arch=` and the largest number that each accepts."""
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.architecture import SEEN_MIB, VOCAB, Architecture, Experts, Latent
 from slurm_migbatch.predict.llm.blocks import numbers_of_blocks
 from slurm_migbatch.predict.llm.configuration import IMAGES, KEYS, LIMITS, NESTED, inner_ones, language, number
 from slurm_migbatch.predict.llm.layers import (
@@ -73,6 +73,12 @@ parameters in its global attention.
 """
 SEEING: Final = 430_000_000
 """Parameters of an encoder of images of which no size is stated: those of the larger of SigLIP's common ones."""
+TILES: Final = 13
+MOST_PATCHES: Final = 65536
+SEEN_BYTES: Final = 63
+"""Images of the stated size that encoders take of a larger one (InternVL: twelve and the whole), patches of an image of
+any size (Qwen's), and working memory in bytes for each patch and its width (models.toml).
+"""
 DEPTHS: Final[Mapping[int, int]] = {384: 12, 768: 12, 1024: 24, 1152: 27, 1280: 32, 1408: 40}
 """Layers of the usual vision transformers by width, which a configuration may leave out."""
 _SEEN_BY: Final = ("mm_vision_tower", "vision_tower", "vision_backbone_id")
@@ -195,7 +201,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         state=given("state", 0),
     )
     extra = max(given("params", 0) - architecture.parameters, 0)
-    return replace(architecture, extra=extra, aside=min(given("aside", 0), extra))
+    return replace(architecture, extra=extra, aside=min(given("aside", 0), extra), seen_mib=given("seen", 0))
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
@@ -224,6 +230,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     sized = of_size(described.numbers, parameters)
     if aside and architecture.generates:
         sized["aside"] = min(aside, LIMITS["aside"])
+        sized |= _seen(config, text)
     return replace(described, numbers=sized)
 
 
@@ -367,6 +374,19 @@ def _sees(config: Mapping[str, Any]) -> bool:
     within = isinstance(embedding, dict) and "image_embd_layer" in embedding
     named = any(isinstance(config.get(key), str) and config[key] for key in _SEEN_BY)
     return within or named or isinstance(config.get("img_processor"), dict)
+
+
+def _seen(config: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, int]:
+    """Return the MiB that an encoder of images takes for the largest one."""
+    vision = text.get("vision_config") or config.get("vision_encoder")  # Mistral's own form has the latter
+    if not isinstance(vision, dict) or not _vision(vision):
+        return {"seen": SEEN_MIB} if _sees(config) else {}
+    width = number(vision, (*_TOWER[1][0], *KEYS["hidden"]))
+    side, patch = number(vision, ("image_size",)), number(vision, ("patch_size", "spatial_patch_size"))
+    if not width:
+        return {"seen": SEEN_MIB}
+    patches = min(TILES * (side // patch) ** 2, MOST_PATCHES) if side and patch else MOST_PATCHES
+    return {"seen": min(math.ceil(SEEN_BYTES * patches * width / 2**20), LIMITS["seen"])}
 
 
 def _vision(config: Any) -> int:

@@ -31,7 +31,13 @@ STEP_TOKENS: Final = 2048
 LARGE_STEP_TOKENS: Final = 8192
 LARGE_MIB: Final = 70 * 1024
 """Most tokens that vLLM passes at once (max_num_batched_tokens), the larger number on GPUs of 70 GiB and above."""
+LLAMA_CPP: Final = ("llamacpp", "ollama")
 LLAMA_CPP_TOKENS: Final = 512
+"""Tokens that llama.cpp passes at once, with logits of 32 bits for each of them (its compute buffer)."""
+LLAMA_CPP_FREE_MIB: Final = 1024.0
+"""What llama.cpp leaves free (--fit-target): it keeps layers in the host's memory otherwise."""
+LLAMA_CPP_SEEN: Final = 0.25
+"""Share of the largest image of Qwen's models that llama.cpp passes (clip.cpp: 4096 of its 16384 tokens)."""
 SGLANG: Final = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
 """SGLang's defaults below this many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
 STATES: Final[Mapping[str, float]] = MappingProxyType(
@@ -50,7 +56,7 @@ DOUBT: Final = 0.25
 
 @dataclass(frozen=True)
 class Need:
-    """MiB that a workload takes on a slice, and the share of the slice that it may fill."""
+    """MiB that a workload takes on a slice, the share of the slice that it may fill, and the MiB that it leaves."""
 
     weights: float
     cache: float
@@ -58,6 +64,7 @@ class Need:
     activations: float
     runtime: float
     share: float
+    free: float = 0.0
 
     @property
     def used(self) -> float:
@@ -67,7 +74,7 @@ class Need:
     @property
     def slice_mib(self) -> int:
         """Memory in MiB of the smallest slice that holds it."""
-        return math.ceil(self.used / self.share)
+        return math.ceil(max(self.used / self.share, self.used + self.free))
 
     @property
     def doubt(self) -> float:
@@ -111,7 +118,7 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     cache = values * serving.cache_bits / 8 / MIB
     longest = serving.length if architecture.kind == "encoder" else max(serving.input, architecture.source)
     all_tokens = serving.concurrency * longest
-    if serving.engine in ("llamacpp", "ollama"):
+    if serving.engine in LLAMA_CPP:
         tokens = LLAMA_CPP_TOKENS
     elif serving.engine == "transformers" or architecture.kind in ("encoder", "both"):
         tokens = all_tokens
@@ -121,12 +128,17 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
     values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys + architecture.scored(longest)
     logits = 6 * architecture.logits * serving.concurrency
+    if serving.engine in LLAMA_CPP:
+        logits = 4 * architecture.logits * LLAMA_CPP_TOKENS
     scores = SCORE_BYTES * architecture.heads * longest * all_tokens if architecture.unbounded else 0
     activations = (tokens * values_per_token * bytes_each + scores + logits) / MIB
+    # servers make room for the largest image or sound at their start; it is read before the text
+    seen = architecture.seen_mib * (LLAMA_CPP_SEEN if serving.engine in LLAMA_CPP else 1.0)
     if serving.engine == "sglang":
-        reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
+        reserve = sglang_reserve_mib(slice_mib) + seen if serving.share == 1.0 else 0.0
         return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
-    return Need(weights, cache, 0.0, activations, CONTEXT_MIB, serving.share)
+    free = LLAMA_CPP_FREE_MIB if serving.engine == "llamacpp" else 0.0
+    return Need(weights, cache, 0.0, max(activations, seen), CONTEXT_MIB, serving.share, free)
 
 
 def sglang_reserve_mib(slice_mib: int) -> float:

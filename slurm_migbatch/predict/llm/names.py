@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.llm import precision
-from slurm_migbatch.predict.llm.architecture import Architecture
+from slurm_migbatch.predict.llm.architecture import SEEN_MIB, Architecture
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.sizedmodels import architecture_of, item_of_generator, kind_of
@@ -63,6 +63,8 @@ SENSED: Final = re.compile(
 """The same beside the name of a language model, whose parameters do not count the encoder: `idefics3-8b-llama3`."""
 TOWER: Final = 700_000_000
 """Most parameters of such an encoder: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
+HEARS: Final = re.compile(r"[a-z]*(?:audio|asr|speech)[0-9.]*|voxtral|ultravox|salmonn")
+"""Those of them that name an encoder of sound."""
 BESIDE: Final = 7_000_000_000
 """Most parameters of the other parts of a generator of images or video: its text encoder (T5-XXL and UMT5-XXL have up
 to 5.7 billion) and those for images.
@@ -209,9 +211,10 @@ def resolve(name: str) -> Found | None:
         architecture = _with_context(model, kept)
         sensing = _senses_beside(model, kept)
         if sensing:
-            architecture = replace(architecture, extra=architecture.extra + TOWER)
+            architecture = replace(architecture, extra=architecture.extra + TOWER, seen_mib=_seen_mib(kept))
         usual = precision.plain("fp16") if FASTER in kept and architecture.source else native(model)
-        return Found(model.name, architecture, quantization or usual, "near" if sensing else "public", stated)
+        kept_in = _narrower(quantization, usual)
+        return Found(model.name, architecture, kept_in, "near" if sensing else "public", stated)
     size = size_of(kept)
     if size is None:
         return None
@@ -263,8 +266,15 @@ def _sized(
 ) -> Found:
     """Return a model of which only the size is known, and from its words the kind."""
     architecture, dtype = architecture_of(words, size, sees=sees)
+    if architecture.kind == "decoder":
+        architecture = replace(architecture, seen_mib=_seen_mib(words))
     short = without_place(name)
     return Found(short, architecture, quantization or precision.plain(dtype), "size", quantization is not None)
+
+
+def _seen_mib(words: Sequence[str]) -> int:
+    """Return the working memory of the encoder of images that words name; 0 if they name none."""
+    return SEEN_MIB if any(SENSED.fullmatch(word) and not HEARS.fullmatch(word) for word in words) else 0
 
 
 def native(model: Model) -> Precision:
@@ -304,6 +314,13 @@ def mentions_public(name: str) -> bool:
     if any(map(generates, words)) or any(item_of_generator(words)):
         return True
     return any(match[0] in _FAMILIES for word in words if (match := _LETTERS.match(word)))
+
+
+def _narrower(named: Precision | None, usual: Precision) -> Precision:
+    """Return the precision that a name states, or else the usual one; a copy in GGUF of weights that are published in
+    fewer bits has no more (gpt-oss).
+    """
+    return usual if named is None or (named.name == "gguf" and usual.bits < named.bits) else named
 
 
 def _without_quantization(words: Sequence[str]) -> tuple[list[str], Precision | None]:

@@ -213,10 +213,7 @@ def workload_of(hints: Hints) -> Workload | None:
         return None
     if hints.input_unit == "px" and resolved.architecture.kind != "plain":
         raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
-    # a server of adapters may state their rank too
-    tunes = hints.llm.lora_rank is not None and hints.role is None and hints.llm.engine is None
-    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None or tunes
-    if trains:
+    if hints.kind == "train" or hints.llm.method is not None or hints.llm.seq is not None:
         return replace(_training(hints, resolved), px=_pixels(hints, resolved))
     assumed: tuple[str, ...] = ()
     if hints.llm.engine is None and resolved.architecture.kind == "decoder" and _of_library(hints.model or ""):
@@ -227,8 +224,10 @@ def workload_of(hints: Hints) -> Workload | None:
 
 
 def _of_library(name: str) -> bool:
-    """Return whether a name is a tag of Ollama's library, which alone has such names: `llama3.1:8b`."""
-    return ":" in name and "/" not in name
+    """Return whether a name is a tag of Ollama's library, which alone has such names (`llama3.1:8b`), or as Ollama has
+    one for a file of Hugging Face's hub (`hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M`).
+    """
+    return ":" in name and ("/" not in name or name.startswith("hf.co/"))
 
 
 def _pixels(hints: Hints, found: Found) -> int:
