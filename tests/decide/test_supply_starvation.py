@@ -192,17 +192,32 @@ def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices(
     assert large in world.running()
 
 
-def test_reserved_slices_that_slurm_backfills_are_not_divided_while_jobs_wait_for_them() -> None:
+def test_reserved_slices_are_not_divided_while_slurm_could_start_a_job_in_them() -> None:
     world, large = with_reservation(gpus=3)
-    long = world.slurm.submit("mig:7g.80gb:1", runs=2500, limit=2500)
+    backfilled = [world.slurm.submit("mig:7g.80gb:1", runs=300, limit=600) for _ in range(3)]
     short = small(world, 600)
     world.steps(5)
-    assert not {long, short} & world.running()
-    backfilled = world.slurm.submit("mig:7g.80gb:1", runs=300, limit=600)
+    assert world.running().issuperset(backfilled[:2]) and short not in world.running(), "by Slurm"
+    world.steps(320)
+    assert backfilled[2] in world.running() or backfilled[2] not in world.slurm.queue
     world.steps(5)
-    assert backfilled in world.running(), "by Slurm"
+    assert short in world.running()
+    world.steps(1690)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+@pytest.mark.parametrize("blocked", ["mig:7g.80gb:1", "mig:7g.80gb:3"])
+def test_reserved_slices_are_divided_while_jobs_wait_for_them_that_slurm_cannot_start_there(blocked: str) -> None:
+    """One would end too late, the other needs more of them than are free."""
+    world, large = with_reservation(gpus=3)
+    other = world.slurm.submit(blocked, runs=100, limit=2500 if blocked.endswith(":1") else 600)
+    short = small(world, 600)
+    world.steps(5)
+    assert short in world.running() and other not in world.running()
     world.steps(2000)
     assert large in world.running()
+    assert not world.nodes.misfits
 
 
 def test_new_slices_are_made_on_the_first_node_whichever_reported_last() -> None:

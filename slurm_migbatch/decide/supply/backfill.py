@@ -6,7 +6,7 @@ limits are known. What is submitted within the seconds until the next plan can d
 this way from `Reservation.held_from` on.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
-them (`decide.supply.reserve`). They are divided for other profiles only if no other job waits for slots of that kind,
+them (`decide.supply.reserve`). They are divided for other profiles only if no pending job could be backfilled there,
 and are not offered as they are from then on.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -34,11 +34,20 @@ _MOST: Final = 64
 
 
 class _Limit(NamedTuple):
-    """The time limit of a pending job, infinite if it has none, and its nodes."""
+    """The time limit of a pending job, infinite if it has none, and how many slices of a profile it needs.
+
+    They are on each of `nodes` nodes of the pool.
+    """
 
     limit_s: float
     job: int
     pool: frozenset[str]
+    nodes: int
+    slices: int
+
+    def fits(self, free: Mapping[str, int]) -> bool:
+        """Return whether enough nodes have enough free slots."""
+        return sum(count >= self.slices and node in self.pool for node, count in free.items()) >= self.nodes
 
 
 class Backfill:
@@ -52,9 +61,10 @@ class Backfill:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         #: kinds of demands for which there is no place; not tried again, because space only shrinks
         self._hopeless: set[DemandShape] = set()
-        #: time limits of the first demands, and of all; see `_by_profile`
+        #: the longest time limits of the first demands, and the longest and shortest of all; see `_by_profile`
         self._first: dict[Profile, list[_Limit]] | None = None
         self._longest: dict[Profile, list[_Limit]] | None = None
+        self._shortest: dict[Profile, list[_Limit]] | None = None
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
         """Claim slots for one copy of a demand on one node; return whether there is room."""
@@ -97,7 +107,22 @@ class Backfill:
         if demand.limit_s is None or demand.limit_s > time_s or self._competes(profile, node, jobs, time_s):
             return False
         offered = self._reserver.offered_with(gpu_claims.index)
-        return profile not in offered and not any(self._competes(other, node, jobs, -math.inf) for other in offered)
+        return profile not in offered and not any(
+            self._may_be_backfilled(other, slots, jobs, time_s) for other, slots in offered.items()
+        )
+
+    def _may_be_backfilled(
+        self, profile: Profile, offered: Mapping[str, int], jobs: frozenset[int], time_s: float
+    ) -> bool:
+        """Return whether Slurm could start a pending job, without `jobs`, for this time in so many slots of each node.
+
+        May be wrongly true if very many jobs have short limits and do not fit.
+        """
+        if self._shortest is None:
+            self._shortest = _by_profile(self._demands, longest=False)
+        limits = self._shortest.get(profile, [])
+        in_time = [limit for limit in limits if limit.limit_s <= time_s]
+        return len(in_time) == _MOST or any(limit.fits(offered) for limit in in_time if limit.job not in jobs)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], than_s: float) -> bool:
         """Return whether a pending job with a longer time limit could take a slice of a profile on a node.
@@ -106,12 +131,15 @@ class Backfill:
         """
         if self._first is None:
             self._first = _by_profile(islice(self._demands, _FIRST))
-        if _longest_limit(self._first.get(profile, []), node, jobs) > than_s:  # almost always, if the queue is long
+        if (
+            _first_limit(self._first.get(profile, []), node, jobs, -math.inf) > than_s
+        ):  # almost always, if the queue is long
             return True
         if self._longest is None:
             self._longest = _by_profile(self._demands)
         limits = self._longest.get(profile, [])
-        return _longest_limit(limits, node, jobs, limits[-1].limit_s if len(limits) == _MOST else -math.inf) > than_s
+        default_s = limits[-1].limit_s if len(limits) == _MOST else -math.inf
+        return _first_limit(limits, node, jobs, default_s) > than_s
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         self._reserver.withdraw(gpu_claims.index)
@@ -122,17 +150,18 @@ class Backfill:
         self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
 
 
-def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
-    """Return the time limits of the demands for each profile, the longest first and at most `_MOST`."""
+def _by_profile(demands: Iterable[Demand], *, longest: bool = True) -> dict[Profile, list[_Limit]]:
+    """Return the `_MOST` longest time limits of the demands for each profile, or the shortest ones, in that order."""
     found: dict[Profile, list[_Limit]] = {}
     for demand in demands:
-        limit = _Limit(math.inf if demand.limit_s is None else demand.limit_s, demand.job, demand.pool)
-        for profile, _ in demand.parts:
-            found.setdefault(profile, []).append(limit)
-    return {profile: heapq.nlargest(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
+        limit_s = math.inf if demand.limit_s is None else demand.limit_s
+        for profile, count in demand.parts:
+            found.setdefault(profile, []).append(_Limit(limit_s, demand.job, demand.pool, demand.nodes, count))
+    most = heapq.nlargest if longest else heapq.nsmallest
+    return {profile: most(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
 
 
-def _longest_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float = -math.inf) -> float:
+def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float) -> float:
     """Return the first time limit of a job that could use the node, without `jobs`; `default_s` if there is none."""
     return next((limit.limit_s for limit in limits if limit.job not in jobs and node in limit.pool), default_s)
 

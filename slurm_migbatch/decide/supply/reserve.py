@@ -156,9 +156,15 @@ class Reserver:
                 used = self._fleet.gpu(index).shape.used
                 reserved.offered = (*reserved.offered, *Layout(slots).clear_of(used.mask))
 
-    def offered_with(self, index: int) -> set[Profile]:
-        """Return the profiles of offered reserved slots on a GPU, and on those that have reservations in common."""
-        return {slot.profile for other in self._connected(index) for slot in self.reserved_at[other].offered}
+    def offered_with(self, index: int) -> dict[Profile, Counter[str]]:
+        """Return by profile how many reserved slots of each node are offered: those on a GPU, and on the ones that have
+        reservations in common with it.
+        """
+        offered: dict[Profile, Counter[str]] = {}
+        for other in self._connected(index):
+            for slot in self.reserved_at[other].offered:
+                offered.setdefault(slot.profile, Counter())[self._fleet.gpu(other).node] += 1
+        return offered
 
     def withdraw(self, index: int) -> None:
         """Do not offer the free reserved slots on these GPUs, because Slurm no longer plans the starts."""
