@@ -76,8 +76,9 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     if (constraint and _satisfier(constraint) is None) or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
-    wanted = min(len(names), request.max_nodes or len(names))  # with -N 1 or -n 1 Slurm takes one of those named
-    if len(names) > 1 and (request.min_nodes or 0) < wanted:
+    # of more nodes than it has tasks, or than -N allows, Slurm gives a job so many as it can use
+    wanted = min(len(names), request.max_nodes or len(names), request.num_tasks or len(names))
+    if wanted > 1 and (request.min_nodes or 0) < wanted:
         changes["min_nodes"] = str(wanted)
     return NodeChoice(chosen, changes)
 

@@ -102,6 +102,11 @@ def both(request: JobRequest, shim: Shim, chooser: Chooser) -> Answer:
             {"req_nodes": "n[1-3]", "min_nodes": 1, "max_nodes": 2},
             {"req_nodes": "", "features": "mig_node_n1|mig_node_n2|mig_node_n3", "min_nodes": "2"},
         ),
+        ({"req_nodes": "n[1-2]", "num_tasks": 1}, {"req_nodes": "", "features": "mig_node_n1|mig_node_n2"}),
+        (
+            {"req_nodes": "n[1-3]", "num_tasks": 2},
+            {"req_nodes": "", "features": "mig_node_n1|mig_node_n2|mig_node_n3", "min_nodes": "2"},
+        ),
         ({"req_nodes": "n1", "features": "h100&fast"}, {"req_nodes": "", "features": "mig_node_n1"}),
         (
             {"req_nodes": "r[1-2]n[08-09]", "partition": "racks"},
