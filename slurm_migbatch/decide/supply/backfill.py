@@ -30,7 +30,7 @@ _START_S: Final = 10.0
 _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
-"""Pending jobs to examine for each profile, of those with the longest time limits."""
+"""Pending jobs to examine for each profile, of those with the longest or the shortest time limits."""
 
 
 class _Limit(NamedTuple):
@@ -124,22 +124,20 @@ class Backfill:
         in_time = [limit for limit in limits if limit.limit_s <= time_s]
         return len(in_time) == _MOST or any(limit.fits(offered) for limit in in_time if limit.job not in jobs)
 
-    def _competes(self, profile: Profile, node: str, jobs: frozenset[int], than_s: float) -> bool:
-        """Return whether a pending job with a longer time limit could take a slice of a profile on a node.
+    def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
+        """Return whether a pending job, without `jobs`, that lasts longer could take a slice of a profile on a node.
 
-        Without `jobs`. May be wrongly true if very many jobs have longer limits and cannot use the node.
+        May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
         if self._first is None:
             self._first = _by_profile(islice(self._demands, _FIRST))
-        if (
-            _first_limit(self._first.get(profile, []), node, jobs, -math.inf) > than_s
-        ):  # almost always, if the queue is long
+        if _first_limit(self._first.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
             return True
         if self._longest is None:
             self._longest = _by_profile(self._demands)
         limits = self._longest.get(profile, [])
         default_s = limits[-1].limit_s if len(limits) == _MOST else -math.inf
-        return _first_limit(limits, node, jobs, default_s) > than_s
+        return _first_limit(limits, node, jobs, default_s) > time_s
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         self._reserver.withdraw(gpu_claims.index)
