@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -61,10 +62,6 @@ class Backfill:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         #: kinds of demands for which there is no place; not tried again, because space only shrinks
         self._hopeless: set[DemandShape] = set()
-        #: the longest time limits of the first demands, and the longest and shortest of all; see `_by_profile`
-        self._first: dict[Profile, list[_Limit]] | None = None
-        self._longest: dict[Profile, list[_Limit]] | None = None
-        self._shortest: dict[Profile, list[_Limit]] | None = None
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
         """Claim slots for one copy of a demand on one node; return whether there is room."""
@@ -118,8 +115,6 @@ class Backfill:
 
         May be wrongly true if very many jobs have short limits and do not fit.
         """
-        if self._shortest is None:
-            self._shortest = _by_profile(self._demands, longest=False)
         limits = self._shortest.get(profile, [])
         in_time = [limit for limit in limits if limit.limit_s <= time_s]
         return len(in_time) == _MOST or any(limit.fits(offered) for limit in in_time if limit.job not in jobs)
@@ -129,15 +124,28 @@ class Backfill:
 
         May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
-        if self._first is None:
-            self._first = _by_profile(islice(self._demands, _FIRST))
-        if _first_limit(self._first.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
+        if _first_limit(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
             return True
-        if self._longest is None:
-            self._longest = _by_profile(self._demands)
         limits = self._longest.get(profile, [])
         default_s = limits[-1].limit_s if len(limits) == _MOST else -math.inf
         return _first_limit(limits, node, jobs, default_s) > time_s
+
+    @cached_property
+    def _first_longest(self) -> dict[Profile, list[_Limit]]:
+        """The longest limits of the first demands, by profile."""
+        return _extreme(heapq.nlargest, _by_profile(islice(self._demands, _FIRST)))
+
+    @cached_property
+    def _all(self) -> dict[Profile, list[_Limit]]:
+        return _by_profile(self._demands)
+
+    @cached_property
+    def _longest(self) -> dict[Profile, list[_Limit]]:
+        return _extreme(heapq.nlargest, self._all)
+
+    @cached_property
+    def _shortest(self) -> dict[Profile, list[_Limit]]:
+        return _extreme(heapq.nsmallest, self._all)
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         self._reserver.withdraw(gpu_claims.index)
@@ -148,15 +156,19 @@ class Backfill:
         self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
 
 
-def _by_profile(demands: Iterable[Demand], *, longest: bool = True) -> dict[Profile, list[_Limit]]:
-    """Return the `_MOST` longest time limits of the demands for each profile, or the shortest ones, in that order."""
+def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
+    """Return the time limits of the demands for each profile."""
     found: dict[Profile, list[_Limit]] = {}
     for demand in demands:
         limit_s = math.inf if demand.limit_s is None else demand.limit_s
         for profile, count in demand.parts:
             found.setdefault(profile, []).append(_Limit(limit_s, demand.job, demand.pool, demand.nodes, count))
-    most = heapq.nlargest if longest else heapq.nsmallest
-    return {profile: most(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
+    return found
+
+
+def _extreme(of: Callable[..., list[_Limit]], limits_of: Mapping[Profile, list[_Limit]]) -> dict[Profile, list[_Limit]]:
+    """Return for each profile the first `_MOST` time limits in the order of a function of heapq."""
+    return {profile: of(_MOST, limits, key=itemgetter(0)) for profile, limits in limits_of.items()}
 
 
 def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float) -> float:
