@@ -8,7 +8,7 @@ nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,10 +58,11 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
 
     `note` is the text for a job whose node list is left to Slurm.
     """
-    nodes = _allowed(request, catalog, partitions)
-    if nodes is None:
+    allowed = _allowed(request, catalog, partitions)
+    if allowed is None:
         return NodeChoice()
-    requested, constraint = _short(request.req_nodes), _short(request.features)
+    nodes, simple = allowed
+    requested = _short(request.req_nodes)
     names = listed(requested)
     if names is None:
         if not nodes:
@@ -73,7 +74,7 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     chosen = tuple(by_name[name] for name in names)
     if (request.min_nodes or 1) > len(names):
         raise Refusal("nodes_more", str(request.min_nodes), str(len(names)))
-    if (constraint and _satisfier(constraint) is None) or not all(node.named for node in chosen):
+    if not simple or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}
     # of more nodes than it has tasks, or than -N allows, Slurm gives a job so many as it can use
@@ -85,33 +86,36 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
 
 def excludes_mig(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str]) -> bool:
     """Return whether a request names nodes, or requires of them what no node with MIG GPUs meets."""
-    nodes = _allowed(request, catalog, partitions)
-    if nodes is None:
+    allowed = _allowed(request, catalog, partitions)
+    if allowed is None:
         return False
+    nodes, _ = allowed
     names = listed(_short(request.req_nodes))
     return not nodes if names is None else {node.name for node in nodes}.isdisjoint(names)
 
 
-def _allowed(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str]) -> tuple[MigNode, ...] | None:
-    """Return the nodes that meet --constraint and --exclude; None if nodes are unknown, or the job chooses none."""
+def _allowed(
+    request: JobRequest, catalog: SiteCatalog, partitions: Collection[str]
+) -> tuple[tuple[MigNode, ...], bool] | None:
+    """Return the nodes that meet --constraint and --exclude, and whether the constraint is simple.
+
+    None if nodes are unknown, or the job chooses none.
+    """
     requested, excluded, constraint = (
         _short(text) for text in (request.req_nodes, request.exc_nodes, request.features)
     )
     if not catalog.nodes or not (requested or excluded or constraint):
         return None
     without = frozenset(listed(excluded) or ())
-    satisfies = _satisfier(constraint)
-    return tuple(
+    satisfies = None if "," in constraint else satisfier(constraint)  # commas neither in the Lua shim
+    nodes = tuple(
         node
         for node in catalog.nodes.values()
         if not node.partitions.isdisjoint(partitions)
         and node.name not in without
         and (satisfies is None or satisfies(node.features))
     )
-
-
-def _satisfier(constraint: str) -> Callable[[frozenset[str]], bool] | None:
-    return None if "," in constraint else satisfier(constraint)  # commas neither in the Lua shim
+    return nodes, not constraint or satisfies is not None
 
 
 def _short(text: str | None) -> str:
