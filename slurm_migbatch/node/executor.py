@@ -380,11 +380,11 @@ class Executor:
         return self._send_back(env, why, deadline, owner_id)
 
     def _unexpected(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
-        """Count an unexpected failure and requeue the job; drain the node after several in a row."""
+        """Count an unexpected failure and requeue the job; after several in a row drain the node and count anew."""
         count = int(self.journal.meta("errors") or 0) + 1
         drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0
         with self.journal.write():
-            self.journal.set_meta("errors", str(count))
+            self.journal.set_meta("errors", "0" if drain else str(count))
             action = "drain" if drain else "requeue"
             self.journal.event("fault", {"gpu": None, "what": why[:500], "action": action, "drain": drain})
         if drain:

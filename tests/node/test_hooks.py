@@ -724,6 +724,17 @@ def test_consecutive_failures_drain_the_node_and_a_success_resets_the_count(new_
     assert len(drains) == 1 and "NodeName=n1 State=DRAIN Reason=migbatch: 3 failures in a row" in drains[0]
 
 
+def test_failures_are_counted_anew_after_a_drain(new_node):
+    """An administrator who resumes the node does not see it drained again by the first failure."""
+    node = new_node(ErrorsBeforeDrain=3)
+    node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
+    drains = []
+    for job in range(1, 7):
+        assert node.prolog(job, "[mig:1g.10gb:1]")[0] == exits.OK
+        drains.append(sum(call.startswith("update") for call in node.scontrol_calls()))
+    assert drains == [0, 0, 1, 1, 1, 2]
+
+
 def test_on_error_drain_setting_drains_the_node_at_once(new_node):
     node = new_node(OnError="drain")
     node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
