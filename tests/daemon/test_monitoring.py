@@ -63,6 +63,7 @@ def test_rules_or_dashboard_use_the_metrics_required_for_operation():
     shown = {name for expr in expressions() for name, _ in used(expr)}
     for name in ("slices", "wait_seconds", "node_events_total", "loans", "healthy", "node_silence_seconds"):
         assert f"migbatch_{name}" in shown
+    assert "migbatch_node_problems" in shown
     assert {"misfit", "zombie", "fault"} <= set(re.findall(r"[a-z]+", " ".join(expressions())))
 
 
