@@ -240,6 +240,23 @@ def test_counters_of_faults_start_at_zero(running):
         assert f'migbatch_node_events_total{{kind="{kind}"}} 0.0' in text
 
 
+@pytest.mark.parametrize(
+    ("reason", "wait"),
+    [
+        ("Resources", 400.0),
+        ("ReqNodeNotAvail, UnavailableNodes:no-mig-slice-free", 400.0),
+        ("launch_failed_requeued_held", 0.0),
+        ("JobHeldAdmin", 0.0),
+        ("QOSMaxGRESPerUser", 0.0),
+        ("PartitionDown", 0.0),
+    ],
+)
+def test_wait_of_a_job_that_would_not_start_with_slices_either_is_not_counted(reason, wait):
+    """The alert MigbatchLongWait says that slices are free for it."""
+    row = JobRow(1, state="PENDING", reason=reason, gres="gres:mig:1g.10gb:1", eligible=100.0)
+    assert waits([row], 500.0)["longest"] == wait
+
+
 def test_longest_and_median_wait_count_eligible_jobs_with_slices():
     rows = [
         JobRow(1, gres="gres:mig:1g.10gb:1", eligible=100.0),
