@@ -30,7 +30,8 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
         yield Finding(WARN, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
         return
     cause = f"; error of the hook: {failure}" if failure else ""
-    yield Finding(FAIL, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)
+    release = "; scontrol release jobs that squeue then shows as `launch failed requeued held`"
+    yield Finding(FAIL, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume + release)
 
 
 def _responding(node: str, state: str, states: Collection[str]) -> Finding:

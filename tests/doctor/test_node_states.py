@@ -541,6 +541,8 @@ def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reas
     (found,) = drained.check_drained("n1", shown_state, shown_reason, "prolog exited with 11: no directory")
     assert found.level == level
     assert ("error of the hook: prolog exited with 11" in found.text) is (level == FAIL)
+    # if slurmd drains a node because of its Prolog, Slurm holds the job
+    assert ("scontrol release" in found.advice) is (level == FAIL)
 
 
 @pytest.mark.parametrize(
