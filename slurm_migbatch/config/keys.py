@@ -77,6 +77,8 @@ def _all_parsed(parse: Callable[[str], object], kind: str) -> Check:
 
 # services have no useful working directory
 absolute: Final = _matching("/.*", "an absolute path")
+#: of a unix socket Linux takes 107 bytes; the longest name of ours has 11 more than what is configured
+_SOCKET_BYTES: Final = 96
 absolute_or_empty: Final = _matching("(/.*)?", "an absolute path")
 program_or_empty: Final = _matching("(/[A-Za-z0-9._/-]+)?", "an absolute path of letters, digits and . _ / -")
 """The path of a program that needs no shell quoting, or empty."""
@@ -91,6 +93,12 @@ names: Final = _all_matching(_NAME, "plain names")
 model_names: Final = _all_matching("[A-Za-z0-9_.+/-]{1,128}", "names of letters, digits and _ . + / -")
 profiles: Final = _all_parsed(Profile.parse, "MIG profiles such as '1g.10gb'")
 hours: Final = _all_parsed(Hours.parse, "times such as '08:00-18:00' or 'Mon-Fri 08:00-18:00'")
+
+
+def socket_path(value: str) -> str | None:
+    """Accept the path of a unix socket, or of a directory for some."""
+    too_long = len(value.encode()) > _SOCKET_BYTES
+    return f"must have at most {_SOCKET_BYTES} bytes, as a path of sockets" if too_long else absolute(value)
 
 
 def profile_or_empty(value: str) -> str | None:

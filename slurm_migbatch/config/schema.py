@@ -25,6 +25,7 @@ from slurm_migbatch.config.keys import (
     required,
     rest_address,
     share_of,
+    socket_path,
     table,
 )
 
@@ -88,7 +89,7 @@ class SubmitConfig:
     socket: str = key(
         "/run/migbatch/submit.sock",
         "Unix socket for user queries; slurmctld has its own socket in the same directory.",
-        absolute,
+        socket_path,
     )
     deadline_ms: int = key(
         100, "Milliseconds after which slurmctld stops waiting and uses the compiled table.", between(5, 2000)
@@ -434,7 +435,7 @@ class ReportConfig:
 class DaemonConfig:
     """migbatchd itself."""
 
-    run_dir: str = key("/run/migbatch", "Directory of the lock file and the sockets; created if missing.", absolute)
+    run_dir: str = key("/run/migbatch", "Directory of the lock file and the sockets; created if missing.", socket_path)
     log_level: str = key("info", "Level of messages logged to stderr.", one_of("debug", "info", "warning", "error"))
     queue: int = key(
         20000, "Number of records that can wait for the database before nodes are asked to retry.", between(10, 10**7)

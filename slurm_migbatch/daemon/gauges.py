@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from slurm_migbatch.decide.capacity.demand import could_run, given_up
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.slurm.client import JobRow
 
@@ -27,9 +28,10 @@ def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[tuple[str, str], 
 def waits(jobs: Iterable[JobRow], now: float) -> Mapping[str, float]:
     """Return the longest and the median wait in seconds of pending jobs that request slices; 0 if none waits.
 
-    The wait begins when a job becomes eligible; a job that waits for a dependency, its begin time or its user is not
-    counted.
+    The wait begins when a job becomes eligible. A job that would not start with slices either is not counted: it is
+    held, as after a failed start, is at a limit, or waits for another job or its begin time.
     """
-    since = [job.eligible for job in jobs if job.pending and "mig:" in job.gres and job.eligible is not None]
+    requests = (job for job in jobs if "mig:" in job.gres and (could_run(job, now) or given_up(job)))
+    since = [job.eligible for job in requests if job.eligible is not None]
     seconds = [now - began for began in since if began <= now] or [0.0]
     return {"longest": max(seconds), "median": median(seconds)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_migbatch.node.findings import Finding
+from slurm_migbatch.node.findings import FAIL, Finding
 
 #: maximum number of nodes with reports; Slurm itself has fewer
 MOST_NODES = 65536
@@ -42,6 +42,14 @@ class NodeReports:
     def age(self) -> float:
         """Return for how many seconds nodes have been able to report."""
         return max(self._wall() - self._since, 0.0)
+
+    def problems(self) -> Mapping[str, int]:
+        """Return how many problems each node has reported."""
+        with self._lock:
+            reports = dict(self._reports)
+        return {
+            node: sum(finding.level == FAIL for finding in report.findings) for node, report in sorted(reports.items())
+        }
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return all reports in a JSON-able form, by node, each with its age in seconds."""

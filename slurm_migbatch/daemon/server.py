@@ -346,21 +346,22 @@ class ApiServer:
         """
         if host in self._listeners:
             return False
-        info = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, address = info[0][0], info[0][4][:2]
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener: socket.socket | None = None
         try:
+            info = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, address = info[0][0], info[0][4][:2]
+            listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host not in ("::", ""))
             listener.bind(address)
             listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise OSError(
-                error.errno, f"cannot listen on {host} port {self._port}: {error.strerror}; see [{self._section}]"
-            ) from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+            if listener is not None:
+                listener.close()
+            code, why = (error.errno, error.strerror) if isinstance(error, OSError) else (errno.EINVAL, str(error))
+            raise OSError(code, f"cannot listen on {host} port {self._port}: {why}; see [{self._section}]") from None
         self._port = listener.getsockname()[1]
         self._open(host, listener)
         return True

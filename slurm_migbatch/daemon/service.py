@@ -323,6 +323,12 @@ class Service:
             "node",
         )
         gauge(
+            "migbatch_node_problems",
+            "Problems found by the checks of a node that is not down in Slurm (migbatch doctor).",
+            self._problems,
+            "node",
+        )
+        gauge(
             "migbatch_orphan_runs",
             "Runs that hold slices on a node after Slurm has ended them.",
             lambda: Counter(orphan.node for orphan in self._orphans.present),
@@ -361,6 +367,11 @@ class Service:
             for node, seconds in silences.items()
             if math.isfinite(seconds) or node in with_slices
         }
+
+    def _problems(self) -> Mapping[str, int]:
+        rows = self.poller.latest.nodes if self.poller.latest else ()
+        found = self._node_api.reports.problems()
+        return {row.name: found[row.name] for row in rows if row.name in found and not row.silenced}
 
     def _wal_bytes(self) -> float | Mapping[str, float]:
         file = sqlite_file(self.config.store.url)

@@ -1,9 +1,9 @@
-"""Check whether Slurm has drained a node because of a hook, and show the hook's message."""
+"""Check whether Slurm starts jobs on a node; if it was drained because of a hook, show the hook's message."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
@@ -23,11 +23,20 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
     """
     states = set(re.findall(r"[A-Z_]+", state.upper()))
     if not states & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
-        yield Finding(OK, SUBJECT, f"{node} is {state.lower()}")
+        yield _responding(node, state, states)
         return
     resume = f"scontrol update NodeName={node} State=RESUME after correcting the cause"
     if not by_hook(reason):
         yield Finding(WARN, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
         return
     cause = f"; error of the hook: {failure}" if failure else ""
-    yield Finding(FAIL, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)
+    release = "; scontrol release jobs that squeue then shows as `launch failed requeued held`"
+    yield Finding(FAIL, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume + release)
+
+
+def _responding(node: str, state: str, states: Collection[str]) -> Finding:
+    """Check that slurmd answers, unless the node is being booted or saves power."""
+    if "NOT_RESPONDING" not in states or any(each.startswith(("POWER", "REBOOT")) for each in states):
+        return Finding(OK, SUBJECT, f"{node} is {state.lower()}")
+    text = f"{node} is {state.lower()}: slurmctld gets no answer from its slurmd, and starts no jobs there"
+    return Finding(WARN, SUBJECT, text, f"on {node}: systemctl status slurmd, and its log")

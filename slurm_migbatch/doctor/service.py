@@ -13,7 +13,7 @@ from slurm_migbatch.doctor.queries import check_answers
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.submit.service import reserved
 
-_START: Final = "start migbatchd (systemctl start migbatchd)"
+_START: Final = "start migbatchd (systemctl start migbatchd), or restart it if it runs"
 
 
 def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]:
@@ -29,7 +29,7 @@ def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]
             continue
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
-            yield Finding(FAIL, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
+            yield Finding(FAIL, "submit socket", text, f"{_START}; until then slurmctld uses the compiled table")
     yield from check_query(config)
     if local_state.silent:
         url = health_url(config)

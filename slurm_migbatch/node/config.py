@@ -114,12 +114,15 @@ def _optional_path(text: str) -> str:
 
 
 def _between(number: Callable[[str], float], most: int, unit: str = "") -> Callable[[str], float]:
-    """Return the reader of a number from 0 to `most`; `unit` ends the message about another."""
+    """Return the reader of a number from 0 to `most`; `unit` ends the message about another text."""
 
     def read(text: str) -> float:
-        value = number(text)
+        try:
+            value = number(text)
+        except ValueError:
+            value = -1.0
         if not 0 <= value <= most:
-            raise ValueError(f"must be 0 to {most}{unit}")
+            raise ValueError(f"must be {'a whole number, ' if number is int else ''}0 to {most}{unit}")
         return value
 
     return read
@@ -151,7 +154,10 @@ def _gpus(text: str) -> tuple[str, ...]:
 
 
 def _uids(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    numbers = text.replace(" ", "").split(",")
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError("must be numbers of users, separated by commas (id -u slurm)")
+    return tuple(map(int, numbers))
 
 
 def _urls(text: str) -> tuple[str, ...]:

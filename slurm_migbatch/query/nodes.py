@@ -30,6 +30,8 @@ _NO_SLICES: Final = frozenset({"none", LOAN, GUEST})
 CELL = 6
 #: seconds of silence after which a node that Slurm does not list counts as removed
 _REMOVED_S: Final = 86400.0
+#: characters of the problem of a GPU that are shown
+_PROBLEM: Final = 500
 #: number of faults of a node that are shown
 _FAULTS: Final = 3
 #: stands for a job that may not be named; Slurm numbers jobs from 1
@@ -53,13 +55,14 @@ class OccupiedSlot:
 
 @dataclass(frozen=True)
 class GpuView:
-    """One GPU: its slots, in memory slices. `slices` is 0 if MIG is off."""
+    """One GPU: its slots, in memory slices. `slices` is 0 if MIG is off, or the GPU has a `problem`."""
 
     index: int | None
     uuid: str
     name: str
     slices: int
     held: tuple[OccupiedSlot, ...]
+    problem: str = ""
 
     @property
     def state(self) -> str:
@@ -154,13 +157,14 @@ def view(
         if rows is not None and row is None and time.time() - seen.get(name, 0.0) > _REMOVED_S:
             continue
         held = [*_held((lease for lease in leases if lease.node == name), shown, names), *zombies.get(name, ())]
-        problems = list(faults.get(name, ()))
+        gpu_views = tuple(_gpu(gpu, [s for uuid, s in held if uuid == gpu.get("uuid")]) for gpu in gpus)
+        problems = [*(gpu.problem for gpu in gpu_views if gpu.problem), *faults.get(name, ())]
         if row is not None and row.reason:
             problems.append(f"Slurm: {row.reason}")
         views.append(
             NodeView(
                 name,
-                tuple(_gpu(gpu, [s for uuid, s in held if uuid == gpu.get("uuid")]) for gpu in gpus),
+                gpu_views,
                 None if rows is None else "unknown" if row is None else "+".join(sorted(row.states)).lower(),
                 free_counts(row) if row is not None and row.open else {},
                 {} if row is None else {k: n for k, n in row.used.items() if n},
@@ -230,8 +234,8 @@ def fault_sentence(event: Mapping[str, Any]) -> str:
 
 def bar(gpu: GpuView) -> str:
     """Return the layout as text, `CELL` characters per memory slice."""
-    if not gpu.slices:
-        return "MIG is off"
+    if not gpu.slices:  # a problem ends in its cause and what to do
+        return gpu.problem.rpartition(": ")[2].partition(";")[0] or "MIG is off"
     cells = ["." * (CELL - 1) + "|"] * gpu.slices
     jobs: dict[int, str] = {}
     for held in gpu.held:
@@ -262,7 +266,8 @@ def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
     if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
         slices = _memory_slices(json.dumps(gpu["geometry"]))
     ordered = tuple(sorted(held, key=lambda s: s.start))
-    return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered)
+    problem = str(gpu.get("problem") or "")[:_PROBLEM]
+    return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered, problem)
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,8 @@ _JOB = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:%-]{1,3000}\])|\+[0-9]
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,11}")
 #: scontrol's messages if slurmctld did not answer
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+#: where the mark in an argument begins, see `listing.new_mark`
+_MARK = re.compile(r"\x1f.*", re.DOTALL)
 #: most bytes in one argument of a command on Linux, with the NUL at its end
 LONGEST_ARGUMENT = 1 << 17
 LOCAL: Final = {"SQUEUE_LOCAL": "1", "SINFO_LOCAL": "1", "SCONTROL_LOCAL": "1"}
@@ -141,6 +143,6 @@ def _short(text: str) -> str:
 
 
 def _shown(program: str, arguments: Iterable[str]) -> str:
-    parts = [program, *(ascii(a)[1:-1] for a in arguments)]
-    line = " ".join(parts)
+    """Return a command for a message: without random marks, so that a command that fails again has the same message."""
+    line = " ".join([program, *(ascii(_MARK.sub("...", argument))[1:-1] for argument in arguments)])
     return line if len(line) <= 200 else line[:200] + "..."

@@ -33,6 +33,8 @@ DEFAULT_PARTITION: Final = 45
 #: the last version in which jobs state whether they share their nodes (26.05.5)
 SHARING: Final = 44
 
+#: with the second 26.05 rejects a token that has expired
+_REJECTED: Final = (http.client.UNAUTHORIZED, http.client.NETWORK_AUTHENTICATION_REQUIRED)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
 
@@ -161,7 +163,7 @@ class RestApi:
 
     def _understood(self, method: str, where: str, status: int, text: str) -> dict[str, Any] | None:
         """Return the document of an answer; None: not found. Raises RestError (from Slurm) and SlurmError."""
-        if status == http.client.UNAUTHORIZED:
+        if status in _REJECTED:
             problem = (
                 f"it rejects the token in {self._token_file}; replace it by one of {self._user} (scontrol token)"
                 if self._token_file

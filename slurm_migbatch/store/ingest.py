@@ -168,7 +168,9 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
     ):
         if other.journal == machine.journal:
             other.superseded = moment
-            log.warning("%s has lost its journal %s; the slices that it held are lost", machine.node, other.journal)
+            log.warning(
+                "%s has lost its journal %s; slices that it does not report again are lost", machine.node, other.journal
+            )
             lose_leases(_held(session, machine, Lease.journal == other.journal), moment)
 
 

@@ -207,6 +207,22 @@ def test_nodes_command_works_without_slurm(record):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
 
+def test_nodes_command_shows_why_a_gpu_has_no_slices(record):
+    """Of a GPU that is lost, MIG seems to be off."""
+    lost = "GPU 0 (GPU-1): looking it up: the GPU fell off the bus; it needs a reset or a reboot (NVML code 15)"
+    off = "GPU 1 (GPU-2): its profiles: not supported: MIG is off or not available on this GPU (NVML code 3)"
+    own = {"name": "H100", "mig": False}
+    gpus = [
+        {**own, "uuid": f"GPU-{n}", "index": n - 1, "minor": n - 1, "problem": why} for n, why in ((1, lost), (2, off))
+    ]
+    with open_store(load(record).store.url) as store:
+        store.ingest("n2", "cd", "b1", [{"seq": 1, "ts": time.time(), "kind": "inventory", "gpus": gpus}])
+    shown = migbatch(record, "nodes", "-n", "n2", "--noheader").splitlines()
+    assert "  the GPU fell off the bus  " in shown[0] and "  MIG is off or not available on this GPU" in shown[1]
+    reasons = migbatch(record, "nodes", "-n", "n2", "-R", "--noheader")
+    assert lost in reasons and off in reasons
+
+
 def test_types_that_are_not_slices_are_not_counted_as_free():
     """Slurm counts `guest` beside the profiles where two training jobs share a slice."""
     counts = {"1g.10gb": 2, "3g.40gb": 1, "guest": 1, "loan": 1, "none": 2}

@@ -99,6 +99,30 @@ def test_node_that_is_down_in_slurm_or_removed_is_not_silent(busy, slurm, state)
     eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
 
 
+@pytest.mark.parametrize("state", ["DOWN", "gone"])
+def test_problems_that_a_node_has_found_are_counted_until_it_is_down(busy, node, slurm, state):
+    """A lost GPU is offered no more, so no hook fails because of it."""
+
+    def problems():
+        samples = parsed(scrape(busy.port)[1])["migbatch_node_problems"].samples
+        return {sample.labels["node"]: sample.value for sample in samples}
+
+    def found(*levels):
+        findings = [{"level": level, "subject": "GPU 0", "text": "is lost", "advice": "reset it"} for level in levels]
+        assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": findings})[0] == 200
+
+    assert problems() == {}
+    found("FAIL", "warn", "FAIL")
+    assert problems() == {"n1": 2}
+    found("warn")
+    assert problems() == {"n1": 0}
+    found("FAIL")
+    row = slurm.node_rows.pop("n1")
+    if state != "gone":
+        slurm.node_rows["n1"] = dataclasses.replace(row, states=frozenset({state}))
+    eventually(lambda: problems() == {})
+
+
 def test_node_that_was_silent_before_a_restart_is_silent_after_it(config, slurm, store, signer):
     """A reload of migbatchd would end the alert MigbatchNodeSilent for good."""
     store.gpus = {name: [gpu(0)] for name in ("n1", "n2", "n3")}
@@ -214,6 +238,23 @@ def test_counters_of_faults_start_at_zero(running):
     text = scrape(running.port)[1]
     for kind in ("misfit", "zombie", "fault"):
         assert f'migbatch_node_events_total{{kind="{kind}"}} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "wait"),
+    [
+        ("Resources", 400.0),
+        ("ReqNodeNotAvail, UnavailableNodes:no-mig-slice-free", 400.0),
+        ("launch_failed_requeued_held", 0.0),
+        ("JobHeldAdmin", 0.0),
+        ("QOSMaxGRESPerUser", 0.0),
+        ("PartitionDown", 0.0),
+    ],
+)
+def test_wait_of_a_job_that_would_not_start_with_slices_either_is_not_counted(reason, wait):
+    """The alert MigbatchLongWait says that slices are free for it."""
+    row = JobRow(1, state="PENDING", reason=reason, gres="gres:mig:1g.10gb:1", eligible=100.0)
+    assert waits([row], 500.0)["longest"] == wait
 
 
 def test_longest_and_median_wait_count_eligible_jobs_with_slices():

@@ -90,6 +90,15 @@ def test_catalog_nodes_must_be_a_host_list(value, message):
     assert loads('[cluster]\ncatalog_nodes = "none[1-2],other"\n').cluster.catalog_nodes == "none[1-2],other"
 
 
+@pytest.mark.parametrize(("section", "key"), [("submit", "socket"), ("daemon", "run_dir")])
+def test_path_that_is_too_long_for_sockets_is_refused(section, key):
+    """The submit service would end with an error again and again."""
+    longest = "/" + "x" * 95
+    assert loads(f'[{section}]\n{key} = "{longest}"\n')
+    (problem,) = problems(f'[{section}]\n{key} = "{longest}x"\n')
+    assert problem.startswith(f"m.toml:2: {section}.{key} must have at most 96 bytes")
+
+
 def test_syntax_error_names_its_line():
     (problem,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
     assert problem.startswith("m.toml:3: is not valid TOML: ")

@@ -63,6 +63,7 @@ def test_rules_or_dashboard_use_the_metrics_required_for_operation():
     shown = {name for expr in expressions() for name, _ in used(expr)}
     for name in ("slices", "wait_seconds", "node_events_total", "loans", "healthy", "node_silence_seconds"):
         assert f"migbatch_{name}" in shown
+    assert "migbatch_node_problems" in shown
     assert {"misfit", "zombie", "fault"} <= set(re.findall(r"[a-z]+", " ".join(expressions())))
 
 
@@ -80,11 +81,11 @@ def test_a_rule_fires_where_no_series_of_one_cluster_is_left():
 
 def test_rules_compare_series_of_one_migbatchd_only():
     """A Prometheus server may scrape several clusters: the free slices of one are no use to the jobs of another."""
-    joined = [expr for expr in EXPR.findall(rules()) if JOINED.search(expr) and not expr.startswith("absent(")]
+    found = [expr for expr in EXPR.findall(rules()) if not expr.startswith("absent(")]
+    joined = [(expr, labels) for expr in found for labels in (*JOINED.findall(expr), *GROUPED.findall(expr))]
     assert joined
-    for expr in joined:
-        for labels in JOINED.findall(expr):
-            assert {label.strip() for label in labels.split(",")} >= TARGET, expr
+    for expr, labels in joined:
+        assert {label.strip() for label in labels.split(",")} >= TARGET, expr
 
 
 def test_rules_have_the_fields_that_prometheus_requires():

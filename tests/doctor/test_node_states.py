@@ -541,6 +541,24 @@ def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reas
     (found,) = drained.check_drained("n1", shown_state, shown_reason, "prolog exited with 11: no directory")
     assert found.level == level
     assert ("error of the hook: prolog exited with 11" in found.text) is (level == FAIL)
+    # if slurmd drains a node because of its Prolog, Slurm holds the job
+    assert ("scontrol release" in found.advice) is (level == FAIL)
+
+
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        ("IDLE+NOT_RESPONDING", WARN),
+        ("IDLE+COMPLETING+NOT_RESPONDING", WARN),
+        ("IDLE+CLOUD+NOT_RESPONDING+POWERING_UP", OK),
+        ("MIXED+REBOOT_ISSUED+NOT_RESPONDING", OK),
+    ],
+)
+def test_node_whose_slurmd_does_not_answer_is_reported(state: str, level: str) -> None:
+    """Slurm starts no jobs there, and sets it to DOWN only after SlurmdTimeout."""
+    (found,) = drained.check_drained("n1", state, "", "")
+    assert found.level == level and state.lower() in found.text
+    assert ("systemctl status slurmd" in found.advice) is (level == WARN)
 
 
 def test_error_of_the_last_failed_hook_is_recorded(tmp_path: Path) -> None:

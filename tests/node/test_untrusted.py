@@ -161,7 +161,11 @@ def test_the_configuration_fills_in_the_nodes_name(tmp_path):
     ("text", "message"),
     [
         ("\nNope=1\n", "line 2: unknown key Nope"),
-        ("HookDeadline=soon\n", "line 1: HookDeadline=soon"),
+        ("HookDeadline=soon\n", "line 1: HookDeadline=soon: must be 0 to 86400 seconds"),
+        ("HookDeadline=nan\n", "must be 0 to 86400 seconds"),
+        ("ErrorsBeforeDrain=1.5\n", "must be a whole number, 0 to 1000"),
+        ("PeerUids=0,slurm\n", "PeerUids=0,slurm: must be numbers of users"),
+        ("PeerUids=-1\n", "must be numbers of users"),
         ("RunDir=run\n", "absolute"),
         ("just words\n", "line 1: write Key=Value"),
         ("WarmReuse=any\nWarmReuse=never\n", "line 2: WarmReuse is set twice"),

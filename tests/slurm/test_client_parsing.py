@@ -612,6 +612,17 @@ def test_error_of_a_failed_command_has_its_message_and_exit_code(tools: Path) ->
         client.jobs()
 
 
+def test_command_that_fails_again_has_the_same_message(tools: Path) -> None:
+    """The log and the record of faults take another message for another cause."""
+    client = tool(tools, "squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
+    messages = set()
+    for _ in range(2):
+        with pytest.raises(SlurmError) as raised:
+            client.jobs()
+        messages.add(str(raised.value))
+    assert len(messages) == 1
+
+
 def test_hanging_command_times_out(tools: Path) -> None:
     client = tool(tools, "scontrol", "exec sleep 600", timeout=0.5)
     with pytest.raises(SlurmError, match=r"did not answer within 0\.5 s"):

@@ -120,6 +120,7 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
     ("answer", "message"),
     [
         ((401, "Authentication failure"), "replace it by one of slurm"),
+        ((511, {"errors": []}), "replace it by one of slurm"),  # as 26.05 answers
         ((200, "<html>"), "invalid JSON"),
         ((200, {"errors": []}), "without a list of jobs"),
         ((200, {"jobs": [{"job_state": ["RUNNING"]}]}), "a job without an id"),

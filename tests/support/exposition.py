@@ -58,6 +58,12 @@ FAMILIES = (
         "node",
         "Seconds since the last message of a node that is not down in Slurm.",
     ),
+    (
+        "migbatch_node_problems",
+        "gauge",
+        "node",
+        "Problems found by the checks of a node that is not down in Slurm (migbatch doctor).",
+    ),
     ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
     ("migbatch_query_answers", "gauge", "status", "User queries answered since the last start, by status."),
     ("migbatch_jobs", "gauge", "state", "Jobs in Slurm's queue, by state."),
