@@ -22,6 +22,10 @@ full, or reported that it ran out of memory, needs more than that, by any factor
 the next one gets a larger slice (`Learned.short`), unless a run of the same kind completed with less memory: not with a
 smaller peak on a larger slice, of which the agent's samples missed the highest. Both rules apply within the runs of one
 user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
+
+Jobs also run under a wrong model's name or with another batch than stated, and the memory of equal jobs differs. Such
+rows bend the curve and widen the intervals of all work of the model. So where enough runs of the same work ended, the
+upper end is a rank among their peaks, whatever the curve says (`peaks_of`, as for recurring jobs).
 """
 
 from __future__ import annotations
@@ -40,8 +44,9 @@ from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.recurring import SAMPLED
 from slurm_migbatch.predict.samples import RUNS, SHORT, SILENT
-from slurm_migbatch.predict.state import KINDS, SURFACES
+from slurm_migbatch.predict.state import KINDS, SURFACES, Peak
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import short_name
@@ -382,6 +387,44 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
         key = (*cell, profile, short)
         peaks_by_profile[key] = peak
     return peaks_by_profile
+
+
+def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key, tuple[Peak, ...]]:
+    """Return the MiB that the next run of each work takes at most with probability `confidence`, where enough runs of
+    it show that: a rank among them, which assumes nothing about other work. It is no less than what `rows_of` has for
+    the same or less work.
+    """
+    agreed = _memories(observations)
+    found: dict[Key, list[Peak]] = {}
+    weighed = (observation for observation in observations if observation.row.memory_mib is not None)
+    for key, group in grouped(weighed, lambda observation: observation.key).items():
+        works = grouped(group, lambda observation: (observation.row.batch, observation.row.input_size or 0))
+        for (batch, size), own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
+            short = [o for o in group if o.short and o.row.batch <= batch and (o.row.input_size or 0) <= size]
+            most = _most(own, short, confidence)
+            within = [
+                peak
+                for (*other, least, part, _, failed), peak in agreed.items()
+                if tuple(other) == key and least <= batch and (part or 0) <= size and not failed
+            ]
+            if most is not None and within:
+                found.setdefault(key, []).append(Peak(batch, size, SAMPLED * max(most, *within)))
+    return {key: tuple(peaks) for key, peaks in found.items()}
+
+
+def _most(observations: Sequence[Observation], short: Sequence[Observation], confidence: float) -> float | None:
+    """Return the rank among the peaks on the smallest profile that has enough runs; None if no profile has.
+
+    Runs that were `short` of memory on a profile that is no smaller needed more than any that had enough.
+    """
+    newest = [o for own in _by_user(o for o in observations if not o.short).values() for o in own[-MOST_RUNS:]]
+    ranks = []
+    for own in grouped(newest, lambda observation: observation.row.profile).values():
+        more = sum(_memory_gb(observation) >= _memory_gb(own[0]) for observation in short)
+        rank = math.ceil(confidence * (len(own) + more + 1) - 1e-9)
+        if rank <= len(own):
+            ranks.append(sorted(observation.row.memory_mib or 0.0 for observation in own)[rank - 1])
+    return min(ranks, default=None)
 
 
 def _peak(observations: Sequence[Observation]) -> tuple[float, str, bool]:
