@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
@@ -264,7 +264,7 @@ def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
     """Drop implausible observations. `expect`: the current predictor, with whose curves figures are compared."""
-    groups = grouped(observations, lambda observation: observation.key)
+    groups = grouped(_of_agreed_unit(observations), lambda observation: observation.key)
     kept: list[Observation] = []
     left_out: list[LeftOut] = []
     for key, group in groups.items():
@@ -291,6 +291,21 @@ def select_learnable(
             if observation.value("time") is not None or observation.value("memory") is not None
         ]
     return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(left_out))
+
+
+def _of_agreed_unit(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """Yield the observations without those whose input is of another kind (texts, images) than most users state for the
+    model, of as many the one of more runs: requests in another unit than the learned one are refused.
+    """
+    for group in grouped(observations, lambda observation: observation.row.model).values():
+        stated = [observation for observation in group if observation.row.family]
+        runs = Counter(observation.row.family for observation in stated)
+        users = Counter(
+            Counter(observation.row.family for observation in own).most_common(1)[0][0]
+            for own in _by_user(stated).values()
+        )
+        agreed = max(runs, key=lambda family: (users[family], runs[family]), default="")
+        yield from (observation for observation in group if observation.row.family in ("", agreed))
 
 
 def _implausible(

@@ -393,6 +393,17 @@ def test_runs_under_a_wrong_name_or_batch_do_not_enlarge_the_slices_of_others() 
         assert 9000 + 20 * batch <= need_of_net(predictor, batch) <= 1.1 * (9000 + 20 * batch)
 
 
+@pytest.mark.parametrize("runs_of_eve", [1, 60])
+def test_runs_with_inputs_of_another_unit_do_not_have_the_requests_of_others_refused(runs_of_eve: int) -> None:
+    """What a model takes is known from its runs only; one user's were under the wrong name, and of another kind."""
+    others = [of_net(n, 2 ** (n % 6), 9000.0, user="ab"[n % 2], role="train", input=224) for n in range(24)]
+    eve = [of_net(100 + n, 1 + n, 3000.0, user="eve", role="infer", input=512, unit="tok") for n in range(runs_of_eve)]
+    for runs in ((*others, *eve), (*eve, *others)):
+        chooser = Chooser(learned_from(*runs))
+        bucket = chooser.bucket(parse("migbatch: model=our-net role=train batch=8 input=224px"))
+        assert bucket and bucket.input == 224
+
+
 def test_memory_that_differs_between_runs_of_the_same_work_is_granted_as_most_of_them_took() -> None:
     runs = [of_net(n, 8, 6000.0 + 400 * (n % 20), user="ab"[n % 2]) for n in range(40)]
     most = sorted(run.memory_mib or 0.0 for run in runs)[36]
