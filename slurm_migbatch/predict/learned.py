@@ -346,6 +346,7 @@ def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int], usu
         input_edges(known.work, anchors, max(largest, *anchors)),
         batch_edges(np.column_stack(columns)),
         usual,
+        guessed=known.guessed_unit,
     )
 
 

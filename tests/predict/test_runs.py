@@ -404,6 +404,23 @@ def test_runs_with_inputs_of_another_unit_do_not_have_the_requests_of_others_ref
         assert bucket and bucket.input == 224
 
 
+def test_input_of_a_model_whose_runs_state_none_is_not_refused_in_either_unit() -> None:
+    """Runs without input= do not say whether the model takes images or texts."""
+    runs = [of_net(n, 2 ** (n % 6), 9000.0 + 20 * 2 ** (n % 6), user="ab"[n % 2], unit="") for n in range(24)]
+    partition, words = Partition("gpu", (H100,)), "migbatch: model=our-net batch=8"
+
+    def need(words: str, *more: Run) -> int:
+        choice = Chooser(learned_from(*runs, *more)).choose(parse(words), partition)
+        assert choice.figures
+        return choice.figures.need_mib
+
+    assert need(f"{words} input=512tok") == need(words)
+    assert need(f"{words} input=512px") > need(words)
+    stated = [of_net(50 + n, 8, 9000.0, input=512, unit="tok") for n in range(2)]
+    with pytest.raises(Refusal, match="takes its input in tok"):
+        need(f"{words} input=512px", *stated)
+
+
 def test_memory_that_differs_between_runs_of_the_same_work_is_granted_as_most_of_them_took() -> None:
     runs = [of_net(n, 8, 6000.0 + 400 * (n % 20), user="ab"[n % 2]) for n in range(40)]
     most = sorted(run.memory_mib or 0.0 for run in runs)[36]
