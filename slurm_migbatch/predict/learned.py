@@ -288,12 +288,13 @@ class LearnedPredictor:
         more than those with no less.
         """
         least, most = np.zeros(len(cells)), np.full(len(cells), np.inf)
-        for batch, size, mib in self.learned.peaks.get((model, role, self.learned.as_measured(gpu).name), ()):
+        key = model, role, self.learned.as_measured(gpu).name
+        for batch, size, needed, enough in self.learned.peaks.get(key, ()):
             volume = known.volume(size or known.reference)
             no_less = (cells.batch >= batch) & (cells.volume >= volume)
-            least = np.where(no_less, np.maximum(least, mib), least)
+            least = np.where(no_less, np.maximum(least, needed), least)
             no_more = (cells.batch <= batch) & (cells.volume <= volume)
-            most = np.where(no_more, np.minimum(most, mib), most)
+            most = np.where(no_more, np.minimum(most, enough), most)
         return least * cells.procs, most * cells.procs
 
     def _grid(self, model: str, known: Known) -> Grid:

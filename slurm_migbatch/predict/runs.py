@@ -24,8 +24,8 @@ smaller peak on a larger slice, of which the agent's samples missed the highest.
 user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
 
 Jobs also run under a wrong model's name or with another batch than stated, and the memory of equal jobs differs. Such
-rows bend the curve and widen the intervals of all work of the model. So where enough runs of the same work ended, the
-upper end is a rank among their peaks, whatever the curve says (`peaks_of`, as for recurring jobs).
+rows bend the curve and widen the intervals of all work of the model. So where enough runs of the same work ended, ranks
+among their peaks limit the upper end, whatever the curve says (`peaks_of`; as for recurring jobs).
 """
 
 from __future__ import annotations
@@ -405,9 +405,11 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
 
 
 def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key, tuple[Peak, ...]]:
-    """Return the MiB that the next run of each work takes at most with probability `confidence`, where enough runs of
-    it show that: a rank among them, which assumes nothing about other work. It is no less than what `rows_of` has for
-    the same or less work.
+    """Return what work needs by its own runs, where there were enough of them, whatever is known of other work.
+
+    At most: what the next run exceeds with no more than the rest of the probability `confidence`, but no less than what
+    `rows_of` has for the same or less work. At least: what this share of the runs of each user took, by the median
+    user, of two the smaller: what one user runs under another's words raises nobody's need.
     """
     agreed = _memories(observations)
     found: dict[Key, list[Peak]] = {}
@@ -415,30 +417,52 @@ def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key
     for key, group in grouped(weighed, lambda observation: observation.key).items():
         works = grouped(group, lambda observation: (observation.row.batch, observation.row.input_size or 0))
         for (batch, size), own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
+            users = [profiles for runs in _by_user(own).values() if (profiles := _by_profile(runs))]
             short = [o for o in group if o.short and o.row.batch <= batch and (o.row.input_size or 0) <= size]
-            most = _most(own, short, confidence)
+            most = _most(users, short, confidence)
             within = [
                 peak
-                for (*other, least, part, _, failed), peak in agreed.items()
-                if tuple(other) == key and least <= batch and (part or 0) <= size and not failed
+                for (*other, less, part, _, failed), peak in agreed.items()
+                if tuple(other) == key and less <= batch and (part or 0) <= size and not failed
             ]
             if most is not None and within:
-                found.setdefault(key, []).append(Peak(batch, size, SAMPLED * max(most, *within)))
+                least = _least(users, confidence)
+                found.setdefault(key, []).append(Peak(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
     return {key: tuple(peaks) for key, peaks in found.items()}
 
 
-def _most(observations: Sequence[Observation], short: Sequence[Observation], confidence: float) -> float | None:
-    """Return the rank among the peaks on the smallest profile that has enough runs; None if no profile has.
+def _by_profile(observations: Iterable[Observation]) -> dict[str, list[float]]:
+    """Return the ascending peaks of one user's newest runs that had enough memory, by profile."""
+    newest = [observation for observation in observations if not observation.short][-MOST_RUNS:]
+    profiles = grouped(newest, lambda observation: observation.row.profile)
+    return {name: sorted(run.row.memory_mib or 0.0 for run in runs) for name, runs in profiles.items()}
+
+
+def _least(users: Sequence[Mapping[str, Sequence[float]]], confidence: float) -> float:
+    """Return what the share `confidence` of a user's runs took on the profile with the least, by the median user."""
+    shares = sorted(
+        min(peaks[max(math.floor(confidence * len(peaks)), 1) - 1] for peaks in profiles.values()) for profiles in users
+    )
+    return shares[(len(shares) - 1) // 2]
+
+
+def _most(
+    users: Iterable[Mapping[str, Sequence[float]]], short: Sequence[Observation], confidence: float
+) -> float | None:
+    """Return the rank among the peaks of all users on the smallest profile that has enough runs; None if none has.
 
     Runs that were `short` of memory on a profile that is no smaller needed more than any that had enough.
     """
-    newest = [o for own in _by_user(o for o in observations if not o.short).values() for o in own[-MOST_RUNS:]]
+    pooled: dict[str, list[float]] = {}
+    for profiles in users:
+        for name, peaks in profiles.items():
+            pooled.setdefault(name, []).extend(peaks)
     ranks = []
-    for own in grouped(newest, lambda observation: observation.row.profile).values():
-        more = sum(_memory_gb(observation) >= _memory_gb(own[0]) for observation in short)
-        rank = math.ceil(confidence * (len(own) + more + 1) - 1e-9)
-        if rank <= len(own):
-            ranks.append(sorted(observation.row.memory_mib or 0.0 for observation in own)[rank - 1])
+    for name, peaks in pooled.items():
+        more = sum(_memory_gb(observation) >= Profile.parse(name).memory_gb for observation in short)
+        rank = math.ceil(confidence * (len(peaks) + more + 1) - 1e-9)
+        if rank <= len(peaks):
+            ranks.append(sorted(peaks)[rank - 1])
     return min(ranks, default=None)
 
 

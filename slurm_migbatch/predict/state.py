@@ -61,11 +61,12 @@ class Exceeded(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """MiB that runs of a batch and an input size (0: not stated) took at most."""
+    """MiB that work of a batch and an input size (0: not stated) needs at least and at most, by its runs."""
 
     batch: int
     input: int
-    mib: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,11 @@ def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceede
 
 def _read_peaks(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Peak, ...]]:
     found: dict[tuple[str, str, str], tuple[Peak, ...]] = {}
-    for model, kind, gpu, batch, size, mib in data:
+    for model, kind, gpu, batch, size, least, most in data:
         key = (str(model), str(kind), str(gpu))
-        peak = Peak(int(batch), int(size), float(mib))
-        if kind not in KINDS or not 1 <= peak.batch <= 10**9 or not 0 <= peak.input <= 10**9 or not 0 < peak.mib < 1e9:
+        peak = Peak(int(batch), int(size), float(least), float(most))
+        possible = kind in KINDS and 1 <= peak.batch <= 10**9 and 0 <= peak.input <= 10**9
+        if not possible or not 0 < peak.least < 1e9 or not 0 < peak.most < 1e9:
             raise ValueError("the memory of runs is out of range")
         found[key] = (*found.get(key, ()), peak)
     return found

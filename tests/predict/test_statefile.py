@@ -96,7 +96,7 @@ def test_every_state_round_trips(
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
     short = {(model, "train", "h100-80gb"): (Exceeded(8, 224, "1g.10gb"), Exceeded(64, 224, "3g.40gb"))}
     known = {model: learned_once().known["not-in-the-books"]}
-    peaks = {(model, "infer", "h100-80gb"): (Peak(8, 0, 2000.5), Peak(64, 224, 9000.0))}
+    peaks = {(model, "infer", "h100-80gb"): (Peak(8, 0, 1900.0, 2000.5), Peak(64, 224, 9000.0, 9000.0))}
     learned = replace(learned_once(), fitted=fitted, known=known, short=short, peaks=peaks)
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
@@ -307,9 +307,9 @@ def _set(place: object, value: object) -> object:
         _set(["learned", "short"], [["resnet50", "dream", "h100-80gb", 8, 224, "1g.10gb"]]),
         _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 0, 224, "1g.10gb"]]),
         _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 8, 224]]),
-        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 0, 224, 2000.0]]),
-        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 8, 224, -1.0]]),
-        _set(["learned", "peaks"], [["resnet50", "dream", "h100-80gb", 8, 224, 2000.0]]),
+        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 0, 224, 2000.0, 2000.0]]),
+        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 8, 224, -1.0, 2000.0]]),
+        _set(["learned", "peaks"], [["resnet50", "dream", "h100-80gb", 8, 224, 2000.0, 2000.0]]),
         _set(["learned", "version"], 77),
         _set(["learned", "version"], "two"),
     ],
