@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from slurm_migbatch.config import Config, loads
@@ -41,6 +41,7 @@ from slurm_migbatch.predict.runs import (
     LeftOut,
     Observation,
     observations_of,
+    peaks_of,
     rows_of,
     select_learnable,
     share_out,
@@ -236,7 +237,7 @@ def refit(
         return none("refused", refusal)
     progress("adding the held-out figures", _STEPS)
     rows = [*table, *rows_of(used)]
-    learned = settle(candidate, rows, knowledge)
+    learned = replace(settle(candidate, rows, knowledge), peaks=peaks_of(used, learning.confidence))
     report = {
         **result,
         "lesson": material.lesson,

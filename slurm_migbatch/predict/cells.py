@@ -82,7 +82,9 @@ class GpuSpec:
         if facts is None:  # computed from slices: the whole GPU need not have been measured
             stated = memory_gb_of(name)
             memory = int(named[1]) if named else full or stated or max((_whole_gb(row) for row in rows), default=0)
-            facts = guess(max((_whole_sms(row) for row in rows), default=0) or 100, memory or 40)
+            compute, memory_slices = _whole_slices(rows, memory)
+            facts = guess(max((_whole_sms(row, compute) for row in rows), default=0) or 100, memory or 40)
+            facts = facts._replace(memory_slices=memory_slices)
         else:
             memory = int(named[1]) if named else full or max(memory_gb_of(name), *(p.memory_gb for p in measured), 0)
             # a name without the memory may be that of a smaller variant: only an A100 40GB has a 3g.20gb
@@ -97,10 +99,24 @@ _MEMORY_SLICES: Final = {1: 1, 2: 2, 3: 4, 4: 4}
 """Memory slices of 8 by compute slices of 7, where a row does not say; all for more."""
 
 
-def _whole_sms(row: Measurement) -> int:
-    """Return the SMs of the whole GPU, computed from a row's slice."""
-    sms, compute = row.sm_count or 0, row.compute_slices or (Profile.parse(row.profile).compute if row.profile else 7)
-    return sms if compute >= 7 else round(sms * 7 / compute)
+def _whole_slices(rows: Sequence[Measurement], memory_gb: int) -> tuple[int, int]:
+    """Return the compute and memory slices of the whole unlisted GPU, computed from the largest slice in rows; 7 and 8
+    if they do not follow from it.
+    """
+    sliced = [(Profile.parse(row.profile), row.memory_slices) for row in rows if row.profile and row.memory_slices]
+    profile, held = max(sliced, key=lambda part: part[0].memory_gb, default=(None, 8))
+    if profile is None or not profile.memory_gb or profile.memory_gb > memory_gb / LESS:
+        return 7, 8
+    memory_slices = round(held * memory_gb / profile.memory_gb)
+    is_whole = profile.memory_gb >= LESS * memory_gb
+    compute = profile.compute if is_whole else GpuModelFacts(0, 0, memory_slices=memory_slices).compute_slices
+    return compute, memory_slices
+
+
+def _whole_sms(row: Measurement, whole: int) -> int:
+    """Return the SMs of a GPU of `whole` compute slices, computed from a row's slice."""
+    sms, compute = row.sm_count or 0, row.compute_slices or (Profile.parse(row.profile).compute if row.profile else 0)
+    return sms if not compute or compute >= whole else round(sms * whole / compute)
 
 
 def _whole_gb(row: Measurement) -> int:

@@ -55,7 +55,8 @@ class Known:
     pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
     alive at once for one item in inference. `kept_mib`: those that a backward pass keeps for one item. `quadratic`:
     share of the operations that grows with the square of the input (attention). `doubt`: 0 if everything is known, 1
-    if only operations or parameters are, 2 if nothing is. `sized`: the parameters are stated.
+    if only operations or parameters are, 2 if nothing is. `sized`: the parameters are stated. `guessed_unit`: nothing
+    states what the input is.
     """
 
     family: str
@@ -71,6 +72,7 @@ class Known:
     quadratic: float = 0.0
     doubt: int = 0
     sized: bool = False
+    guessed_unit: bool = False
 
     def doubts(self, kind: str) -> Doubts:
         """Return the doubt about each part in a kind of work: in training, stated parameters give all that depends on
@@ -123,7 +125,8 @@ def from_facts(facts: ModelFacts) -> Known:
 
 def guessed(family: str, params: float | None, flops: float | None, input_size: int | None) -> Known:
     """Estimate the specifications of an undescribed model from its parameters and operations per item."""
-    family = family if family in _families() else _family_of(input_size)
+    guessed_unit = family not in _families()
+    family = _family_of(input_size) if guessed_unit else family
     like = _families()[family]
     if params and params < LEAST_COUNT:
         params = None
@@ -153,6 +156,7 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
         kept_mib=kept,
         doubt=doubt,
         sized=params is not None,
+        guessed_unit=guessed_unit,
     )
 
 

@@ -277,7 +277,25 @@ class LearnedPredictor:
         factor = calibration.factor(self._level, points, pace, stranger=stranger, close=known.is_close)
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
+        if figure == "memory":
+            least, most = self._shown_mib(model, role, known, gpu, cells)
+            ends[2] = np.maximum(np.minimum(ends[2], most), least)
+            ends = np.minimum(ends, ends[2])
         return ends
+
+    def _shown_mib(self, model: str, role: str, known: Known, gpu: GpuSpec, cells: Cells) -> tuple[Array, Array]:
+        """Return the least and the most MiB of each point by what runs took: as much as those with no more work, and no
+        more than those with no less.
+        """
+        least, most = np.zeros(len(cells)), np.full(len(cells), np.inf)
+        key = model, role, self.learned.as_measured(gpu).name
+        for batch, size, needed, enough in self.learned.peaks.get(key, ()):
+            volume = known.volume(size or known.reference)
+            no_less = (cells.batch >= batch) & (cells.volume >= volume)
+            least = np.where(no_less, np.maximum(least, needed), least)
+            no_more = (cells.batch <= batch) & (cells.volume <= volume)
+            most = np.where(no_more, np.minimum(most, enough), most)
+        return least * cells.procs, most * cells.procs
 
     def _grid(self, model: str, known: Known) -> Grid:
         """Return the bucket edges from the model's own curve, that of inference if both kinds of work are known."""
@@ -329,6 +347,7 @@ def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int], usu
         input_edges(known.work, anchors, max(largest, *anchors)),
         batch_edges(np.column_stack(columns)),
         usual,
+        guessed=known.guessed_unit,
     )
 
 

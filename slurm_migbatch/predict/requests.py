@@ -66,7 +66,7 @@ class RequestPredictions:
     def bucket(self, hints: Hints) -> Bucket | None:
         """Return the request's bucket, or None if no known model is named.
 
-        Raises Refusal for an input in a wrong unit.
+        Raises Refusal for an input in a wrong unit. In another one than a guessed one the input is ignored.
         """
         if hints.model is None:
             return None
@@ -74,7 +74,7 @@ class RequestPredictions:
         grid = self.grids.get(model)
         if grid is None:
             return None
-        if hints.input_unit and hints.input_unit != grid.unit:
+        if hints.input_unit and hints.input_unit != grid.unit and not grid.guessed:
             raise Refusal("input_unit", model, grid.unit, f"input={grid.default_input}{grid.unit}")
         return bucket_of(hints, model, grid)
 

@@ -22,13 +22,17 @@ full, or reported that it ran out of memory, needs more than that, by any factor
 the next one gets a larger slice (`Learned.short`), unless a run of the same kind completed with less memory: not with a
 smaller peak on a larger slice, of which the agent's samples missed the highest. Both rules apply within the runs of one
 user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
+
+Jobs also run under a wrong model's name or with another batch than stated, and the memory of equal jobs differs. Such
+rows bend the curve and widen the intervals of all work of the model. So where enough runs of the same work ended, ranks
+among their peaks limit the upper end, whatever the curve says (`peaks_of`; as for recurring jobs).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
@@ -40,8 +44,9 @@ from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.recurring import SAMPLED
 from slurm_migbatch.predict.samples import RUNS, SHORT, SILENT
-from slurm_migbatch.predict.state import KINDS, SURFACES
+from slurm_migbatch.predict.state import KINDS, SURFACES, Peak
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import short_name
@@ -259,7 +264,7 @@ def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
     """Drop implausible observations. `expect`: the current predictor, with whose curves figures are compared."""
-    groups = grouped(observations, lambda observation: observation.key)
+    groups = grouped(_of_agreed_unit(observations), lambda observation: observation.key)
     kept: list[Observation] = []
     left_out: list[LeftOut] = []
     for key, group in groups.items():
@@ -286,6 +291,21 @@ def select_learnable(
             if observation.value("time") is not None or observation.value("memory") is not None
         ]
     return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(left_out))
+
+
+def _of_agreed_unit(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """Yield the observations without those whose input is of another kind (texts, images) than most users state for the
+    model, of as many the one of more runs: requests in another unit than the learned one are refused.
+    """
+    for group in grouped(observations, lambda observation: observation.row.model).values():
+        stated = [observation for observation in group if observation.row.family]
+        runs = Counter(observation.row.family for observation in stated)
+        users = Counter(
+            Counter(observation.row.family for observation in own).most_common(1)[0][0]
+            for own in _by_user(stated).values()
+        )
+        agreed = max(runs, key=lambda family: (users[family], runs[family]), default="")
+        yield from (observation for observation in group if observation.row.family in ("", agreed))
 
 
 def _implausible(
@@ -382,6 +402,68 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
         key = (*cell, profile, short)
         peaks_by_profile[key] = peak
     return peaks_by_profile
+
+
+def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key, tuple[Peak, ...]]:
+    """Return what work needs by its own runs, where there were enough of them, whatever is known of other work.
+
+    At most: what the next run exceeds with no more than the rest of the probability `confidence`, but no less than what
+    `rows_of` has for the same or less work. At least: what this share of the runs of each user took, by the median
+    user, of two the smaller: what one user runs under another's words raises nobody's need.
+    """
+    agreed = _memories(observations)
+    found: dict[Key, list[Peak]] = {}
+    weighed = (observation for observation in observations if observation.row.memory_mib is not None)
+    for key, group in grouped(weighed, lambda observation: observation.key).items():
+        works = grouped(group, lambda observation: (observation.row.batch, observation.row.input_size or 0))
+        for (batch, size), own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
+            users = [profiles for runs in _by_user(own).values() if (profiles := _by_profile(runs))]
+            short = [o for o in group if o.short and o.row.batch <= batch and (o.row.input_size or 0) <= size]
+            most = _most(users, short, confidence)
+            within = [
+                peak
+                for (*other, less, part, _, failed), peak in agreed.items()
+                if tuple(other) == key and less <= batch and (part or 0) <= size and not failed
+            ]
+            if most is not None and within:
+                least = _least(users, confidence)
+                found.setdefault(key, []).append(Peak(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
+    return {key: tuple(peaks) for key, peaks in found.items()}
+
+
+def _by_profile(observations: Iterable[Observation]) -> dict[str, list[float]]:
+    """Return the ascending peaks of one user's newest runs that had enough memory, by profile."""
+    newest = [observation for observation in observations if not observation.short][-MOST_RUNS:]
+    profiles = grouped(newest, lambda observation: observation.row.profile)
+    return {name: sorted(run.row.memory_mib or 0.0 for run in runs) for name, runs in profiles.items()}
+
+
+def _least(users: Sequence[Mapping[str, Sequence[float]]], confidence: float) -> float:
+    """Return what the share `confidence` of a user's runs took on the profile with the least, by the median user."""
+    shares = sorted(
+        min(peaks[max(math.floor(confidence * len(peaks)), 1) - 1] for peaks in profiles.values()) for profiles in users
+    )
+    return shares[(len(shares) - 1) // 2]
+
+
+def _most(
+    users: Iterable[Mapping[str, Sequence[float]]], short: Sequence[Observation], confidence: float
+) -> float | None:
+    """Return the rank among the peaks of all users on the smallest profile that has enough runs; None if none has.
+
+    Runs that were `short` of memory on a profile that is no smaller needed more than any that had enough.
+    """
+    pooled: dict[str, list[float]] = {}
+    for profiles in users:
+        for name, peaks in profiles.items():
+            pooled.setdefault(name, []).extend(peaks)
+    ranks = []
+    for name, peaks in pooled.items():
+        more = sum(_memory_gb(observation) >= Profile.parse(name).memory_gb for observation in short)
+        rank = math.ceil(confidence * (len(peaks) + more + 1) - 1e-9)
+        if rank <= len(peaks):
+            ranks.append(sorted(peaks)[rank - 1])
+    return min(ranks, default=None)
 
 
 def _peak(observations: Sequence[Observation]) -> tuple[float, str, bool]:

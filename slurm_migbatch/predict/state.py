@@ -22,7 +22,7 @@ from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 from slurm_migbatch.workload.gpufacts import LESS, facts_of, model_of
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
@@ -60,6 +60,15 @@ class Exceeded(NamedTuple):
     profile: str
 
 
+class Peak(NamedTuple):
+    """MiB that work of a batch and an input size (0: not stated) needs at least and at most, by its runs."""
+
+    batch: int
+    input: int
+    least: float
+    most: float
+
+
 @dataclass(frozen=True)
 class Learned:
     """Everything that predictions use. `version` 0 has learned nothing: the physical prior."""
@@ -78,6 +87,8 @@ class Learned:
     """Measured trainings of language models."""
     short: Mapping[tuple[str, str, str], tuple[Exceeded, ...]] = field(default_factory=dict)
     """Work that needs more memory than a slice has, by model, kind of work and GPU."""
+    peaks: Mapping[tuple[str, str, str], tuple[Peak, ...]] = field(default_factory=dict)
+    """Memory of work of which enough runs ended, by the same (`runs.peaks_of`)."""
 
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.
@@ -144,6 +155,7 @@ class Learned:
             "served": [point.to_dict() for point in self.served],
             "trained": [point.to_dict() for point in self.trained],
             "short": [[*key, *exceeded] for key, of_key in self.short.items() for exceeded in of_key],
+            "peaks": [[*key, *peak] for key, of_key in self.peaks.items() for peak in of_key],
         }
 
     @classmethod
@@ -173,6 +185,7 @@ class Learned:
                 tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
                 tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
                 _read_short(data.get("short", ())),
+                _read_peaks(data.get("peaks", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"cannot parse the learned model: {error!r}") from None
@@ -186,6 +199,18 @@ def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceede
         if kind not in KINDS or not 1 <= exceeded.batch <= 10**9 or not 1 <= exceeded.input <= 10**9:
             raise ValueError("work that ran out of memory is out of range")
         found[key] = (*found.get(key, ()), exceeded)
+    return found
+
+
+def _read_peaks(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Peak, ...]]:
+    found: dict[tuple[str, str, str], tuple[Peak, ...]] = {}
+    for model, kind, gpu, batch, size, least, most in data:
+        key = (str(model), str(kind), str(gpu))
+        peak = Peak(int(batch), int(size), float(least), float(most))
+        possible = kind in KINDS and 1 <= peak.batch <= 10**9 and 0 <= peak.input <= 10**9
+        if not possible or not 0 < peak.least < 1e9 or not 0 < peak.most < 1e9:
+            raise ValueError("the memory of runs is out of range")
+        found[key] = (*found.get(key, ()), peak)
     return found
 
 

@@ -5,11 +5,11 @@ GPU kinds, where the records of each model begin), then records of printable cha
 needed: the memory of slurmctld does not grow with the grid. The shim finds a request's cell and compares its figures
 with the request, and so gives the same answers as the service; objectives need no cells of their own.
 
-A model's record is a line `unit;input;batch;inputs;batches` (the defaults, then the edges), and after it a cell for
-each GPU kind, role (infer, train), batch and input, in this order. A cell is two numbers: its entry in the kind's pool
-of times and in its pool of memory needs. An entry of times has for each plain profile (in the kind's order) the code of
-the latency, 0 if unknown, and how many codes the rate is above or below the batch divided by that latency;
-an entry of needs has MiB. Numbers are digits to the base 94, from `!`.
+A model's record is a line `unit;input;batch;inputs;batches` (`?` after a guessed unit; the defaults, then the edges),
+and after it a cell for each GPU kind, role (infer, train), batch and input, in this order. A cell is two numbers: its
+entry in the kind's pool of times and in its pool of memory needs. An entry of times has for each plain profile (in the
+kind's order) the code of the latency, 0 if unknown, and how many codes the rate is above or below the batch divided by
+that latency; an entry of needs has MiB. Numbers are digits to the base 94, from `!`.
 
 Why pools: figures are preferred numbers (`predict.candidate`), and a model's figures on the other slices follow
 few patterns, so many cells are equal. A cell takes five or six bytes for some twenty figures; written out it would
@@ -32,7 +32,7 @@ from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.buckets import Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
-TABLE_VERSION: Final = 4
+TABLE_VERSION: Final = 5
 ROLES: Final = ("infer", "train")
 BASE: Final = 94
 ZERO: Final = ord("!")
@@ -203,7 +203,9 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
 
 def _grid_line(grid: Grid) -> bytes:
     edges = (",".join(map(str, edges)) for edges in (grid.inputs, grid.batches))
-    return ";".join([grid.unit, str(grid.default_input), str(grid.default_batch), *edges, "\n"]).encode("ascii")
+    return ";".join(
+        [grid.unit + "?" * grid.guessed, str(grid.default_input), str(grid.default_batch), *edges, "\n"]
+    ).encode("ascii")
 
 
 class _Pool:

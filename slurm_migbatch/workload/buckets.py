@@ -26,8 +26,9 @@ R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 4
 class Grid:
     """The edges of one model's buckets, ascending, and the defaults.
 
-    `unit` is the unit of its input, `tok` or `px`. The last edge times powers of two are edges too, and of inputs also
-    seven between each two of those, because memory grows with the square of a side; the compiled table contains none.
+    `unit` is the unit of its input, `tok` or `px`; `guessed`: nothing states it. The last edge times powers of two are
+    edges too, and of inputs also seven between each two of those, because memory grows with the square of a side; the
+    compiled table contains none.
     """
 
     unit: str
@@ -35,6 +36,7 @@ class Grid:
     batches: tuple[int, ...]
     default_input: int
     default_batch: int = 8
+    guessed: bool = False
 
     def __post_init__(self) -> None:
         for edges in (self.inputs, self.batches):
@@ -133,13 +135,15 @@ def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
     Images are as large as the model's usual ones, or as a tag of its name states, if the hints do not say.
     """
     side = tagged_side(hints.model or "") if grid.unit == "px" else 0
+    # in another unit than a guessed one it says nothing
+    size = None if hints.input_unit not in (None, "", grid.unit) else hints.input
     usual = side if grid.default_input < side <= grid.inputs[-1] else None
     rate = None if hints.deadline_s is None or hints.items is None else rate_of(hints.items, hints.deadline_s)
     return Bucket(
         model=model,
         role=hints.kind,
         batch=grid.up_batch(hints.batch),
-        input=grid.up_input(hints.input or usual),
+        input=grid.up_input(size or usual),
         unit=grid.unit,
         slo_us=None if hints.slo_us is None else preferred(hints.slo_us, ceiling=False),
         rate=None if rate is None else preferred(rate, ceiling=True),

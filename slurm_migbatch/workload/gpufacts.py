@@ -49,7 +49,8 @@ _KNOWN = (
     (r"\bb300\b", GpuModelFacts(2500, 8000, 148, mib=275040)),
     (r"\bgb200\b", GpuModelFacts(2250, 8000, 148, mib=189471)),
     (r"\bb200\b", GpuModelFacts(2250, 8000, 148, mib=183359)),
-    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12, 97887)),
+    # of the Server Edition; the Workstation Edition's are 503 and 1792
+    (r"rtx pro 6000", GpuModelFacts(480, 1597, 188, 12, 97887)),
     # two instances at most; the placements of their memory are not published
     (r"rtx pro 5000\b.*\b72gb", GpuModelFacts(258, 1344, 110, 2, 73415)),
     (r"rtx pro 5000", GpuModelFacts(258, 1344, 110, 2, 48935)),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import gpus
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.cells import GpuSpec, shares_of
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -30,6 +31,7 @@ from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.gpufacts import facts_of, guess
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import A100_40, H100, P
+from tests.support.gpu_kinds import info as profile_info
 from tests.support.shown_calls import ROOT
 
 PRIOR = LearnedPredictor()
@@ -196,6 +198,30 @@ def test_unlisted_gpu_uses_its_own_measurements(profiles: list[str]) -> None:
     seconds = figures[P(profiles[0] or "7g.141gb")].latency_s
     assert seconds.mid == pytest.approx(0.12 if profiles[0] else 0.12 * 16 / 132, rel=0.1)
     assert seconds.high < 1.25 * seconds.mid
+
+
+@pytest.mark.parametrize(
+    ("slices", "measured"),
+    [(4, (1,)), (4, (1, 2)), (4, (1, 2, 4)), (8, (1, 2, 4, 8)), (10, (1, 2, 5, 10))],
+)
+def test_unlisted_gpu_may_have_any_number_of_slices(slices: int, measured: tuple[int, ...]) -> None:
+    """The compute slices of the whole GPU follow from its own measurements, or if it has four from any slice."""
+    sizes = [size for size in range(1, slices + 1) if slices % size == 0]
+    infos = [
+        profile_info(f"{size}g.{24 * size}gb", size, size, 24000 * size, 20 * size, slices // size) for size in sizes
+    ]
+    kind = GpuKind(f"x999-{24 * slices}gb", Geometry("NVIDIA X999", infos), *guess(20 * slices, 24 * slices)[:2])
+    rows = [
+        Measurement(
+            kind.name, "resnet50", "cnn", "infer", part.profile.name, part.compute_slices, part.memory_slices,
+            part.sm_count, batch, 224, latency_s=0.004 * batch / part.compute_slices, source="runs",
+        )
+        for part in infos if part.compute_slices in measured for batch in (16, 32, 128)
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge()))
+    for part in infos:
+        seconds = predictor.figures(Bucket("resnet50", "infer", 128, 224, "px"), kind)[part.profile].latency_s
+        assert seconds.low <= 0.512 / part.compute_slices <= seconds.high, part.profile
 
 
 @pytest.mark.parametrize(

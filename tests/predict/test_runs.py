@@ -23,6 +23,7 @@ from slurm_migbatch.predict.runs import (
     SILENT_S,
     Observation,
     observations_of,
+    peaks_of,
     rows_of,
     select_learnable,
     share_out,
@@ -354,6 +355,102 @@ def test_small_peaks_of_one_user_do_not_lower_the_need_of_others() -> None:
     assert peaks(*small, *honest) == {"3g.40gb": pytest.approx(28_000.0)}
     failed = Run(22, "cat", state="FAILED", profile="1g.10gb", memory_mib=9_800.0)
     assert peaks(*small, failed) == {"1g.10gb": pytest.approx(9_800.0)}
+
+
+def learned_from(*runs: Run) -> LearnedPredictor:
+    used = select_learnable(observed(*runs), KNOWLEDGE).used
+    learned = replace(learn(rows_of(used), KNOWLEDGE), peaks=peaks_of(used, 0.9))
+    return LearnedPredictor(learned)
+
+
+def of_net(n: int, batch: int, peak: float, profile: str = "1g.20gb", **more: object) -> Run:
+    """A run of a model without public specifications."""
+    return peaked(batch, peak, profile, number=n, **{"model": "our-net", "input": None, "unit": "px", **more})
+
+
+def need_of_net(predictor: LearnedPredictor, batch: int) -> int:
+    grid = predictor.grids()["our-net"]
+    cell = Bucket("our-net", "infer", batch, grid.default_input, grid.unit)
+    return predictor.figures(cell, H100)[P("7g.80gb")].need_mib
+
+
+def honest_runs(each: int = 10) -> list[Run]:
+    """Runs of two users with seven batches, which need 9,000 MiB and 20 MiB for each item."""
+    batches = (1, 2, 4, 8, 16, 32, 64)
+    works = [(batch, user) for batch in batches for user in "ab" for _ in range(each // 2)]
+    return [of_net(n, batch, 9000.0 + 20 * batch + n % 5, user=user) for n, (batch, user) in enumerate(works)]
+
+
+def test_runs_under_a_wrong_name_or_batch_do_not_enlarge_the_slices_of_others() -> None:
+    wrong = [
+        of_net(200 + n, batch, peak, user="eve", profile="7g.80gb", input=size)
+        for n, (batch, peak, size) in enumerate(
+            [(8, 60000.0, 512), (16, 41000.0, 256), (128, 9500.0, None), (256, 2000.0, None)]
+        )
+    ]
+    predictor = learned_from(*honest_runs(), *wrong)
+    for batch in (1, 4, 16, 64):
+        assert 9000 + 20 * batch <= need_of_net(predictor, batch) <= 1.1 * (9000 + 20 * batch)
+
+
+@pytest.mark.parametrize("runs_of_eve", [1, 60])
+def test_runs_with_inputs_of_another_unit_do_not_have_the_requests_of_others_refused(runs_of_eve: int) -> None:
+    """What a model takes is known from its runs only; one user's were under the wrong name, and of another kind."""
+    others = [of_net(n, 2 ** (n % 6), 9000.0, user="ab"[n % 2], role="train", input=224) for n in range(24)]
+    eve = [of_net(100 + n, 1 + n, 3000.0, user="eve", role="infer", input=512, unit="tok") for n in range(runs_of_eve)]
+    for runs in ((*others, *eve), (*eve, *others)):
+        chooser = Chooser(learned_from(*runs))
+        bucket = chooser.bucket(parse("migbatch: model=our-net role=train batch=8 input=224px"))
+        assert bucket and bucket.input == 224
+
+
+def test_input_of_a_model_whose_runs_state_none_is_not_refused_in_either_unit() -> None:
+    """Runs without input= do not say whether the model takes images or texts."""
+    runs = [of_net(n, 2 ** (n % 6), 9000.0 + 20 * 2 ** (n % 6), user="ab"[n % 2], unit="") for n in range(24)]
+    partition, words = Partition("gpu", (H100,)), "migbatch: model=our-net batch=8"
+
+    def need(words: str, *more: Run) -> int:
+        choice = Chooser(learned_from(*runs, *more)).choose(parse(words), partition)
+        assert choice.figures
+        return choice.figures.need_mib
+
+    assert need(f"{words} input=512tok") == need(words)
+    assert need(f"{words} input=512px") > need(words)
+    stated = [of_net(50 + n, 8, 9000.0, input=512, unit="tok") for n in range(2)]
+    with pytest.raises(Refusal, match="takes its input in tok"):
+        need(f"{words} input=512px", *stated)
+
+
+def test_memory_that_differs_between_runs_of_the_same_work_is_granted_as_most_of_them_took() -> None:
+    runs = [of_net(n, 8, 6000.0 + 400 * (n % 20), user="ab"[n % 2]) for n in range(40)]
+    nine_of_ten = sorted(run.memory_mib or 0.0 for run in runs)[35]
+    assert nine_of_ten <= need_of_net(learned_from(*runs), 8) <= 1.1 * nine_of_ten
+
+
+@pytest.mark.parametrize("runs_of_eve", [1, 50])
+def test_runs_of_one_user_that_took_far_more_do_not_enlarge_the_slices_of_others(runs_of_eve: int) -> None:
+    """Two other users ran less work or as much, and more."""
+    eve = [of_net(200 + n, 8, 40000.0, "7g.80gb", user="eve") for n in range(runs_of_eve)]
+    for each in (4, 20):
+        before, after = learned_from(*honest_runs(each)), learned_from(*honest_runs(each), *eve)
+        for batch in (8, 64):
+            assert need_of_net(after, batch) <= 1.1 * need_of_net(before, batch)
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_few_runs_say_little_of_the_most_that_the_next_may_take(count: int) -> None:
+    used = observed(*(of_net(n, 8, 6000.0) for n in range(count)))
+    assert len(peaks_of(used, 0.9)) == (count == 9)
+    assert not peaks_of(used, 0.95)
+
+
+def test_many_small_runs_with_a_large_batch_do_not_lower_the_need_of_others() -> None:
+    """Of the others few ran, and one of them ran out of memory."""
+    eve = [of_net(n, 512, 900.0, "1g.10gb", user="eve") for n in range(50)]
+    others = [of_net(60 + n, 64, 30000.0, "3g.40gb", user=user) for n, user in enumerate("abc")]
+    short = [of_net(70 + n, 64, 19500.0, "1g.20gb", state="FAILED", user="d") for n in range(6)]
+    assert need_of_net(learned_from(*eve, *others), 64) >= 30000
+    assert not peaks_of(observed(*eve, *short), 0.9)
 
 
 def peaks(*runs: Run) -> dict[str, float]:

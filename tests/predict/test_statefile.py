@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict import statefile
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.state import Exceeded, Learned, StateError
+from slurm_migbatch.predict.state import Exceeded, Learned, Peak, StateError
 from slurm_migbatch.predict.statefile import Index, ModelDirectory
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
@@ -96,13 +96,14 @@ def test_every_state_round_trips(
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
     short = {(model, "train", "h100-80gb"): (Exceeded(8, 224, "1g.10gb"), Exceeded(64, 224, "3g.40gb"))}
     known = {model: learned_once().known["not-in-the-books"]}
-    learned = replace(learned_once(), fitted=fitted, known=known, short=short)
+    peaks = {(model, "infer", "h100-80gb"): (Peak(8, 0, 1900.0, 2000.5), Peak(64, 224, 9000.0, 9000.0))}
+    learned = replace(learned_once(), fitted=fitted, known=known, short=short, peaks=peaks)
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
     assert saved.troubles == ()
     assert saved.saved.report == report
     assert saved.saved.learned.to_dict() == replace(learned, version=1, created=5.0).to_dict()
-    assert saved.saved.learned.short == short
+    assert (saved.saved.learned.short, saved.saved.learned.peaks) == (short, peaks)
 
 
 def test_only_the_last_versions_are_kept(models: ModelDirectory) -> None:
@@ -305,6 +306,10 @@ def _set(place: object, value: object) -> object:
         _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 8, 224, "large"]]),
         _set(["learned", "short"], [["resnet50", "dream", "h100-80gb", 8, 224, "1g.10gb"]]),
         _set(["learned", "short"], [["resnet50", "train", "h100-80gb", 0, 224, "1g.10gb"]]),
+        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 8, 224]]),
+        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 0, 224, 2000.0, 2000.0]]),
+        _set(["learned", "peaks"], [["resnet50", "train", "h100-80gb", 8, 224, -1.0, 2000.0]]),
+        _set(["learned", "peaks"], [["resnet50", "dream", "h100-80gb", 8, 224, 2000.0, 2000.0]]),
         _set(["learned", "version"], 77),
         _set(["learned", "version"], "two"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tests.support.submit_agreement import OBJECTIVES, USER, agree
 GRIDS = {
     "small": Grid("tok", (128,), (1,), 128, 1),
     "odd": Grid("px", (32, 224, 1024), (1, 3, 50, 65536), 224),
+    "guess": Grid("px", (32, 224, 512), (1, 8), 224, guessed=True),
     "long": Grid("tok", tuple(range(1, 60)), (1, 2), 7),
 }
 
@@ -73,8 +75,8 @@ def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: 
             for batch in grid.batches:
                 for size in grid.inputs:
                     objective = OBJECTIVES[(batch + size) % len(OBJECTIVES)]
-                    hint = f"migbatch: model={name} batch={batch} input={size}{grid.unit}{objective}"
-                    for partition in ("gpu", "mixed"):
+                    for partition, unit in itertools.product(("gpu", "mixed"), ("px", "tok", "")):
+                        hint = f"migbatch: model={name} batch={batch} input={size}{unit}{objective}"
                         asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
                         agree(asked, shim, chooser)
 

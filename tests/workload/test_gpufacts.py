@@ -73,6 +73,12 @@ def test_gpu_memory_is_derived_from_a_slice_profile() -> None:
         assert GpuSpec.of_rows([Measurement(gpu=name, model="net", profile=profile, latency_s=1.0)]).name == short
 
 
+@pytest.mark.parametrize("name", ["NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-96gb"])
+def test_server_edition_reads_its_memory_more_slowly_than_the_workstation_s_card(name: str) -> None:
+    facts = facts_of(name)
+    assert facts is not None and facts[:2] == (480, 1597)
+
+
 def test_variants_of_a_gpu_with_other_speeds_are_separate_models() -> None:
     assert len({model_of(f"NVIDIA H100 {form}") for form in ("80GB HBM3", "PCIe", "NVL")}) == 3
     assert model_of("NVIDIA H200") != model_of("NVIDIA H200 NVL")
