@@ -133,7 +133,7 @@ class Granter:
         case = _Case(request, asking, partition, hints, limits_of(hints, partition), old_marker)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
-        notes = self._ignored(unread, request.extra, asking)
+        notes = self._ignored(unread, hints, request.extra, asking)
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(case)
         else:
@@ -182,11 +182,13 @@ class Granter:
                 return replace(request, min_nodes=number, max_nodes=number)
         return None
 
-    def _ignored(self, unread: str, extra: str | None, asking: GresRequest) -> list[str]:
-        """Return notes on text that is not read as hints, if the profile is left to migbatch."""
+    def _ignored(self, unread: str, hints: Hints, extra: str | None, asking: GresRequest) -> list[str]:
+        """Return notes on hints without effect, if the profile is left to migbatch."""
         if not any(is_auto(part) for part in asking.parts):
             return []
         notes = [MESSAGES["unread"] % show(unread)] if unread else []
+        if names := hints.ignored:
+            notes.append(MESSAGES["ignored"] % ("trains" if hints.kind == "train" else f"has role={hints.role}", names))
         if extra and not self.policy.hints_in_extra and hinting.is_hint(extra):
             notes.append(MESSAGES["extra"])
         return notes

@@ -53,6 +53,7 @@ MESSAGES: Final = {
     "variable": "%s in the environment is not applied beside %s on the command line",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
+    "ignored": "these hints are not applied, because the job %s: %s",
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
     "for the next submission only",

@@ -35,7 +35,7 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
 from slurm_migbatch.workload.excluded import LONGEST, OPEN, SPARE
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
 from slurm_migbatch.workload.holding import STEPS
-from slurm_migbatch.workload.llmhints import CHOICES, SPELLINGS
+from slurm_migbatch.workload.llmhints import CHOICES, OF_SERVING, OF_TRAINING, SPELLINGS
 from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.modelfile import ENDINGS
 from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS, SEVERAL_DEVICES
@@ -62,6 +62,8 @@ _SHARED: Final[Mapping[str, Any]] = {
     "far_too_large": FAR_TOO_LARGE,
     "hint_forms": FORMS,
     "hint_order": list(FORMS),
+    "of_serving": OF_SERVING,
+    "of_training": OF_TRAINING,
     "choices": {
         name: [*words, *(other for other, word in SPELLINGS.items() if word in words)]
         for name, words in CHOICES.items()
