@@ -32,6 +32,7 @@ from slurm_migbatch.submit.gres_request import (
     named_offer,
     nodes_of,
     nodes_of_tasks,
+    of_range,
     per_node,
     read,
     takes_one_node,
@@ -130,6 +131,9 @@ class Granter:
         texts = [request.comment or "", *([request.extra or ""] if self.policy.hints_in_extra else [])]
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
+        numbers = tuple(of_range(asking, request))
+        if numbers:
+            request = _on(request, numbers[0])
         case = _Case(request, asking, partition, hints, limits_of(hints, partition), old_marker)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
@@ -138,12 +142,14 @@ class Granter:
             answer = self._lend(case)
         else:
             answer, slices = self._compose(case)
-            if spread := self._spread(request, asking, slices, choice, managed):
+            if spread := self._spread(case, slices, choice, managed, numbers):
                 request = spread
                 answer, slices = self._compose(replace(case, request=spread))
+            if spread or numbers:
                 number = str(request.min_nodes)
                 answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
-                notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
+                reason = "" if numbers else MESSAGES["wider_why"]
+                notes.append(MESSAGES["wider"] % (number, sum(slices.values()), reason))
             nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
         if others := [name for name in names if name not in managed]:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
@@ -164,22 +170,22 @@ class Granter:
 
     def _spread(
         self,
-        request: JobRequest,
-        asking: GresRequest,
+        case: _Case,
         slices: Mapping[str, int],
         choice: NodeChoice,
         managed: Collection[str],
+        numbers: tuple[int, ...],
     ) -> JobRequest | None:
-        """Return the request for the fewest nodes that can hold the `slices` in equal shares; None if one node can, or
-        the request does not leave the number open.
+        """Return the request for the fewest nodes that can hold the slices in equal shares; None if these are those of
+        the request, which has `slices` on each, or it does not leave the number open.
+
+        `numbers`: of the request's range, if it has one.
         """
-        numbers = tuple(wider(asking, request, sum(slices.values())))
-        if not numbers or nodes.able_to_hold(slices, choice, self.catalog, managed) != 0:
-            return None
-        for number in numbers:
-            share = {kind: count // number for kind, count in slices.items()}
+        numbers = numbers or (1, *wider(case.asking, case.request, sum(slices.values())))
+        for number in numbers if len(numbers) > 1 else ():
+            share = {kind: count * numbers[0] // number for kind, count in slices.items()}
             if (nodes.able_to_hold(share, choice, self.catalog, managed) or 0) >= number:
-                return replace(request, min_nodes=number, max_nodes=number)
+                return None if number == numbers[0] else _on(case.request, number)
         return None
 
     def _ignored(self, unread: str, hints: Hints, extra: str | None, asking: GresRequest) -> list[str]:
@@ -397,6 +403,11 @@ class Granter:
         ):
             return old_grant
         return Grant(grant.parts, name)
+
+
+def _on(request: JobRequest, number: int) -> JobRequest:
+    """Return the request for this number of nodes."""
+    return replace(request, min_nodes=number, max_nodes=number)
 
 
 def _changes(

@@ -27,7 +27,8 @@ MESSAGES: Final = {
     "SALLOC_GPUS_PER_NODE and SLURM_GPUS_PER_NODE, if only --gres=mig: is meant",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
     "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
-    "wider": "they are on %s nodes, %s on each, because no node has all of them: for other shares use -N <nodes> and "
+    "wider_why": ", because no node has all of them",
+    "wider": "they are on %s nodes, %s on each%s: for other shares use -N <nodes> and "
     "--gres=mig:<profile>:<count> (the count is per node)",
     "cpus_of_task": "--cpus-per-gpu is granted as --cpus-per-task=%s",
     "memory_of_node": "--mem-per-gpu is granted as --mem=%sM",

@@ -14,6 +14,7 @@ from slurm_migbatch.predict.rightsize import NEARLY
 from slurm_migbatch.predict.selection import FAR_TOO_LARGE, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.comment import DECISION_BYTES
+from slurm_migbatch.submit.gres_request import MOST_IN_TOTAL
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.notes import MESSAGES
 from slurm_migbatch.submit.policy import SubmitPolicy
@@ -87,6 +88,7 @@ _SHARED: Final[Mapping[str, Any]] = {
     "exclude_longest": LONGEST,
     "exclude_spare": SPARE,
     "room_steps": STEPS,
+    "most_in_total": MOST_IN_TOTAL,
     "script_bytes": MOST_BYTES,
     "r20": R20,
     "describe_seconds": DESCRIBE_SECONDS,

@@ -339,6 +339,9 @@ def test_request_is_refused_if_too_few_nodes_can_hold_it(ask) -> None:
         ({"tres_per_job": "gres/gpu:4", "max_nodes": 1}, None, "", None),
         ({"tres_per_task": "gres/gpu:1", "num_tasks": 5}, None, "", None),
         ({"tres_per_job": "gres/gpu:2"}, 1, "7g.80gb:2", None),
+        ({"tres_per_job": "gres/gpu:4", "min_nodes": 2, "max_nodes": 4}, 4, "7g.80gb:1", None),
+        ({"tres_per_task": "gres/gpu:1", "num_tasks": 4, "min_nodes": 2, "max_nodes": 5}, 4, "7g.80gb:1", "1"),
+        ({"tres_per_job": "gres/gpu:4", "min_nodes": 2, "max_nodes": 3}, None, "", None),
     ],
 )
 def test_slices_in_total_that_no_node_can_hold_are_spread_over_several(
@@ -352,7 +355,8 @@ def test_slices_in_total_that_no_node_can_hold_are_spread_over_several(
     assert answer.changes.get("ntasks_per_node") == tasks
     stated = [answer.changes.get(name) for name in ("min_nodes", "max_nodes")]
     assert stated == ([None, None] if nodes == 1 else [str(nodes)] * 2)
-    said = f"they are on {nodes} nodes, {share.rpartition(':')[2]} on each, because no node has all of them"
+    reason = "" if fields.get("min_nodes", 1) > 1 else ", because no node has all of them"
+    said = f"they are on {nodes} nodes, {share.rpartition(':')[2]} on each{reason}: for other shares use -N <nodes>"
     assert (said in answer.message) == (nodes > 1) and "all of them on one node" not in answer.message
 
 
