@@ -267,7 +267,7 @@ class Granter:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
                 offer = whole_gpu(part, partition)
-                messages.append(whole(part, partition, times(count, offer)))
+                messages += whole(part, partition, times(count, offer))
                 messages += unapplied(offer, limits)
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason

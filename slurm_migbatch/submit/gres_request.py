@@ -411,6 +411,8 @@ def whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     if kind is None:
         if (profile := profile_in(part.type or "")) is not None:
             raise Refusal("unknown_profile", partition.name, show(profile), partition.profile_list)
+        if part.type in partition.others:
+            raise Refusal("gpu_elsewhere", show(part.type or ""))
         names = ", ".join(kind.name for kind in partition.kinds)
         raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
     return partition.offers[kind.full.profile.gres_type]

@@ -43,6 +43,7 @@ MESSAGES: Final = {
     "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
     "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
     "ask for another by gpu:<kind>",
+    "others": "%s is a GPU without MIG here: ask for it by its type",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
     "moment; features from sinfo and --constraint let it wait",
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
@@ -76,12 +77,15 @@ def times(count: int, offer: ProfileOffer) -> str:
     return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
 
 
-def whole(part: GresEntry, partition: Partition, granted: str) -> str:
-    """Return the note for a job that gets the largest slice for a whole GPU."""
+def whole(part: GresEntry, partition: Partition, granted: str) -> list[str]:
+    """Return the notes for a job that gets the largest slice for a whole GPU."""
     text = show(part.asked)
-    if part.type is None and len(partition.kinds) > 1:
-        return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
-    return MESSAGES["whole"] % (granted, text)
+    if part.type is not None:
+        return [MESSAGES["whole"] % (granted, text)]
+    others = [MESSAGES["others"] % show(f"gpu:{name}") for name in sorted(partition.others) if name]
+    if len(partition.kinds) > 1:
+        return [MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds)), *others]
+    return [MESSAGES["whole"] % (granted, text), *others]
 
 
 def named_slice(part: GresEntry, partition: Partition) -> str:

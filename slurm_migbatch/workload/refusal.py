@@ -41,6 +41,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those (%s) or only the others",
         "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type, one of %s, or "
         "mig:<profile> for a slice",
+        "gpu_elsewhere": "nodes with slices have no gpu:%s: request the slices and these GPUs in two jobs, or in two "
+        "components of a heterogeneous job",
         "two_ways": "slices are requested by more than one option (%s): request them once, per node: "
         "--gres=mig:auto:<count>, and unset SBATCH_GPUS, SALLOC_GPUS and SLURM_GPUS, which count as --gpus, and "
         "SBATCH_GRES, SALLOC_GRES and SLURM_GRES, which count as --gres",

@@ -179,6 +179,24 @@ def test_gpus_of_mig_nodes_become_slices_beside_other_nodes(ask, gres: str, fiel
     assert isinstance(ask(partition="old", tres_per_node=gres, **fields), Accept)
 
 
+@pytest.mark.parametrize("gres", ["gres/gpu:v100:1,gres/mig:1g.5gb:1", "gres/gpu:a100:1,gres/gpu:v100:1"])
+def test_slices_and_gpus_of_nodes_without_mig_in_one_request_are_refused(ask, gres: str) -> None:
+    """The sentence was that no GPU of the partition is of that type."""
+    answer = ask(partition="old", tres_per_node=gres)
+    assert isinstance(answer, Refuse) and answer.sentence.startswith("nodes with slices have no gpu:v100: request ")
+
+
+def test_user_of_any_gpu_is_told_of_those_of_nodes_without_mig(ask) -> None:
+    """All such requests become slices: Slurm cannot give one of two resources."""
+    words = "gpu:v100 is a GPU without MIG here"
+    for gres in ("gres/gpu:1", "gres/gpu"):
+        answer = ask(partition="old", tres_per_node=gres)
+        assert isinstance(answer, Accept) and words in answer.message
+    for partition, gres in (("old", "gres/gpu:a100:1"), ("old", "gres/mig:1g.5gb"), ("gpu", "gres/gpu:1")):
+        answer = ask(partition=partition, tres_per_node=gres)
+        assert isinstance(answer, Accept) and words not in answer.message
+
+
 @pytest.mark.parametrize(
     ("gres", "fields"),
     [
