@@ -96,6 +96,21 @@ def test_refused_update_has_an_error_code_that_tells_of_the_gres_where_messages_
     assert shim.code == code
 
 
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"tres_per_node": "gres/mig:9g.90gb"}, 2072),
+        ({"tres_per_node": "gres/mig:auto", "comment": "migbatch: modle=x"}, 2072),
+        ({"tres_per_job": "gres/gpu:3", "min_nodes": 2, "max_nodes": 2}, 2072),
+        ({"tres_per_node": "gres/fpga:1", "comment": "[mig:7g.80gb:1]"}, -1),
+    ],
+)
+def test_refused_submission_has_an_error_code_that_tells_of_the_gres(shim: Shim, fields: dict, code: int) -> None:
+    """slurmrestd passes no sentence on to its client, only Slurm's text for the code."""
+    assert isinstance(shim(JobRequest(1001, partition="gpu", **fields)), Refuse)
+    assert shim.code == code
+
+
 ROOT = 0
 LONG = "x" * 1010
 
