@@ -435,7 +435,7 @@ def check_options(asking: GresRequest, request: JobRequest) -> None:
     for text, option, instead in (
         (request.cpus_per_tres, "--cpus-per-gpu", "--cpus-per-task"),
         (request.mem_per_tres, "--mem-per-gpu", "--mem"),
-        (request.tres_freq, "--gpu-freq", "no clock rate"),
+        (request.tres_freq, "--gpu-freq", "the default clock rate"),
     ):
         converted = batch and text is not request.tres_freq and number_per_gpu(text)
         if text and "gpu" in text and not converted:
