@@ -81,6 +81,7 @@ def test_user_who_changes_slices_is_told_that_cpus_and_memory_by_default_stay(
     [
         ({"tres_per_node": "mig:9g.90gb"}, "gres:mig:1g.10gb:1", 2072),
         ({"partition": "cpu"}, "gres:mig:1g.10gb:1", 2072),
+        ({"req_nodes": "n2"}, "gres:mig:1g.10gb:1", 2014),
         ({"comment": "[mig:7g.80gb:1]"}, "gres:mig:1g.10gb:1", -1),
         ({"tres_per_node": "gres/mig:9g.90gb"}, ONE, -1),
     ],
