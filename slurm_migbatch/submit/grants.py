@@ -32,6 +32,7 @@ from slurm_migbatch.submit.gres_request import (
     named_offer,
     nodes_of,
     nodes_of_tasks,
+    of_range,
     per_node,
     read,
     takes_one_node,
@@ -130,20 +131,25 @@ class Granter:
         texts = [request.comment or "", *([request.extra or ""] if self.policy.hints_in_extra else [])]
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
+        numbers = tuple(of_range(asking, request))
+        if numbers:
+            request = _on(request, numbers[0])
         case = _Case(request, asking, partition, hints, limits_of(hints, partition), old_marker)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
-        notes = self._ignored(unread, request.extra, asking)
+        notes = self._ignored(unread, hints, request.extra, asking)
         if partition.lends and hints.role == "train" and (elastic or batch) and all(map(is_open, asking.parts)):
             answer = self._lend(case)
         else:
             answer, slices = self._compose(case)
-            if spread := self._spread(request, asking, slices, choice, managed):
+            if spread := self._spread(case, slices, choice, managed, numbers):
                 request = spread
                 answer, slices = self._compose(replace(case, request=spread))
+            if spread or numbers:
                 number = str(request.min_nodes)
                 answer = replace(answer, changes={**answer.changes, "min_nodes": number, "max_nodes": number})
-                notes.append(MESSAGES["wider"] % (number, sum(slices.values())))
+                reason = "" if numbers else MESSAGES["wider_why"]
+                notes.append(MESSAGES["wider"] % (number, sum(slices.values()), reason))
             nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
         if others := [name for name in names if name not in managed]:
             answer = replace(answer, changes={**answer.changes, "partition": ",".join(managed)})
@@ -164,29 +170,31 @@ class Granter:
 
     def _spread(
         self,
-        request: JobRequest,
-        asking: GresRequest,
+        case: _Case,
         slices: Mapping[str, int],
         choice: NodeChoice,
         managed: Collection[str],
+        numbers: tuple[int, ...],
     ) -> JobRequest | None:
-        """Return the request for the fewest nodes that can hold the `slices` in equal shares; None if one node can, or
-        the request does not leave the number open.
+        """Return the request for the fewest nodes that can hold the slices in equal shares; None if these are those of
+        the request, which has `slices` on each, or it does not leave the number open.
+
+        `numbers`: of the request's range, if it has one.
         """
-        numbers = tuple(wider(asking, request, sum(slices.values())))
-        if not numbers or nodes.able_to_hold(slices, choice, self.catalog, managed) != 0:
-            return None
-        for number in numbers:
-            share = {kind: count // number for kind, count in slices.items()}
+        numbers = numbers or (1, *wider(case.asking, case.request, sum(slices.values())))
+        for number in numbers if len(numbers) > 1 else ():
+            share = {kind: count * numbers[0] // number for kind, count in slices.items()}
             if (nodes.able_to_hold(share, choice, self.catalog, managed) or 0) >= number:
-                return replace(request, min_nodes=number, max_nodes=number)
+                return None if number == numbers[0] else _on(case.request, number)
         return None
 
-    def _ignored(self, unread: str, extra: str | None, asking: GresRequest) -> list[str]:
-        """Return notes on text that is not read as hints, if the profile is left to migbatch."""
+    def _ignored(self, unread: str, hints: Hints, extra: str | None, asking: GresRequest) -> list[str]:
+        """Return notes on hints without effect, if the profile is left to migbatch."""
         if not any(is_auto(part) for part in asking.parts):
             return []
         notes = [MESSAGES["unread"] % show(unread)] if unread else []
+        if names := hints.ignored:
+            notes.append(MESSAGES["ignored"] % ("trains" if hints.kind == "train" else f"has role={hints.role}", names))
         if extra and not self.policy.hints_in_extra and hinting.is_hint(extra):
             notes.append(MESSAGES["extra"])
         return notes
@@ -259,7 +267,7 @@ class Granter:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
                 offer = whole_gpu(part, partition)
-                messages.append(whole(part, partition, times(count, offer)))
+                messages += whole(part, partition, times(count, offer))
                 messages += unapplied(offer, limits)
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
@@ -395,6 +403,11 @@ class Granter:
         ):
             return old_grant
         return Grant(grant.parts, name)
+
+
+def _on(request: JobRequest, number: int) -> JobRequest:
+    """Return the request for this number of nodes."""
+    return replace(request, min_nodes=number, max_nodes=number)
 
 
 def _changes(

@@ -19,6 +19,8 @@ from slurm_migbatch.workload.refusal import Refusal, lower, show
 AUTO: Final = "auto"
 FILLER: Final = "none"
 MAX_COUNT: Final = 64
+MOST_IN_TOTAL: Final = 1024
+"""Most slices of a job for which a number of nodes is chosen out of a range: slurmctld waits for the search."""
 
 _BY_MEANING: Final = ("tres_per_job", "tres_per_task", "tres_per_socket", "tres_per_node")
 """Of several fields that request the same the first one counts: only with the first two a job gets one node."""
@@ -184,14 +186,14 @@ def _split(text: str, prefix: str, rest: str) -> GresEntry | None:
 
 
 def count_of(part: GresEntry, profiles: str) -> int:
-    """Return the entry's count, 1 to 64; raises Refusal, which lists `profiles` if the count looks like a profile."""
+    """Return the entry's count, at most 9999; raises Refusal, which lists `profiles` if it looks like a profile."""
     if not part.number:
         return 1
     match = _NUMBER.fullmatch(part.number)
     digits, unit = (match[1], match[2]) if match else ("", "")
     if part.name == "mig" and part.type is None and unit in ("g", "G"):
         raise Refusal("profile_short", show(part.number), profiles)
-    if unit or len(digits) > 4 or not 1 <= int(digits) <= MAX_COUNT:
+    if unit or len(digits) > 4 or int(digits) < 1:
         raise Refusal("count", show(part.number))
     return int(digits)
 
@@ -201,10 +203,10 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
 
     Raises Refusal if the request does not determine it.
     """
-    if asking.field == "tres_per_node":
-        return count
     count_per_node: int | None = None
-    if asking.field == "tres_per_job":
+    if asking.field == "tres_per_node":
+        count_per_node = count
+    elif asking.field == "tres_per_job":
         count_per_node = _share_of_total(asking, count, request)
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
@@ -274,14 +276,42 @@ def takes_one_node(asking: GresRequest, request: JobRequest) -> bool:
         or request.now is not None
     ):
         return False
-    number = asking.parts[0].number or "1"
-    total = int(number) if number.isdecimal() and len(number) <= 4 else 0
-    tasks = request.num_tasks or 1
+    total, tasks = _number(asking), request.num_tasks or 1
     if asking.field == "tres_per_task":
         return tasks > 1 and not request.ntasks_per_node and 1 <= total * tasks <= MAX_COUNT
     if total <= 1:
         return total == 1
     return tasks <= (request.ntasks_per_node or tasks)
+
+
+def _number(asking: GresRequest) -> int:
+    """Return the number of slices in the only entry of a request, 0 if it is too large or malformed."""
+    number = asking.parts[0].number or "1"
+    return int(number) if number.isdecimal() and len(number) <= 4 else 0
+
+
+def of_range(asking: GresRequest, request: JobRequest) -> Iterator[int]:
+    """Yield the numbers of nodes, fewest first, of a range (`-N 2-3 --gpus=4`) on which a new job can have equal shares
+    of its slices and its tasks.
+
+    Slurm allocates the fewest that have the GPUs (tried on 22.05), not always with equal shares.
+    """
+    low, high, tasks = request.min_nodes or 1, request.max_nodes or 0, request.num_tasks or 0
+    if (
+        not 1 < low < high
+        or len(asking.parts) != 1
+        or asking.field not in ("tres_per_job", "tres_per_task")
+        or names_several(request)
+        or request.now is not None
+    ):
+        return
+    total = _number(asking) * (tasks if asking.field == "tres_per_task" else 1)
+    if total > MOST_IN_TOTAL:
+        return
+    for nodes in range(max(low, -(-total // MAX_COUNT)), min(high, total) + 1):
+        share, rest = divmod(tasks or nodes, nodes)
+        if total % nodes == 0 and not rest and share <= (request.ntasks_per_node or share):
+            yield nodes
 
 
 def wider(asking: GresRequest, request: JobRequest, count: int) -> Iterator[int]:
@@ -381,6 +411,8 @@ def whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     if kind is None:
         if (profile := profile_in(part.type or "")) is not None:
             raise Refusal("unknown_profile", partition.name, show(profile), partition.profile_list)
+        if part.type in partition.others:
+            raise Refusal("gpu_elsewhere", show(part.type or ""))
         names = ", ".join(kind.name for kind in partition.kinds)
         raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
     return partition.offers[kind.full.profile.gres_type]
@@ -403,7 +435,7 @@ def check_options(asking: GresRequest, request: JobRequest) -> None:
     for text, option, instead in (
         (request.cpus_per_tres, "--cpus-per-gpu", "--cpus-per-task"),
         (request.mem_per_tres, "--mem-per-gpu", "--mem"),
-        (request.tres_freq, "--gpu-freq", "no clock rate"),
+        (request.tres_freq, "--gpu-freq", "the default clock rate"),
     ):
         converted = batch and text is not request.tres_freq and number_per_gpu(text)
         if text and "gpu" in text and not converted:

@@ -27,7 +27,8 @@ MESSAGES: Final = {
     "SALLOC_GPUS_PER_NODE and SLURM_GPUS_PER_NODE, if only --gres=mig: is meant",
     "one_node": "all of them on one node, which needs the CPUs and memory of all tasks: for several nodes use "
     "-N <nodes> and --gres=mig:<profile>:<count> (the count is per node)",
-    "wider": "they are on %s nodes, %s on each, because no node has all of them: for other shares use -N <nodes> and "
+    "wider_why": ", because no node has all of them",
+    "wider": "they are on %s nodes, %s on each%s: for other shares use -N <nodes> and "
     "--gres=mig:<profile>:<count> (the count is per node)",
     "cpus_of_task": "--cpus-per-gpu is granted as --cpus-per-task=%s",
     "memory_of_node": "--mem-per-gpu is granted as --mem=%sM",
@@ -42,6 +43,7 @@ MESSAGES: Final = {
     "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
     "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
     "ask for another by gpu:<kind>",
+    "others": "%s is a GPU without MIG here: ask for it by its type",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
     "moment; features from sinfo and --constraint let it wait",
     "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
@@ -53,6 +55,7 @@ MESSAGES: Final = {
     "variable": "%s in the environment is not applied beside %s on the command line",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
+    "ignored": "these hints are not applied, because the job %s: %s",
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "
     "for the next submission only",
@@ -74,12 +77,15 @@ def times(count: int, offer: ProfileOffer) -> str:
     return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
 
 
-def whole(part: GresEntry, partition: Partition, granted: str) -> str:
-    """Return the note for a job that gets the largest slice for a whole GPU."""
+def whole(part: GresEntry, partition: Partition, granted: str) -> list[str]:
+    """Return the notes for a job that gets the largest slice for a whole GPU."""
     text = show(part.asked)
-    if part.type is None and len(partition.kinds) > 1:
-        return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
-    return MESSAGES["whole"] % (granted, text)
+    if part.type is not None:
+        return [MESSAGES["whole"] % (granted, text)]
+    others = [MESSAGES["others"] % show(f"gpu:{name}") for name in sorted(partition.others) if name]
+    if len(partition.kinds) > 1:
+        return [MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds)), *others]
+    return [MESSAGES["whole"] % (granted, text), *others]
 
 
 def named_slice(part: GresEntry, partition: Partition) -> str:

@@ -14,6 +14,7 @@ from slurm_migbatch.predict.rightsize import NEARLY
 from slurm_migbatch.predict.selection import FAR_TOO_LARGE, PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.comment import DECISION_BYTES
+from slurm_migbatch.submit.gres_request import MOST_IN_TOTAL
 from slurm_migbatch.submit.nodes import MOST_NAMED, READ
 from slurm_migbatch.submit.notes import MESSAGES
 from slurm_migbatch.submit.policy import SubmitPolicy
@@ -35,7 +36,7 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE, SiteCatalog
 from slurm_migbatch.workload.excluded import LONGEST, OPEN, SPARE
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
 from slurm_migbatch.workload.holding import STEPS
-from slurm_migbatch.workload.llmhints import CHOICES, SPELLINGS
+from slurm_migbatch.workload.llmhints import CHOICES, OF_SERVING, OF_TRAINING, SPELLINGS
 from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.modelfile import ENDINGS
 from slurm_migbatch.workload.nearmiss import LONGEST_KEY, OTHER_WORDS, SEVERAL_DEVICES
@@ -62,6 +63,8 @@ _SHARED: Final[Mapping[str, Any]] = {
     "far_too_large": FAR_TOO_LARGE,
     "hint_forms": FORMS,
     "hint_order": list(FORMS),
+    "of_serving": OF_SERVING,
+    "of_training": OF_TRAINING,
     "choices": {
         name: [*words, *(other for other, word in SPELLINGS.items() if word in words)]
         for name, words in CHOICES.items()
@@ -85,6 +88,7 @@ _SHARED: Final[Mapping[str, Any]] = {
     "exclude_longest": LONGEST,
     "exclude_spare": SPARE,
     "room_steps": STEPS,
+    "most_in_total": MOST_IN_TOTAL,
     "script_bytes": MOST_BYTES,
     "r20": R20,
     "describe_seconds": DESCRIBE_SECONDS,

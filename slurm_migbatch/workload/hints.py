@@ -93,6 +93,14 @@ class Hints:
         """
         return "train" if self.role == "train" or (self.role is None and self.llm.tunes) else "infer"
 
+    @property
+    def ignored(self) -> str:
+        """The given hints that do not count in the job's role, `method=, seq=`; empty for none."""
+        if self.kind == "infer" and self.role is None:
+            return ""
+        names = llmhints.OF_SERVING if self.kind == "train" else llmhints.OF_TRAINING
+        return ", ".join(f"{name}=" for name in names if getattr(self.llm, name) is not None)
+
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "llm"}

@@ -46,6 +46,10 @@ SPELLINGS: Final = {
     "adamw_bnb_8bit": "adamw_8bit", "adamw8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
 }  # fmt: skip
 """Other words for some of these: engines' own names, and Hugging Face's of optimizers; paged ones count fully."""
+OF_TRAINING: Final = ("method", "optimizer", "checkpointing", "seq", "micro_batch")
+"""Hints that count in training only; of adapters a server may state the rank too."""
+OF_SERVING: Final = ("max_num_seqs", "output", "kv_cache_dtype")
+"""Hints that count in serving only."""
 TOKENS: Final = "a number of tokens, for example 8192 or 8k"
 COUNT: Final = "a number from 1 to 65536"
 TIME: Final = "a time with its unit from 100us to 1d, for example 500ms"

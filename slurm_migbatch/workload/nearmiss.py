@@ -36,7 +36,7 @@ _DEVICES: Final = (
 )
 SEVERAL_DEVICES: Final = frozenset(_DEVICES.split())
 """Keys that ask for several devices for one program."""
-_SEPARATORS = re.compile(r"[ ;,]")
+_SEPARATORS = re.compile(r"[ ;,\"']")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:

@@ -23,8 +23,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "comment_long": "the comment is %s bytes too long: Slurm's limit is 1024, including the marker that the "
         "submit filter adds; shorten it",
         "gres_long": "the GRES list exceeds Slurm's limit of 1024 bytes: request fewer profiles",
-        "running": "the slices of a job that has started cannot be changed: cancel and resubmit it, or change it "
-        "while it is pending",
+        "running": "the slices of a job that has started cannot be changed: cancel and resubmit it",
         # the request
         "text_long": "%s is %s bytes long, Slurm's limit is 1024: shorten it",
         "spelling": "invalid GRES '%s': use mig:<profile>[:count], mig:auto[:count] or mig[:count], in lower case "
@@ -41,9 +40,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those (%s) or only the others",
         "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type, one of %s, or "
         "mig:<profile> for a slice",
-        "two_ways": "slices are requested by more than one option (%s): request them once, per node: "
-        "--gres=mig:auto:<count>, and unset SBATCH_GPUS, SALLOC_GPUS and SLURM_GPUS, which count as --gpus, and "
-        "SBATCH_GRES, SALLOC_GRES and SLURM_GRES, which count as --gres",
+        "gpu_elsewhere": "nodes with slices have no gpu:%s: request the slices and these GPUs in two jobs, or in two "
+        "components of a heterogeneous job",
+        "two_ways": "slices are requested by more than one option (%s): use one, and unset SBATCH_GPUS and SBATCH_GRES "
+        "(SALLOC_... for salloc, SLURM_... for srun), which count as --gpus and --gres",
         "per_node": "%s does not say how many slices each node provides: use -N <nodes> and "
         "--gres=mig:<profile>:<count> (the count is per node)",
         "per_gpu": "%s applies to whole GPUs: for slices use %s instead",

@@ -28,6 +28,7 @@ ANSWERS = {
     "Which compute instance": r"3g\.40gb MIG-",
     "Nodes and partitions": r"n1",
     "A notebook": r"would have MIG-",
+    "Do Snakemake": "a rule of Snakemake has MIG-",
     "Does MPS": "no MPS in this partition",
     "Should this job": r"Held:\s+2g\.20gb for[\s\S]*PROFILE",
 }
@@ -46,7 +47,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 
 
 def test_every_section_has_commands() -> None:
-    assert len(SECTIONS) == 16 and all(commands for _, commands in SECTIONS)
+    assert len(SECTIONS) == 17 and all(commands for _, commands in SECTIONS)
 
 
 def test_the_commands_do_what_the_page_says(bed: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""The site of the predictor's tests, and the shim in a real Lua 5.1."""
+"""The site of the predictor's tests, and the shim in a real Lua."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from tests.support.gpu_kinds import SITE
-from tests.support.lua_shim import Shim
+from tests.support.lua_shim import LUA, Shim, finds_posix
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent is not sent away because the machine is slow."""
     monkeypatch.setattr("slurm_migbatch.submit.server.IDLE_S", 600.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def posix() -> None:
+    """Without lua-posix half of the tests fail, each in its own way."""
+    if not finds_posix(LUA):
+        pytest.exit(f"{LUA} does not find lua-posix")
 
 
 @pytest.fixture(scope="session")

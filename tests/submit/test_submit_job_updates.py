@@ -81,6 +81,7 @@ def test_user_who_changes_slices_is_told_that_cpus_and_memory_by_default_stay(
     [
         ({"tres_per_node": "mig:9g.90gb"}, "gres:mig:1g.10gb:1", 2072),
         ({"partition": "cpu"}, "gres:mig:1g.10gb:1", 2072),
+        ({"req_nodes": "n2"}, "gres:mig:1g.10gb:1", 2014),
         ({"comment": "[mig:7g.80gb:1]"}, "gres:mig:1g.10gb:1", -1),
         ({"tres_per_node": "gres/mig:9g.90gb"}, ONE, -1),
     ],
@@ -93,6 +94,21 @@ def test_refused_update_has_an_error_code_that_tells_of_the_gres_where_messages_
         change = {"tres_per_node": f"gres:{change['tres_per_node']}"}
     present = Present(True, "gpu", gres, comment="[mig:1g.10gb:1]")
     assert isinstance(shim(JobRequest(1001, **{"partition": None, **change}, now=present)), Refuse)
+    assert shim.code == code
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"tres_per_node": "gres/mig:9g.90gb"}, 2072),
+        ({"tres_per_node": "gres/mig:auto", "comment": "migbatch: modle=x"}, 2072),
+        ({"tres_per_job": "gres/gpu:3", "min_nodes": 2, "max_nodes": 2}, 2072),
+        ({"tres_per_node": "gres/fpga:1", "comment": "[mig:7g.80gb:1]"}, -1),
+    ],
+)
+def test_refused_submission_has_an_error_code_that_tells_of_the_gres(shim: Shim, fields: dict, code: int) -> None:
+    """slurmrestd passes no sentence on to its client, only Slurm's text for the code."""
+    assert isinstance(shim(JobRequest(1001, partition="gpu", **fields)), Refuse)
     assert shim.code == code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -258,7 +259,8 @@ def test_method_says_that_a_model_of_images_is_trained(chooser: Chooser, shim: S
     kind = "infer" if role else "train"
     assert isinstance(tuned, Accept) and f"vit-b-16/{kind}/" in tuned.message
     other = ask(chooser, f"{words} {'' if role else 'role=train'}")
-    assert isinstance(other, Accept) and tuned.message == other.message
+    ignored = f"; these hints are not applied, because the job has {role}: method=" if role else ""
+    assert isinstance(other, Accept) and tuned.message == other.message + ignored
     agree(request(f"{words} method=lora"), shim, chooser)
 
 
@@ -279,6 +281,36 @@ def test_rank_of_adapters_that_are_served_does_not_say_so(chooser: Chooser, shim
     words = "model=vit-b-16 batch=8 engine=vllm lora_rank=16"
     assert "vit-b-16/infer/b8" in ask(chooser, words).message
     agree(request(words), shim, chooser)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "llama-3.2-1b"])
+@pytest.mark.parametrize("role", ["infer", "serve"])
+def test_hints_about_training_are_named_where_the_job_does_not_train(
+    chooser: Chooser, shim: Shim, model: str, role: str
+) -> None:
+    """They had no effect, or with a language model the role had none."""
+    words = f"model={model} role={role}"
+    trained = f"{words} method=lora optimizer=sgd checkpointing=on{' seq=2k micro_batch=4' if 'llama' in model else ''}"
+    served, answer = ask(chooser, words), ask(chooser, trained)
+    assert isinstance(served, Accept) and isinstance(answer, Accept)
+    assert answer.changes["tres_per_node"] == served.changes["tres_per_node"]
+    names = re.findall(r"(\w+=)", trained.removeprefix(words))
+    note = f"these hints are not applied, because the job has role={role}: {', '.join(names)}"
+    assert answer.message == f"{served.message}; {note}"
+    agree(request(trained), shim, chooser)
+    local = shim(request(f"{trained} mem=9gb"))
+    assert isinstance(local, Accept) and note in local.message
+    named = ask(chooser, trained, "gres/mig:3g.40gb")
+    assert isinstance(named, Accept) and "not applied" not in named.message
+
+
+@pytest.mark.parametrize("words", ["role=train", "method=lora"])
+def test_hints_about_serving_are_named_where_the_job_trains(chooser: Chooser, shim: Shim, words: str) -> None:
+    served = f"model=llama-3.2-1b {words} max_num_seqs=64 output=256 kv_cache_dtype=fp8 engine=transformers"
+    note = "these hints are not applied, because the job trains: max_num_seqs=, output=, kv_cache_dtype="
+    answer, local = ask(chooser, served), shim(request(f"{served} mem=9gb"))
+    assert isinstance(answer, Accept) and answer.message.endswith(note)
+    assert isinstance(local, Accept) and local.message.endswith(note)
 
 
 @pytest.mark.parametrize("hint", ["optimizer=paged_adamw_8bit", "checkpointing=on", "micro_batch=2"])

@@ -29,6 +29,8 @@ def ask(shim: Shim, chooser: Chooser, comment: str | None, gres: str = "gres/mig
         ("MIGBATCH:mem=40gb", "mem=40gb"),
         (" migbatch: batch=8", "batch=8"),
         ("project ABC; migbatch: mem=40gb", "mem=40gb"),
+        ('"migbatch: mem=40gb"', "mem=40gb"),
+        ("'migbatch: batch=8 mem=40gb'", "batch=8"),
         ("project=ABC,migbatch:Model=llama3:8b", "model=llama3:8b"),
     ],
 )

@@ -89,6 +89,7 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
     [
         ({"tres_per_job": "gres:gpu:2"}, "mig:7g.80gb:2"),
         ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2}, "mig:7g.80gb:2"),
+        ({"tres_per_job": "gres:gpu:128", "min_nodes": 16, "max_nodes": 16}, "mig:7g.80gb:8"),
         ({"tres_per_task": "gres:gpu:1", "min_nodes": 1, "max_nodes": 1, "num_tasks": 3}, "mig:7g.80gb:3"),
         ({"tres_per_task": "gres:mig:1g.10gb:1", "ntasks_per_node": 4}, "mig:1g.10gb:4"),
         ({"tres_per_task": "gres/gpu=1", "ntasks_per_node": 8, "num_tasks": 2, "min_nodes": 1}, "mig:7g.80gb:2"),
@@ -214,6 +215,32 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
 
 
 @pytest.mark.parametrize(
+    ("fields", "nodes", "each", "tasks"),
+    [
+        ({"tres_per_job": "gres:gpu:4", "max_nodes": 3}, 2, 2, None),
+        ({"tres_per_job": "gres:gpu:4", "max_nodes": 4, "num_tasks": 4}, 2, 2, "2"),
+        ({"tres_per_job": "gres:gpu:3", "max_nodes": 4}, 3, 1, None),
+        ({"tres_per_job": "gres:mig:1g.10gb:200", "max_nodes": 8}, 4, 50, None),
+        ({"tres_per_job": "gres:gpu:4", "max_nodes": 4, "num_tasks": 4, "ntasks_per_node": 1}, 4, 1, "1"),
+        ({"tres_per_task": "gres:gpu:1", "max_nodes": 4, "num_tasks": 6}, 2, 3, "3"),
+        ({"tres_per_task": "gres:gpu:2", "max_nodes": 4, "num_tasks": 3}, 3, 2, "1"),
+    ],
+)
+def test_of_a_range_of_nodes_a_job_gets_the_fewest_with_equal_shares(
+    ask, shim: Shim, fields: dict[str, object], nodes: int, each: int, tasks: str | None
+) -> None:
+    """Slurm allocates the fewest that have the GPUs (-N 2-3 --gpus=4)."""
+    answer = ask(None, min_nodes=2, **fields)
+    assert isinstance(answer, Accept) and answer.changes["tres_per_node"].endswith(f":{each}")
+    assert answer.changes["min_nodes"] == answer.changes["max_nodes"] == str(nodes)
+    assert answer.changes.get("ntasks_per_node") == tasks
+    assert f"they are on {nodes} nodes, {each} on each: for other shares use -N <nodes>" in answer.message
+    local = shim(JobRequest(answer.decision.uid, partition="gpu", min_nodes=2, **fields))
+    assert isinstance(local, Accept) and local.message == answer.message
+    assert {**local.changes, "comment": ""} == {**answer.changes, "comment": ""}
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tres_per_job": "gres:gpu:3", "num_tasks": 4, "ntasks_per_node": 2},
@@ -223,7 +250,13 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "ntasks_per_node": 2, "now": Present(True, "gpu")},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2},
-        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 2, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 3, "min_nodes": 2, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "min_nodes": 3, "max_nodes": 3},
+        {"tres_per_job": "gres:gpu:5", "min_nodes": 2, "max_nodes": 4},
+        {"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 4, "req_nodes": "n1,n2"},
+        {"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 4, "now": Present(True, "gpu")},
+        {"tres_per_task": "gres:gpu:1", "min_nodes": 2, "max_nodes": 4},
+        {"tres_per_task": "gres:gpu:9", "num_tasks": 4294967280, "min_nodes": 2, "max_nodes": 4294967280},
         {"tres_per_job": "gres:gpu:4", "num_tasks": 4, "req_nodes": "n1,n2"},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "min_nodes": 2},
         {"tres_per_job": "gres:gpu:1", "num_tasks": 4, "req_nodes": "n1,n2"},

@@ -135,6 +135,8 @@ def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, table
 def test_bad_requests_are_refused_with_a_sentence(bed: Cluster, command: str, options: list[str], words: str) -> None:
     result = run_as_alice(bed, command, *options, *(["--wrap=true"] if command == "sbatch" else ["true"]))
     assert result.returncode != 0 and words in result.stderr
+    if command == "sbatch" and any("--gres" in option for option in options):
+        assert "Invalid generic resource (gres) specification" in result.stderr
 
 
 def test_a_job_without_slices_is_left_alone(bed: Cluster) -> None:

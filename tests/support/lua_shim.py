@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +23,12 @@ from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
 
 LUA = os.environ.get("MIGBATCH_TEST_LUA", "lua5.1")
-"""The interpreter; another one, such as lua5.4, must find lua-posix too."""
+"""The interpreter; another one must find lua-posix too. That for lua5.4 is in a root of trixie, not in Debian 12: set
+LUA_PATH_5_4="ROOT/usr/share/lua/5.4/?.lua;ROOT/usr/share/lua/5.4/?/init.lua" and
+LUA_CPATH_5_4="ROOT/usr/lib/x86_64-linux-gnu/lua/5.4/?.so".
+"""
+INTERPRETERS = tuple(filter(shutil.which, ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua5.5", "luajit")))
+"""Those that are installed: slurmctld is linked to 5.1 on Debian, to 5.3 or 5.4 on Red Hat."""
 LATER = """
 if loadstring then
   local compile, within = loadstring, setfenv
@@ -72,7 +79,7 @@ if arg[2] then
     if not plain and pattern:sub(-1) == "$" then return tried(text, pattern) end
     return (from ~= "" and to or #text) - (start or 1) + 1
   end)
-  debug.sethook(function() steps = steps + 100 end, "", 100)
+  debug.sethook(function() steps = steps + 1 end, "", 1) -- by hundreds, equal calls would differ by thousands
 end
 slurm = setmetatable({
   SUCCESS = 0, ERROR = -1,
@@ -165,6 +172,11 @@ end
 """
 
 
+def finds_posix(lua: str) -> bool:
+    """Return whether an interpreter finds lua-posix."""
+    return subprocess.run([lua, "-e", "require 'posix.sys.stat'"], check=False, capture_output=True).returncode == 0
+
+
 def plant_modules(folder: Path) -> None:
     """Write modules with the names of lua-posix's into a folder; loading one creates the file `loaded` there."""
     names = ("errno", "stdlib", "sys/socket", "sys/stat", "time", "unistd")
@@ -188,6 +200,8 @@ class Shim:
         deadline_ms: int = 2000,  # long, so that on a slow machine the service answers and not the table
         rest_s: int = 5,
         count_steps: bool = False,
+        lua: str = LUA,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         source = render(
             JOB_SUBMIT,
@@ -207,9 +221,10 @@ class Shim:
         self.changed = False
         self.code = 0
         self._process = subprocess.Popen(
-            [LUA, str(harness), str(script), *(["count"] if count_steps else [])],
+            [lua, str(harness), str(script), *(["count"] if count_steps else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=environment,
         )
 
     def __call__(self, request: JobRequest, **more: str) -> Answer:

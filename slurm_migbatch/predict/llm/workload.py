@@ -213,7 +213,7 @@ def workload_of(hints: Hints) -> Workload | None:
         return None
     if hints.input_unit == "px" and resolved.architecture.kind != "plain":
         raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
-    if hints.kind == "train" or hints.llm.method is not None or hints.llm.seq is not None:
+    if hints.kind == "train" or (hints.role is None and hints.llm.seq is not None):
         return replace(_training(hints, resolved), px=_pixels(hints, resolved))
     assumed: tuple[str, ...] = ()
     if hints.llm.engine is None and resolved.architecture.kind == "decoder" and _of_library(hints.model or ""):
