@@ -333,6 +333,23 @@ def test_shares_of_a_gpu_in_a_column_of_their_own_are_no_whole_gpus(write: Write
             joblog.read(write(f"{log}1,0,60,{wrong}\n"), A100)
 
 
+def test_shares_of_a_gpu_without_slices_are_told(write: Write) -> None:
+    log = write("job_id,submit_time,duration,num_gpu\n1,0,60,0.5\n2,0,60,1\n")
+    assert joblog.read(log, A100).notices == ()
+    trace = joblog.read(log)
+    assert [(job.gpus, job.profile) for job in trace.jobs] == [(1, None), (1, None)]
+    assert trace.notices == ("1 jobs with a share of a GPU are replayed on whole GPUs",)
+
+
+def test_repeated_lines_of_a_log_with_names_count_once(write: Write) -> None:
+    log = "job_id,submit_time,duration,num_gpu,user\n1,0,60,1,u\n1,70,60,1,u\n2,0,60,1,u\n"
+    trace = joblog.read(write(log + log))
+    assert [job.name for job in trace.jobs] == ["1", "2", "1"], "a run after a requeue has another time"
+    assert trace.notices == ("3 repeated lines are skipped",)
+    nameless = "submit_time,duration,num_gpu\n0,60,1\n0,60,1\n"
+    assert len(joblog.read(write(nameless)).jobs) == 2
+
+
 def test_shares_of_a_gpu_in_an_unknown_unit_are_refused(write: Write) -> None:
     log = "job_id,submit_time,duration,num_gpu,{}\n1,0,60,1,0.5\n"
     for column in ("gpu_fraction", "GPU share", "mps", "gres_shard", "gpu_mem_percent"):

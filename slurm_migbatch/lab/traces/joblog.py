@@ -30,6 +30,7 @@ from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.times import parse_duration
+from slurm_migbatch.values.digest import digest_of
 from slurm_migbatch.workload.refusal import show
 
 SUBMITTED: Final = ("submit_time", "timestamp")
@@ -132,6 +133,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
     in_seconds: bool | None = None
     jobs: list[LoggedJob] = []
     unused, differing = UnusedRows(), list[str]()
+    seen, shares = set[bytes](), 0
     needed = ("|".join(SUBMITTED), "|".join((*DURATION, END)), "|".join(GPUS))
     for line in lines(path, needed, unused=unused):
         columns = columns or _Columns.of(line)
@@ -148,19 +150,27 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
                 in_seconds = _SECONDS.fullmatch(line.text(columns.submitted)) is not None
             if columns.duration and len(jobs) < _COMPARED and (other := _other_duration(line, duration)):
                 differing.append(other)
-            jobs.append(
-                LoggedJob(
-                    line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
-                    line.number,
-                    line.text(columns.name) if columns.name else f"job-{line.number}",
-                    duration,
-                    instances * math.ceil(gpus),
-                    line.text(columns.user) if columns.user else "",
-                    "infer" if served else "train",
-                    slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
-                )
+            job = LoggedJob(
+                line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
+                line.number,
+                line.text(columns.name) if columns.name else f"job-{line.number}",
+                duration,
+                instances * math.ceil(gpus),
+                line.text(columns.user) if columns.user else "",
+                "infer" if served else "train",
+                slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
             )
+            run = digest_of(repr(job[:1] + job[2:]).encode("utf-8", "surrogatepass"), 16)
+            if run in seen:  # without a column of names the number of the line is the name
+                raise Skipped("repeated lines")
+            seen.add(run)
+            shares += gpus < 1
+            jobs.append(job)
     trace = trace_of(jobs, unused)
+    if shares and geometry is None:
+        trace = replace(
+            trace, notices=(*trace.notices, f"{shares} jobs with a share of a GPU are replayed on whole GPUs")
+        )
     if 2 * len(differing) > min(len(jobs), _COMPARED):
         notice = f"{columns and columns.duration} is used, which is mostly not the time from {START} to {END}"
         trace = replace(trace, notices=(*trace.notices, f"{notice} ({differing[0]}): it must be in seconds"))
