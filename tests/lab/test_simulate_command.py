@@ -111,6 +111,8 @@ def test_what_arrives_is_told_before_the_results(write: Callable[..., Path], tmp
     assert alone.startswith("2 jobs arrive within 0 s, half of them are shorter than 3.3 min; 2 have no time limit")
     path = write(path.read_text().replace('"log.csv"', '"log.csv"\ncopies = 3'))
     assert CliRunner().invoke(simulate, [str(path)]).output.startswith("2 jobs, each 3 times, arrive within")
+    log.write_text("job_id,submit_time,duration,gpu_num\na,0,3000,2\nb,1,100,1\n")
+    assert "need 18300 of 4 GPUs" in CliRunner().invoke(simulate, [str(path)]).output
 
 
 def test_whole_gpus_on_a_static_partition_are_told(write: Callable[..., Path]) -> None:

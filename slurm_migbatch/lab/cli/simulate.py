@@ -199,8 +199,9 @@ def _load(arriving: Mapping[str, Any], scenario: Scenario) -> str:
     text = f"{arriving['jobs']} jobs{copies} arrive within {_shown(arriving['span_s'], 'time')}, "
     text += f"half of them are shorter than {_shown(arriving['work_s'], 'time')}"
     if needed is not None:
-        gpus = part.nodes * part.gpus
-        text += f"; on average they need {needed * scenario.workload.copies:.3g} of {gpus} GPUs in this time"
+        needed *= scenario.workload.copies
+        shown = f"{needed:.0f}" if needed >= 100 else f"{needed:.3g}"
+        text += f"; on average they need {shown} of {part.nodes * part.gpus} GPUs in this time"
     if arriving["without_limit"]:
         text += f"; {arriving['without_limit']} have no time limit: their lengths stand for it, so backfill knows these"
     return text
