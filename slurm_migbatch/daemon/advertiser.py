@@ -192,7 +192,7 @@ class Advertiser:
             examined = (plan, node, row, present, self._shared(plan.node))  # mostly the same objects as before
             settled = before.get(plan.node)
             if settled is not None and acknowledged and settled[0] == examined:
-                self._settled[plan.node] = settled
+                self._settled[plan.node] = examined, settled[1]
                 if settled[1]:
                     done.cut.append(plan.node)
                 continue

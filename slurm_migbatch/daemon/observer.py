@@ -131,7 +131,7 @@ class Observer:
         nodes = []
         for row in rows:
             earlier = before.get(row.name)
-            latest = earlier if earlier is not None and earlier == row else row
+            latest = earlier if earlier is not None and (earlier is row or earlier == row) else row
             self._rows[row.name] = latest
             nodes.append(latest)
             if row.name in inventory and any(row.gres.values()):

@@ -38,6 +38,10 @@ _STATED: Final = re.compile(rf'"?sep=([{re.escape(SEPARATORS)}])"?[{re.escape(SE
 _GZIP: Final = b"\x1f\x8b"
 _BZIP2: Final = re.compile("BZh[1-9]1AY")
 NOT_UTF8: Final = "is not UTF-8 text: save it in UTF-8 (not UTF-16 or Latin-1), compressed with gzip only"
+PARQUET: Final = (
+    "is Parquet, not a table in text: write it as CSV, for example by Python with pandas and pyarrow, "
+    "pandas.read_parquet(FILE).to_csv('FILE.csv.gz', index=False)"
+)
 _UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -114,13 +118,18 @@ def open_text(path: Path, errors: str = "strict") -> TextIO:
     return path.open(encoding="utf-8-sig", errors=errors, newline="")
 
 
-def is_foreign(first: str) -> bool:
-    """Return whether a file's first characters, read with errors="replace", are not those of UTF-8 text.
+def foreign(path: Path) -> str:
+    """Return why a file's first characters are not those of UTF-8 text; "" if they are. Raises OSError.
 
-    They are the byte order mark of UTF-16, those of zstd or bzip2, or contain a zero byte, as UTF-16 without its mark,
-    archives and xz do.
+    They are those of Parquet, the byte order mark of UTF-16, those of zstd or bzip2, or contain a zero byte, as UTF-16
+    without its mark, archives and xz do.
     """
-    return first.startswith(("\ufffd\ufffd", "(\ufffd/\ufffd")) or "\0" in first[:8] or _BZIP2.match(first) is not None
+    with open_text(path, "replace") as file:
+        first = file.read(8)
+    if first.startswith("PAR1"):
+        return PARQUET
+    packed = first.startswith(("\ufffd\ufffd", "(\ufffd/\ufffd", "PK\3\4")) or "\0" in first[:8] or _BZIP2.match(first)
+    return NOT_UTF8 if packed else ""
 
 
 def header(path: Path) -> tuple[str, ...]:
@@ -146,11 +155,9 @@ def separator(path: Path) -> str:
 def unreadable(path: Path) -> str:
     """Return why a file's first line cannot be read; "" if it can. Raises OSError."""
     try:
+        if why := foreign(path):
+            return why
         with open_text(path) as file:
-            first = file.read(8)
-            file.seek(0)
-            if is_foreign(first):
-                return NOT_UTF8
             return "" if next(_lines(file)[0], []) else "is empty"
     except UnicodeDecodeError:
         return NOT_UTF8

@@ -134,6 +134,16 @@ def test_plan_while_nothing_but_the_time_changes_is_the_same_as_a_new_one(rng: r
         now += rng.choice([0.0, 1.0, 20.0, 200.0, 1000.0]) * rng.random()
 
 
+def test_plan_of_a_node_stays_the_same_object_while_it_is_equal() -> None:
+    nodes = [Node("n1", (Gpu("GPU-n1", H100),)), Node("n2", (Gpu("GPU-n2", H100),))]
+    planner = Planner()
+    first = planner.plan(list(nodes), [], NOW)
+    for changed in (1, 0, 0, 1):  # the node becomes another object, and what is known of it is computed again
+        nodes[changed] = replace(nodes[changed])
+        plan = planner.plan(list(nodes), [], NOW, first.reservations)
+        assert all(plan.nodes[name] is first.nodes[name] for name in ("n1", "n2"))
+
+
 def test_standing_plan_ends_when_slots_should_have_ended() -> None:
     gpu = Gpu("GPU-n1", H100, (Lease(plan_free(H100, EMPTY, [P("7g.80gb")]).slots[0], 900, NOW + 60),))
     nodes, demands = [Node("n1", (gpu,))], [Demand(1, ((P("7g.80gb"), 1),), POOLS[0], limit_s=60)]

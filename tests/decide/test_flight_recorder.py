@@ -48,7 +48,7 @@ def entries(day: Path) -> list[dict[str, Any]]:
 #: attributes that are settings or caches, or are recreated by every decision
 DERIVED = {
     "SupplyMemory": {"planner", "queue", "nodes", "demands", "offers"},
-    "DispatchMemory": {"left"},
+    "DispatchMemory": {"left", "nothing_fits"},
     "RetypeHistory": {"hold_s"},
     "LendingMemory": {"waiting", "growing", "job_views", "round"},
     "ElasticJobs": {"_predictions", "_restart_s", "_checkpoint_s", "_speeds", "waiting"},

@@ -86,6 +86,19 @@ def test_updated_queue_equals_one_built_anew(rng: random.Random, rounds: int) ->
             happens()
 
 
+def test_same_rows_in_another_sequence_are_the_same_queue() -> None:
+    rows = [JobRow(1), JobRow(2), JobRow(3)]
+    queue = JobQueue.of(rows)
+    version = queue.version
+    queue.update(tuple(rows))
+    assert queue.version == version
+    for other in (rows[:2], [rows[1], rows[0], rows[2]], [*rows[:2], replace(rows[2])]):
+        queue.update(other)
+        assert queue.version > version
+        assert (queue.jobs, list(queue.rows)) == (tuple(other), [row.job_id for row in queue.rows.values()])
+        version = queue.version
+
+
 def test_jobs_that_take_a_signal_are_listed_in_the_order_of_the_queue() -> None:
     rows = [JobRow(number, state="RUNNING", comment="migbatch: role=train signal=usr1") for number in (3, 1, 2)]
     queue = JobQueue.of([JobRow(9), *rows])

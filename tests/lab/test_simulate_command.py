@@ -94,6 +94,33 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
     assert all(run.ended is not None for run in play(loaded, ScenarioData(loaded), 0).runs)
 
 
+def test_what_arrives_is_told_before_the_results(write: Callable[..., Path], tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("job_id,submit_time,duration,gpu_num\na,0,300,2\nb,100,60,0.5\nc,1000,400,1\n")
+    path = write(BASE.replace("philly", "joblog", 1).replace("philly.csv", "log.csv"))
+    done = CliRunner().invoke(simulate, [str(path)])
+    assert done.output.splitlines()[0] == (
+        "3 jobs arrive within 16.7 min, half of them are shorter than 5.0 min; on average they need 1.03 of 4 GPUs in "
+        "this time; 3 have no time limit: their lengths stand for it, so backfill knows these"
+    )
+    found = json.loads(CliRunner().invoke(simulate, [str(path), "--json"]).output)["workload"]
+    needed = (2 * 300 + 60 * 4 / 7 + 400) / 1000
+    assert found == {"jobs": 3, "span_s": 1000, "work_s": 300, "gpus": pytest.approx(needed), "without_limit": 3}
+    log.write_text("job_id,submit_time,duration,gpu_num\na,0,300,2\nb,0,100,1\n")
+    alone = CliRunner().invoke(simulate, [str(path)]).output.splitlines()[0]
+    assert alone.startswith("2 jobs arrive within 0 s, half of them are shorter than 3.3 min; 2 have no time limit")
+    path = write(path.read_text().replace('"log.csv"', '"log.csv"\ncopies = 3'))
+    assert CliRunner().invoke(simulate, [str(path)]).output.startswith("2 jobs, each 3 times, arrive within")
+    log.write_text("job_id,submit_time,duration,gpu_num\na,0,3000,2\nb,1,100,1\n")
+    assert "need 18300 of 4 GPUs" in CliRunner().invoke(simulate, [str(path)]).output
+
+
+def test_whole_gpus_on_a_static_partition_are_told(write: Callable[..., Path]) -> None:
+    output = CliRunner().invoke(simulate, [str(write()), "--policy", "static"]).output
+    assert "note: static: 20 jobs request whole GPUs and get slices of its partition" in output
+    assert "static:" not in CliRunner().invoke(simulate, [str(write()), "--policy", "fifo"]).output
+
+
 #: two nodes with a GPU each: c needs both; d is short enough to run beside b's end, e is not
 TINY = """job_id,user,gpu_num,state,submit_time,duration
 a,u,1,COMPLETED,0,600

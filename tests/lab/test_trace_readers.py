@@ -105,13 +105,13 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
     [
         (
             "",
-            "is empty; its first line should name submit_time or timestamp, duration or run_time, "
+            "is empty; its first line should name submit_time or timestamp, duration or run_time or end_time, "
             "gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc",
         ),
         (
             "timestamp,duration,gpus,cluster\n",
             ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc; "
-            "found timestamp, duration, gpus, cluster",
+            "found timestamp, duration, gpus, cluster; rename those in this line that mean the same",
         ),
     ],
 )
@@ -203,6 +203,14 @@ def test_other_compression_is_named_in_the_error(tmp_path: Path) -> None:
                 read(path, *((A100,) if read is openb.read else ()))
 
 
+def test_parquet_is_named_in_the_error_with_the_way_to_write_it_as_csv(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"PAR1\x15\x04\x15\x20" + bytes(range(256)) + b"PAR1")
+    for read in (sacct.read, joblog.read, jobtable.read, openb.read, philly.read):
+        with pytest.raises(TraceError, match=r"trace: is Parquet, .*: write it as CSV, .*read_parquet"):
+            read(path, *((A100,) if read is openb.read else ()))
+
+
 def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
     zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
     first, second = joblog.read(write(zones)).jobs
@@ -264,6 +272,93 @@ def test_log_rows_that_have_run_are_jobs_whatever_their_end(write: Write, state:
     for unfinished in ("RUNNING", "COMPLETING"):
         log = write(f"job_id,user,gpu_num,state,submit_time,duration\n1,u,1,{unfinished},0,60\n")
         assert not joblog.read(log).jobs
+
+
+LOG = "job_id,submit_time,start_time,end_time,gpu_num"
+
+
+def test_log_without_durations_has_the_times_from_start_to_end(write: Write) -> None:
+    rows = "1,2024-01-01T00:00:00,2024-01-01T00:01:00,2024-01-01T01:01:00,2\n2,2024-01-01T00:00:00,,,1\n"
+    trace = joblog.read(write(f"{LOG}\n{rows}3,2024-01-01 00:00:05,1704067300,1704067310,1\n"))
+    assert [(job.name, job.arrival, job.work, job.gpus) for job in trace.jobs] == [("1", 0, 3600, 2), ("3", 5, 10, 1)]
+    assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
+    with pytest.raises(TraceError, match=":2: end_time is before start_time"):
+        joblog.read(write(f"{LOG}\n1,0,70,60,1\n"))
+    with pytest.raises(TraceError, match=":1: lacks the column start_time, or one with durations"):
+        joblog.read(write("job_id,submit_time,end_time,gpu_num\n1,0,60,1\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-02:03:04", 93784),
+        ("02:03:04.5", 7384.5),
+        ("1 days 02:03:04", 93784),
+        ("0 days 00:00:09.000000", 9),
+        ("27:00:00", 97200),
+    ],
+)
+def test_durations_of_a_log_may_be_those_of_slurm_and_pandas(write: Write, text: str, seconds: float) -> None:
+    log = f"job_id,submit_time,run_time,gpu_num\n1,0,{text},1\n"
+    assert [job.work for job in joblog.read(write(log)).jobs] == [seconds]
+    for ambiguous in ("02:03", "-1 days +02:03:04", "1:2:3"):
+        with pytest.raises(TraceError, match=":2: run_time must be seconds, or a duration such as 1-02:03:04, not"):
+            joblog.read(write(log.replace(text, ambiguous)))
+
+
+def test_durations_of_a_log_in_another_unit_than_seconds_are_told(write: Write) -> None:
+    rows = "1,0,10,3610,1,{0}\n2,0,10,7210,1,{1}\n3,0,,,1,{0}\n4,0,x,y,1,{0}\n"
+    assert joblog.read(write(f"{LOG},duration\n{rows.format(3600, 7200)}")).notices == ()
+    (notice,) = joblog.read(write(f"{LOG},duration\n{rows.format(60, 120)}5,0,10,130,1,2\n")).notices
+    assert notice == (
+        "duration is used, which is mostly not the time from start_time to end_time "
+        "(line 2: 60 and 3600 s): it must be in seconds"
+    )
+
+
+@pytest.mark.parametrize(("column", "whole"), [("gpu_milli", 1000), ("gpu_percent", 100)])
+def test_shares_of_a_gpu_in_a_column_of_their_own_are_no_whole_gpus(write: Write, column: str, whole: int) -> None:
+    log = f"job_id,submit_time,duration,num_gpu,{column}\n"
+    rows = f"1,0,60,1,{whole // 4}\n2,0,60,1,{whole}\n3,0,60,4,{whole}\n4,0,60,1,\n5,0,60,0,{whole}\n6,0,60,1,0\n"
+    trace = joblog.read(write(log + rows), A100)
+    assert [(job.name, job.gpus, job.profile) for job in trace.jobs] == [
+        ("1", 1, Profile.parse("2g.20gb")), ("2", 1, None), ("3", 4, None), ("4", 1, None),
+    ]  # fmt: skip
+    assert trace.notices == ("2 jobs without a GPU are skipped",)
+    for wrong, why in (
+        (f"2,{whole // 2}", f"must be {whole} for a job with 2 GPUs, not {whole // 2}"),
+        (f"1,{2 * whole}", f"must be between 0 and {whole}, not {2 * whole}"),
+    ):
+        with pytest.raises(TraceError, match=f":2: {column} {why}"):
+            joblog.read(write(f"{log}1,0,60,{wrong}\n"), A100)
+
+
+def test_shares_of_a_gpu_without_slices_are_told(write: Write) -> None:
+    log = write("job_id,submit_time,duration,num_gpu\n1,0,60,0.5\n2,0,60,1\n")
+    assert joblog.read(log, A100).notices == ()
+    trace = joblog.read(log)
+    assert [(job.gpus, job.profile) for job in trace.jobs] == [(1, None), (1, None)]
+    assert trace.notices == ("1 jobs with a share of a GPU are replayed on whole GPUs",)
+
+
+def test_repeated_lines_of_a_log_with_names_count_once(write: Write) -> None:
+    log = "job_id,submit_time,duration,num_gpu,user\n1,0,60,1,u\n1,70,60,1,u\n2,0,60,1,u\n"
+    trace = joblog.read(write(log + log))
+    assert [job.name for job in trace.jobs] == ["1", "2", "1"], "a run after a requeue has another time"
+    assert trace.notices == ("3 repeated lines are skipped",)
+    nameless = "submit_time,duration,num_gpu\n0,60,1\n0,60,1\n"
+    assert len(joblog.read(write(nameless)).jobs) == 2
+
+
+def test_shares_of_a_gpu_in_an_unknown_unit_are_refused(write: Write) -> None:
+    log = "job_id,submit_time,duration,num_gpu,{}\n1,0,60,1,0.5\n"
+    for column in ("gpu_fraction", "GPU share", "mps", "gres_shard", "gpu_mem_percent"):
+        with pytest.raises(
+            TraceError, match=f":1: has the column {column}, which is not read: .* into num_gpu, 0.5 for"
+        ):
+            joblog.read(write(log.format(column)))
+    for column in ("timestamps", "gpu_utilization_percent", "shared", "gpu_type"):
+        assert len(joblog.read(write(log.format(column))).jobs) == 1
 
 
 def test_log_may_begin_with_a_job_without_a_time(write: Write) -> None:
@@ -801,6 +896,8 @@ def test_shares_and_slices_of_unknown_size_are_skipped_with_their_own_reasons(wr
         "2 jobs on slices of unknown size are skipped",
         "1 jobs without a GPU are skipped",
     )
+    both = sacct_of(write, "gres/gpu=1,gres/mps=50")
+    assert both.notices == ("1 jobs with shares of a GPU (gres/shard, gres/mps) are replayed on whole GPUs",)
     table = jobtable.read(write(JOBTABLE), {1001: "gres/shard", 1002: "gres/gpu:1g"}, (), A100)
     assert [(job.profile, job.gpus) for job in table.jobs] == [
         (Profile.parse("1g.10gb"), 2),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
+from operator import is_
 from typing import Final
 
 from slurm_migbatch.decide.capacity.edits import Edit, edits
@@ -66,8 +67,9 @@ class JobQueue:
         return queue
 
     def update(self, jobs: Sequence[JobRow]) -> None:
-        """Set the next queue; the same tuple again is the same queue."""
-        if jobs is self.jobs and self._whole:
+        """Set the next queue; the same rows again are the same queue."""
+        same = jobs is self.jobs or (len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs)))
+        if same and self._whole:
             return
         if not self._whole:  # the last update was incomplete, or a job had two rows
             self._forget()

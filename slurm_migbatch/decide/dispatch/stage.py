@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import FreeCapacity, LeftOnNode, of_counts, of_plan
-from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.dispatch.arrays import (
     HISTORY,
@@ -111,7 +112,9 @@ class DispatchMemory:
     pipelines: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
     last: float | None = None
     predicted_by: str = ""
-    #: cache; it changes no decision
+    #: caches; they change no decision
+    #: a plan of supply and the version of the queue without a pending job that may be re-typed
+    nothing_fits: tuple[ClusterPlan | None, int] = field(default=(None, 0), repr=False)
     left: dict[str, LeftOnNode] = field(default_factory=dict, repr=False)
 
 
@@ -244,7 +247,7 @@ def plan_dispatch(
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # throttles decide how many tasks of these arrays run: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
-    placeless = without_place(view.demands, view.jobs, view.placed, view.free_capacity) if queue.any_decided() else ()
+    placeless = _placeless(view, queue, supply, memory, throttled=bool(limits))
     waiting = (pending for pending in placeless if pending.row.array_job not in unsettled)
     changes = undone(snapshot.jobs, memory.turns)
     changes += _retypes(view, waiting, promises, changes, memory)
@@ -253,6 +256,25 @@ def plan_dispatch(
     repairs = _repairs(view, changes, limits, memory) if not settings.dry_run else {}
     unknown = tuple(list(promises.missing)[:_AT_ONCE])  # the first in Slurm's order
     return DispatchDecision(tuple(changes), tuple(limits), repairs, unknown, settled)
+
+
+def _placeless(
+    view: _View, queue: JobQueue, supply: SupplyDecision | None, memory: DispatchMemory, *, throttled: bool
+) -> Iterable[Pending]:
+    """Return the pending jobs that may be re-typed; none without a search if there were none in the same plan.
+
+    `throttled`: arrays get other throttles, for which capacity has been taken.
+    """
+    plan, (full, version) = None if supply is None else supply.plan, memory.nothing_fits
+    if not queue.any_decided() or (plan is not None and plan is full and version == queue.version):
+        return ()
+    found = without_place(view.demands, view.jobs, view.placed, view.free_capacity)
+    first = next(found, None)
+    if first is not None:
+        return chain((first,), found)
+    if not throttled:
+        memory.nothing_fits = plan, queue.version
+    return ()
 
 
 def _retypes(
@@ -396,7 +418,8 @@ def _placeable(
 ) -> list[ElasticArray]:
     """Return the arrays with the prediction and the nodes of their tasks, whatever prevents these from starting now."""
     rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in waiting_arrays]
-    pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
+    found = demands(rows, view.snapshot.nodes, view.managed, view.now) if rows else ()
+    pools = {demand.job: demand.pool for demand in found}
     starts = instance_starts(view.of_arrays)
     memory.loads.forget_but(starts)
     arrays = []

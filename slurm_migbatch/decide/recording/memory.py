@@ -50,7 +50,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
     SupplyMemory: _fields(SupplyMemory, "planner", "queue", "nodes", "demands", "offers"),
     MoveMemory: _fields(MoveMemory),
-    DispatchMemory: _fields(DispatchMemory, "left"),
+    DispatchMemory: _fields(DispatchMemory, "left", "nothing_fits"),
     RetypeHistory: _fields(RetypeHistory, "hold_s"),
     Bounds: _fields(Bounds),
     ServedTime: _fields(ServedTime),

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 
 from slurm_migbatch.decide.capacity.model import Gpu, Node
@@ -113,17 +114,22 @@ class _ClassGpus:
         self.fixed: dict[Profile, list[str]] = defaultdict(list)
         self.gpu_count = 0
         self._examined, self._ticks = examined, ticks
-        self._buckets: dict[GpuState, list[int]] = defaultdict(list)
         self._heaps: dict[Profile, list[tuple[Cost, int, GpuState]]] = {}
         self._heaped: dict[Profile, set[GpuState]] = {}
 
     def add_node(self, admission: Admission, first: int) -> None:
         """Add a node, whose GPUs have the next indexes."""
-        buckets = self._buckets
-        for index, shape in enumerate(admission.shapes, first):
-            buckets[shape].append(index)
         self.gpu_count += len(admission.shapes)
         self.open_nodes.append((admission, first))
+
+    @cached_property
+    def _buckets(self) -> dict[GpuState, list[int]]:
+        """The GPUs by state, in order; many plans claim nothing and need none."""
+        buckets: dict[GpuState, list[int]] = defaultdict(list)
+        for admission, first in self.open_nodes:
+            for index, shape in enumerate(admission.shapes, first):
+                buckets[shape].append(index)
+        return buckets
 
     def put(self, index: int, shape: GpuState) -> None:
         """Put a GPU into the bucket of its new state; that of its former one drops it when it comes first there."""

@@ -20,16 +20,14 @@ def node_plans(
     touched = fleet.touched()
     for name, admission in fleet.admissions.items():
         cached = admission.plan
-        if anew or name in touched:
-            plan = _node_plan(fleet, admission.node, preference, anew=anew)
-        elif cached is not None and cached[0] == preference:
+        keeps = not anew and name not in touched
+        if keeps and cached is not None and cached[0] == preference:
             plans[name] = cached[1]
             continue
-        else:
-            plan = _node_plan(fleet, admission.node, preference, anew=False)
+        plan, previous = _node_plan(fleet, admission.node, preference, anew=anew), before.get(name)
+        plans[name] = plan = previous if previous == plan and previous is not None else plan
+        if keeps:
             admission.plan = preference, plan
-        previous = before.get(name)
-        plans[name] = previous if previous == plan and previous is not None else plan
     return plans
 
 

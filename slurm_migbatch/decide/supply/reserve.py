@@ -83,6 +83,8 @@ class Reserver:
         self._holds_back = False
         self.made: list[Reservation] = []
         self.reserved_at: dict[int, ReservedGpu] = {}
+        #: results of `_connected`, until the next reservation
+        self._groups: dict[int, list[int]] = {}
         #: until when the same places are chosen, and the same slots held back, if nothing but the time changes
         self.lasts_until = math.inf
 
@@ -146,6 +148,7 @@ class Reserver:
         self, demands: Sequence[Demand], by_gpu: Mapping[int, list[Slot]], free_at: float | None, *, offered: bool
     ) -> None:
         """Record the reserved slots by GPU; `free_at`: None if nothing else may use them until the start."""
+        self._groups.clear()
         jobs = frozenset(demand.job for demand in demands)
         for index, slots in by_gpu.items():
             reserved = self.reserved_at.setdefault(index, ReservedGpu())
@@ -179,11 +182,15 @@ class Reserver:
 
     def _connected(self, index: int) -> list[int]:
         """Return a GPU and those that have reservations in common with it, directly or through others."""
-        found, new = {index}, [index]
-        while new:
-            new = [other for at in new for other in self.reserved_at[at].together if other not in found]
-            found.update(new)
-        return sorted(found)
+        known = self._groups.get(index)
+        if known is None:
+            found, new = {index}, {index}
+            while new:
+                new = set[int]().union(*(self.reserved_at[at].together for at in new)) - found
+                found |= new
+            known = sorted(found)
+            self._groups.update(dict.fromkeys(known, known))
+        return known
 
     def _limit(self, pool: frozenset[str]) -> int:
         limit = self._bound.get(pool)

@@ -31,6 +31,7 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("p95 JCT", ("all", "jct_s", "p95"), "time"),
     ("p99 JCT", ("all", "jct_s", "p99"), "time"),
     ("mean wait", ("all", "queue_s", "mean"), "time"),
+    ("median wait", ("all", "queue_s", "p50"), "time"),
     ("p95 wait", ("all", "queue_s", "p95"), "time"),
     ("mean JCT of training", ("train", "jct_s", "mean"), "time"),
     ("mean start delay of inference", ("infer", "delay_s", "mean"), "time"),
@@ -161,6 +162,7 @@ class _PolicyFigures:
 
 def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log: Path | None) -> None:
     from slurm_migbatch.lab.sim.log import write
+    from slurm_migbatch.lab.sim.metrics import of_workload
     from slurm_migbatch.lab.sim.play import ScenarioData
 
     scenario = chosen[0]
@@ -169,15 +171,17 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
     if log is not None:
         with log.open("w", encoding="utf-8") as file:
             write(outcomes[0].first.events, file)
+    arriving = of_workload(workload.trace.jobs, scenario.geometry)
     trace_notices = [*workload.trace.notices, *_unlike(chosen, workload), *_apart(outcomes)]
     if html is not None:
-        html.write_text(_page(scenario, trace_notices, outcomes), encoding="utf-8")
+        html.write_text(_page(scenario, [_load(arriving, scenario), *trace_notices], outcomes), encoding="utf-8")
     if as_json:
-        head = {"trace": scenario.workload.trace, "seeds": list(scenario.seeds())}
+        head = {"trace": scenario.workload.trace, "workload": arriving, "seeds": list(scenario.seeds())}
         click.echo(
             json.dumps({**head, "notices": trace_notices, "policies": [outcome.to_dict() for outcome in outcomes]})
         )
         return
+    click.echo(_load(arriving, scenario))
     for note in _notes(trace_notices, outcomes):
         click.echo(f"note: {note}")
     for outcome in outcomes:
@@ -188,8 +192,29 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
     click.echo(f"processor time for each simulated job: {costs}")
 
 
+def _load(arriving: Mapping[str, Any], scenario: Scenario) -> str:
+    """Tell what arrives: a trace whose times were in another unit, or that is too large for the GPUs, shows here."""
+    part, needed = scenario.cluster, arriving["gpus"]
+    copies = f", each {scenario.workload.copies} times," if scenario.workload.copies > 1 else ""
+    text = f"{arriving['jobs']} jobs{copies} arrive within {_shown(arriving['span_s'], 'time')}, "
+    text += f"half of them are shorter than {_shown(arriving['work_s'], 'time')}"
+    if needed is not None:
+        needed *= scenario.workload.copies
+        shown = f"{needed:.0f}" if needed >= 100 else f"{needed:.3g}"
+        text += f"; on average they need {shown} of {part.nodes * part.gpus} GPUs in this time"
+    if arriving["without_limit"]:
+        text += f"; {arriving['without_limit']} have no time limit: their lengths stand for it, so backfill knows these"
+    return text
+
+
 def _unlike(chosen: Sequence[Scenario], workload: ScenarioData) -> Iterator[str]:
-    """Tell where jobs of several GPUs are not placed by the same rule."""
+    """Tell where jobs of several GPUs are not placed by the same rule, and which do not get the GPUs they request."""
+    whole = sum(job.profile is None for job in workload.trace.jobs)
+    if whole and any(scenario.policy == "static" for scenario in chosen):
+        yield (
+            f"static: {whole} jobs request whole GPUs and get slices of its partition, on which they are slower; "
+            "policy.layout sets another partition"
+        )
     from slurm_migbatch.lab.sim.registry import ON_SLURM
 
     others = [scenario.policy for scenario in chosen if scenario.policy not in ON_SLURM]

@@ -10,7 +10,10 @@ import numpy as np
 
 from slurm_migbatch.lab.bars import mean_with_interval
 from slurm_migbatch.lab.sim.engine import SimulationResult
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.run import SimulatedRun
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
 
 QUANTILES: Final = (50, 95, 99)
 
@@ -55,6 +58,34 @@ def summarise(result: SimulationResult, compared: Collection[int] | None = None)
     if result.actions:
         figures["actions"] = dict(result.actions)
     return figures
+
+
+def of_workload(jobs: Sequence[SimulatedJob], geometry: Geometry) -> dict[str, Any]:
+    """Return figures of what arrives, whatever the policy; times are in seconds.
+
+    - `span_s`: from the first arrival to the last;
+    - `work_s`: median of the jobs' lengths on what they request;
+    - `gpus`: GPU equivalents that they need on average in the span; None if all arrive at once;
+    - `without_limit`: number of jobs whose length stands for their time limit, because the trace has none.
+    """
+    arrivals = [job.arrival for job in jobs]
+    span = max(arrivals) - min(arrivals)
+    needed = sum(job.work * job.gpus * _equivalent(geometry, job.profile) for job in jobs)
+    return {
+        "jobs": len(jobs),
+        "span_s": span,
+        "work_s": float(np.median([job.work for job in jobs])),
+        "gpus": needed / span if span else None,
+        "without_limit": sum(job.estimate is None for job in jobs),
+    }
+
+
+def _equivalent(geometry: Geometry, profile: Profile | None) -> float:
+    """Return the part of a GPU that a slice is; None is the whole GPU. Of another model's, the part of its compute."""
+    if profile is None or profile not in geometry:
+        return 1.0 if profile is None else min(1.0, profile.compute / geometry.compute_slices)
+    info = geometry.info(profile)
+    return max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
 
 
 def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from slurm_migbatch.profiling.csvfile import NOT_UTF8, is_foreign, open_text
+from slurm_migbatch.profiling.csvfile import NOT_UTF8, foreign, open_text
 from slurm_migbatch.workload.refusal import show
 
 _MOMENT: Final = re.compile(
@@ -102,6 +102,11 @@ class CsvLine:
         """Return the text of a cell, without surrounding blanks."""
         return self._cells[self._columns[column]].strip()
 
+    @property
+    def columns(self) -> Collection[str]:
+        """The names of the file's columns."""
+        return self._columns.keys()
+
     def has(self, column: str) -> bool:
         """Return whether the file has this column."""
         return column in self._columns
@@ -173,11 +178,9 @@ def _range(low: float, high: float) -> str:
 def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
     """Open a text file, decompressed if it is gzipped. Raises TraceError if it cannot be read or is not UTF-8."""
     try:
+        if why := foreign(path):
+            raise TraceError(path, 0, why)
         with open_text(path, errors) as file:
-            first = file.read(8)
-            file.seek(0)
-            if is_foreign(first):
-                raise TraceError(path, 0, NOT_UTF8)
             yield file
     except UnicodeDecodeError:
         raise TraceError(path, 0, NOT_UTF8) from None
@@ -262,8 +265,8 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: 
         if found := next((other for other in _OTHERS if not _missing(names[0].split(other), columns)), ""):
             text = f"separates its columns by {_OTHERS[found]}: write the file with commas or tabs"
             raise TraceError(path, 1, text + (f", or with {command}" if command else ""))
-        found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
-        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {found}")
+        todo = f"write the file with {command}" if command else "rename those in this line that mean the same"
+        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {show(', '.join(header))}; {todo}")
     return {name: number for number, name in enumerate(names)}
 
 

@@ -69,8 +69,10 @@ def _of_gres(entries: str, geometry: Geometry | None) -> HeldGpus:
     if sized:
         largest = max(sized)
         return HeldGpus(largest if geometry is None else profile_on(geometry, largest), total, remark)
-    nothing = "with shares of a GPU (gres/shard, gres/mps)" if counts.shares else "without a GPU"
-    return HeldGpus(None, total, "" if total else nothing)
+    shares = "with shares of a GPU (gres/shard, gres/mps)" if counts.shares else ""
+    if total:
+        return HeldGpus(None, total, f"{shares} are replayed on whole GPUs" if shares else "")
+    return HeldGpus(None, 0, shares or "without a GPU")
 
 
 def _counted(entries: str) -> _Counts:
