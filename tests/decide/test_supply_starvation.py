@@ -272,6 +272,32 @@ def test_reserved_space_is_not_left_to_a_job_on_several_nodes_that_comes_later_o
     assert not world.nodes.misfits
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_job_on_several_nodes_that_ends_in_time_gets_reserved_space_unless_a_longer_one_could_take_it(
+    longer: bool,
+) -> None:
+    """Slurm does not plan the start of the large job, because a small one divides a GPU until then."""
+    world = World(nodes=3, gpus=1)
+    world.slurm.submit("mig:1g.10gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=4000, num_nodes=3)
+    world.steps(3)
+    if longer:
+        world.slurm.submit("mig:7g.80gb:1", runs=100, limit=3000)
+    else:
+        world.slurm.submit("mig:7g.80gb:1", runs=300, limit=300)
+    world.steps(5)
+    on_two = wide(world, 1000)
+    other = small(world, 1000)
+    world.steps(280)
+    assert on_two not in world.running() and (other in world.running()) == longer
+    world.steps(30)
+    assert (on_two in world.running()) != longer
+    world.steps(1700)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
 def test_new_slices_are_made_on_the_first_node_whichever_reported_last() -> None:
     world = World(nodes=3, gpus=2)
     world.step()

@@ -7,8 +7,8 @@ this way from `Reservation.held_from` on.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
 them (`decide.supply.reserve`). Once they are divided for other profiles, it cannot do so until all that divides them
-has ended. So they are divided only for jobs that end before Slurm could backfill one that comes earlier in its order,
-and not at all while it could start any job there.
+has ended. So they are divided only for jobs that end before one that comes earlier in Slurm's order, and wants whole
+slots there, could be backfilled, and not at all while Slurm could start any job there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -67,14 +67,17 @@ class Backfill:
         self._turns: dict[tuple[frozenset[int], int], list[_Turn]] = {}
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
-        """Claim slots for one copy of a demand on one node; return whether there is room."""
-        if demand.kind in self._hopeless or demand.nodes > 1 or not self._reserver.blocked:
+        """Claim slots for one copy of a demand; return whether there is room."""
+        if demand.kind in self._hopeless or not self._reserver.blocked:
             return False
         if demand.limit_s is not None and demand.apart is None and not demand.loan:
+            chosen: list[list[tuple[GpuClaims, Slot]]] = []
             for node in sorted(self._reserver.blocked & demand.pool):
                 slots = self._slots_on(node, demand, number)
                 if slots is not None:
-                    for gpu_claims, slot in slots:
+                    chosen.append(slots)
+                if len(chosen) == demand.nodes:
+                    for gpu_claims, slot in chain.from_iterable(chosen):
                         self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + demand.limit_s)
                     return True
             self._hopeless.add(demand.kind)
@@ -114,23 +117,34 @@ class Backfill:
         )
 
     def _turns_on(self, gpus: frozenset[int]) -> list[_Turn]:
-        """Return when Slurm could backfill pending jobs in the slots reserved on these GPUs.
+        """Return when pending jobs could be backfilled in the slots reserved on these GPUs.
 
-        Those that it could start now come first, because it does so at once. Not those with a reservation that should
-        start before that.
+        Those that Slurm could start now come first, because it does so at once. Not those with a reservation that
+        should start before that.
         """
-        until = min([self._reserver.reserved_at[index].until for index in gpus])
-        free_at = self._reserver.free_at(gpus) if until > self._now else {}
+        reserved_at = [self._reserver.reserved_at[index] for index in gpus]
+        until = min([reserved.until for reserved in reserved_at])
+        if until <= self._now:
+            return []
+        jobs = frozenset[int]().union(*[reserved.jobs for reserved in reserved_at])
+        free_at, by_slurm = self._reserver.free_at(gpus), self._reserver.undivided_in_time(gpus)
         elsewhere = {made.job: math.inf if made.at is None else made.at for made in self._reserver.made}
         turns: list[_Turn] = []
         earliest = math.inf
-        for number, demand in enumerate(islice(self._demands, _TESTED)) if free_at else ():
+        for number, demand in enumerate(islice(self._demands, _TESTED)):
             start = _start(demand, free_at)
-            end = math.inf if demand.limit_s is None else max(start, self._now) + demand.limit_s + _START_S
-            if start < min(earliest, elsewhere.get(demand.job, math.inf)) and end <= until:
+            if demand.limit_s is None or start >= min(earliest, elsewhere.get(demand.job, math.inf)):
+                continue
+            time_s = until - max(start, self._now) - _START_S
+            if demand.limit_s <= time_s and (by_slurm or not self._any_competes(demand, jobs, time_s)):
                 turns.append(_Turn(number if start >= self._now else -1, start))
                 earliest = start
         return turns
+
+    def _any_competes(self, demand: Demand, jobs: frozenset[int], time_s: float) -> bool:
+        """Return whether a pending job that lasts longer could take a slice of a demand on any node."""
+        nodes = self._reserver.blocked & demand.pool
+        return any(self._competes(profile, node, jobs, time_s) for profile, _ in demand.parts for node in nodes)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
         """Return whether a pending job, without `jobs`, that lasts longer could take a slice of a profile on a node.

@@ -161,22 +161,33 @@ class Reserver:
             self.reserved_at[index].together = together
 
     def free_at(self, gpus: Set[int]) -> dict[Profile, dict[str, list[float]]]:
-        """Return by profile and node when the slots reserved on these GPUs should be free, in order; -inf: is offered.
-
-        Empty if slots in use divide one of them until a reservation should start: Slurm does not plan there before.
-        """
+        """Return by profile and node when the slots reserved on these GPUs should be free, in order; -inf: offered."""
         free_at: dict[Profile, dict[str, list[float]]] = {}
         for index in gpus:
-            gpu_claims, reserved = self._fleet.gpu(index), self.reserved_at[index]
-            busy = [(slot, math.inf if until is None else until) for slot, until in self.search.busy(gpu_claims)]
+            gpu_claims, offered = self._fleet.gpu(index), self.reserved_at[index].offered
             for slot in gpu_claims.reserved:
-                inside = [(other, until) for other, until in busy if other.placement.mask & slot.placement.mask]
-                if any(until >= reserved.until for other, until in inside if other != slot):
-                    return {}
-                at = max([self._now, *(until for _, until in inside)])
+                at = max([self._now, *(end for _, end in self._in_use(gpu_claims, slot))])
                 times = free_at.setdefault(slot.profile, {}).setdefault(gpu_claims.node, [])
-                insort(times, -math.inf if slot in reserved.offered else at)
+                insort(times, -math.inf if slot in offered else at)
         return free_at
+
+    def undivided_in_time(self, gpus: Set[int]) -> bool:
+        """Return whether all that divides the slots reserved on these GPUs should end before the start.
+
+        Once it has ended, Slurm can plan the start.
+        """
+        return all(
+            other == slot or end < self.reserved_at[index].until
+            for index in gpus
+            for slot in self._fleet.gpu(index).reserved
+            for other, end in self._in_use(self._fleet.gpu(index), slot)
+        )
+
+    def _in_use(self, gpu_claims: GpuClaims, slot: Slot) -> Iterator[tuple[Slot, float]]:
+        """Yield the slots in use or claimed that overlap this one, and when they should be free."""
+        for other, end in self.search.busy(gpu_claims):
+            if other.placement.mask & slot.placement.mask:
+                yield other, math.inf if end is None else end
 
     def offered_with(self, index: int) -> Iterator[Slot]:
         """Yield the reserved slots that are offered on the GPUs that have reservations in common with this one."""
