@@ -220,6 +220,84 @@ def test_reserved_slices_are_divided_while_jobs_wait_for_them_that_slurm_cannot_
     assert not world.nodes.misfits
 
 
+def with_small_job_in_reserved_space() -> tuple[World, int]:
+    """Return three nodes that a job waits for until 2000 s have passed, and on one of them a short job that ends."""
+    world = World(nodes=3, gpus=1)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=4000, num_nodes=3)
+    world.steps(3)
+    short = small(world, 600)
+    world.steps(5)
+    assert short in world.running() and large not in world.running()
+    return world, large
+
+
+def wide(world: World, limit: int) -> int:
+    return world.slurm.submit("mig:7g.80gb:1", runs=100, limit=limit, num_nodes=2)
+
+
+def test_reserved_space_is_left_to_an_earlier_job_on_several_nodes_that_slurm_can_backfill_when_small_jobs_end() -> (
+    None
+):
+    world, large = with_small_job_in_reserved_space()
+    on_two = wide(world, 1000)
+    in_time = small(world, 400)
+    world.steps(5)
+    assert in_time in world.running()
+    later = [small(world, 1200) for _ in range(4)]
+    world.steps(500)
+    assert on_two in world.running() and not world.running().intersection(later)
+    world.steps(110)
+    assert world.running().intersection(later)
+    world.steps(1380)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+@pytest.mark.parametrize(("earlier", "limit"), [(False, 1000), (True, 1800)])
+def test_reserved_space_is_not_left_to_a_job_on_several_nodes_that_comes_later_or_would_end_too_late(
+    earlier: bool, limit: int
+) -> None:
+    world, large = with_small_job_in_reserved_space()
+    if earlier:
+        wide(world, limit)
+    other = small(world, 1200)
+    if not earlier:
+        wide(world, limit)
+    world.steps(5)
+    assert other in world.running()
+    world.steps(2000)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_job_on_several_nodes_that_ends_in_time_gets_reserved_space_unless_a_longer_one_could_take_it(
+    longer: bool,
+) -> None:
+    """Slurm does not plan the start of the large job, because a small one divides a GPU until then."""
+    world = World(nodes=3, gpus=1)
+    world.slurm.submit("mig:1g.10gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=4000, num_nodes=3)
+    world.steps(3)
+    if longer:
+        world.slurm.submit("mig:7g.80gb:1", runs=100, limit=3000)
+    else:
+        world.slurm.submit("mig:7g.80gb:1", runs=300, limit=300)
+    world.steps(5)
+    on_two = wide(world, 1000)
+    other = small(world, 1000)
+    world.steps(280)
+    assert on_two not in world.running() and (other in world.running()) == longer
+    world.steps(30)
+    assert (on_two in world.running()) != longer
+    world.steps(1700)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
 def test_new_slices_are_made_on_the_first_node_whichever_reported_last() -> None:
     world = World(nodes=3, gpus=2)
     world.step()

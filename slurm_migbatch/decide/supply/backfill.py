@@ -6,17 +6,18 @@ limits are known. What is submitted within the seconds until the next plan can d
 this way from `Reservation.held_from` on.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
-them (`decide.supply.reserve`). They are divided for other profiles only if no pending job could be backfilled there,
-and are not offered as they are from then on.
+them (`decide.supply.reserve`). Once they are divided for other profiles, it cannot do so until all that divides them
+has ended. So they are divided only for jobs that end before one that comes earlier in Slurm's order, and wants whole
+slots there, could be backfilled, and not at all while Slurm could start any job there.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -31,24 +32,24 @@ _START_S: Final = 10.0
 _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
-"""Pending jobs to examine for each profile, of those with the longest or the shortest time limits."""
+"""Pending jobs to examine for each profile, of those with the longest time limits."""
+_TESTED: Final = 500
+"""Pending jobs that Slurm tests in one pass of backfill (bf_max_job_test)."""
 
 
 class _Limit(NamedTuple):
-    """The time limit of a pending job, infinite if it has none, and how many slices of a profile it needs.
-
-    They are on each of `nodes` nodes of the pool.
-    """
+    """The time limit of a pending job, infinite if it has none, and the nodes of its pool."""
 
     limit_s: float
     job: int
     pool: frozenset[str]
-    nodes: int
-    slices: int
 
-    def fits(self, free: Mapping[str, int]) -> bool:
-        """Return whether enough nodes have enough free slots."""
-        return sum(count >= self.slices and node in self.pool for node, count in free.items()) >= self.nodes
+
+class _Turn(NamedTuple):
+    """Demands after a number may use reserved slots only if they end before `start`."""
+
+    number: int
+    start: float
 
 
 class Backfill:
@@ -62,22 +63,27 @@ class Backfill:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         #: kinds of demands for which there is no place; not tried again, because space only shrinks
         self._hopeless: set[DemandShape] = set()
+        #: by GPUs that have reservations in common, and the number of reservations made so far
+        self._turns: dict[tuple[frozenset[int], int], list[_Turn]] = {}
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
-        """Claim slots for one copy of a demand on one node; return whether there is room."""
-        if demand.kind in self._hopeless or demand.nodes > 1 or not self._reserver.blocked:
+        """Claim slots for one copy of a demand; return whether there is room."""
+        if demand.kind in self._hopeless or not self._reserver.blocked:
             return False
         if demand.limit_s is not None and demand.apart is None and not demand.loan:
+            chosen: list[list[tuple[GpuClaims, Slot]]] = []
             for node in sorted(self._reserver.blocked & demand.pool):
-                slots = self._slots_on(node, demand)
+                slots = self._slots_on(node, demand, number)
                 if slots is not None:
-                    for gpu_claims, slot in slots:
+                    chosen.append(slots)
+                if len(chosen) == demand.nodes:
+                    for gpu_claims, slot in chain.from_iterable(chosen):
                         self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + demand.limit_s)
                     return True
             self._hopeless.add(demand.kind)
         return False
 
-    def _slots_on(self, node: str, demand: Demand) -> list[tuple[GpuClaims, Slot]] | None:
+    def _slots_on(self, node: str, demand: Demand, number: int) -> list[tuple[GpuClaims, Slot]] | None:
         """Return a slot for each slice of a demand on a node; None if they do not all fit."""
         chosen: list[tuple[GpuClaims, Slot]] = []
         gpus = sorted(self._fleet.on(node), key=lambda gpu: (gpu.shape.idle, gpu.index))
@@ -85,7 +91,7 @@ class Backfill:
             options = (
                 (gpu_claims, slot)
                 for gpu_claims in gpus
-                if self._may_divide(gpu_claims, profile, demand)
+                if self._may_divide(gpu_claims, profile, demand, number)
                 for slot in _free_slots(gpu_claims, profile, [slot for gpu, slot in chosen if gpu is gpu_claims])
             )
             found = next(options, None)
@@ -94,30 +100,51 @@ class Backfill:
             chosen.append(found)
         return chosen
 
-    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, demand: Demand) -> bool:
+    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, demand: Demand, number: int) -> bool:
         """Return whether slots of a profile may be offered in the reserved space of a GPU."""
         reserved = self._reserver.reserved_at.get(gpu_claims.index)
         if reserved is None or profile not in gpu_claims.gpu.geometry:
             return False
-        time_s = reserved.until - self._now - _START_S
-        node, jobs = gpu_claims.node, reserved.jobs
-        if demand.limit_s is None or demand.limit_s > time_s or self._competes(profile, node, jobs, time_s):
+        key = reserved.together, len(self._reserver.made)
+        if key not in self._turns:
+            self._turns[key] = self._turns_on(reserved.together)
+        until = min([reserved.until, *(turn.start for turn in self._turns[key] if turn.number < number)])
+        time_s = until - self._now - _START_S
+        if demand.limit_s is None or demand.limit_s > time_s:
             return False
-        offered = self._reserver.offered_with(gpu_claims.index)
-        return profile not in offered and not any(
-            self._may_be_backfilled(other, slots, jobs, time_s) for other, slots in offered.items()
+        return not self._competes(profile, gpu_claims.node, reserved.jobs, time_s) and not any(
+            slot.profile == profile for slot in self._reserver.offered_with(gpu_claims.index)
         )
 
-    def _may_be_backfilled(
-        self, profile: Profile, offered: Mapping[str, int], jobs: frozenset[int], time_s: float
-    ) -> bool:
-        """Return whether Slurm could start a pending job, without `jobs`, for this time in so many slots of each node.
+    def _turns_on(self, gpus: frozenset[int]) -> list[_Turn]:
+        """Return when pending jobs could be backfilled in the slots reserved on these GPUs.
 
-        May be wrongly true if very many jobs have short limits and do not fit.
+        Those that Slurm could start now come first, because it does so at once. Not those with a reservation that
+        should start before that.
         """
-        limits = self._shortest.get(profile, [])
-        in_time = [limit for limit in limits if limit.limit_s <= time_s]
-        return len(in_time) == _MOST or any(limit.fits(offered) for limit in in_time if limit.job not in jobs)
+        reserved_at = [self._reserver.reserved_at[index] for index in gpus]
+        until = min([reserved.until for reserved in reserved_at])
+        if until <= self._now:
+            return []
+        jobs = frozenset[int]().union(*[reserved.jobs for reserved in reserved_at])
+        free_at, by_slurm = self._reserver.free_at(gpus), self._reserver.undivided_in_time(gpus)
+        elsewhere = {made.job: math.inf if made.at is None else made.at for made in self._reserver.made}
+        turns: list[_Turn] = []
+        earliest = math.inf
+        for number, demand in enumerate(islice(self._demands, _TESTED)):
+            start = _start(demand, free_at)
+            if demand.limit_s is None or start >= min(earliest, elsewhere.get(demand.job, math.inf)):
+                continue
+            time_s = until - max(start, self._now) - _START_S
+            if demand.limit_s <= time_s and (by_slurm or not self._any_competes(demand, jobs, time_s)):
+                turns.append(_Turn(number if start >= self._now else -1, start))
+                earliest = start
+        return turns
+
+    def _any_competes(self, demand: Demand, jobs: frozenset[int], time_s: float) -> bool:
+        """Return whether a pending job that lasts longer could take a slice of a demand on any node."""
+        nodes = self._reserver.blocked & demand.pool
+        return any(self._competes(profile, node, jobs, time_s) for profile, _ in demand.parts for node in nodes)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
         """Return whether a pending job, without `jobs`, that lasts longer could take a slice of a profile on a node.
@@ -133,19 +160,11 @@ class Backfill:
     @cached_property
     def _first_longest(self) -> dict[Profile, list[_Limit]]:
         """The longest limits of the first demands, by profile."""
-        return _extreme(heapq.nlargest, _by_profile(islice(self._demands, _FIRST)))
-
-    @cached_property
-    def _all(self) -> dict[Profile, list[_Limit]]:
-        return _by_profile(self._demands)
+        return _longest_of(islice(self._demands, _FIRST))
 
     @cached_property
     def _longest(self) -> dict[Profile, list[_Limit]]:
-        return _extreme(heapq.nlargest, self._all)
-
-    @cached_property
-    def _shortest(self) -> dict[Profile, list[_Limit]]:
-        return _extreme(heapq.nsmallest, self._all)
+        return _longest_of(self._demands)
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         self._reserver.withdraw(gpu_claims.index)
@@ -156,19 +175,24 @@ class Backfill:
         self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
 
 
-def _by_profile(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
-    """Return the time limits of the demands for each profile."""
+def _longest_of(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
+    """Return the `_MOST` longest time limits of demands for each profile."""
     found: dict[Profile, list[_Limit]] = {}
     for demand in demands:
         limit_s = math.inf if demand.limit_s is None else demand.limit_s
-        for profile, count in demand.parts:
-            found.setdefault(profile, []).append(_Limit(limit_s, demand.job, demand.pool, demand.nodes, count))
-    return found
+        for profile, _ in demand.parts:
+            found.setdefault(profile, []).append(_Limit(limit_s, demand.job, demand.pool))
+    return {profile: heapq.nlargest(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
 
 
-def _extreme(of: Callable[..., list[_Limit]], limits_of: Mapping[Profile, list[_Limit]]) -> dict[Profile, list[_Limit]]:
-    """Return for each profile the first `_MOST` time limits in the order of a function of heapq."""
-    return {profile: of(_MOST, limits, key=itemgetter(0)) for profile, limits in limits_of.items()}
+def _start(demand: Demand, free_at: Mapping[Profile, Mapping[str, Sequence[float]]]) -> float:
+    """Return when a demand could start in slots that are free at these times by profile and node; infinite: never."""
+    if len(demand.parts) != 1 or demand.apart is not None or demand.loan:
+        return math.inf
+    ((profile, count),) = demand.parts
+    nodes = free_at.get(profile, {})
+    starts = sorted(times[count - 1] for node, times in nodes.items() if len(times) >= count and node in demand.pool)
+    return starts[demand.nodes - 1] if len(starts) >= demand.nodes else math.inf
 
 
 def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float) -> float:

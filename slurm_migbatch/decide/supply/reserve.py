@@ -13,10 +13,12 @@ they are held back, so that jobs of one size cannot starve those of others.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
 from slurm_migbatch.decide.supply.admission import When
@@ -45,7 +47,7 @@ class ReservedGpu:
         until: when the first of them should start; -inf if that is unknown, or it has waited for too long.
         jobs: those with the reservations.
         offered: free reserved slots that are offered, so that Slurm plans the start.
-        together: GPUs with slots of the same reservations, by index.
+        together: GPUs that have reservations in common with it, directly or through others, and itself, by index.
     """
 
     until: float = math.inf
@@ -83,8 +85,6 @@ class Reserver:
         self._holds_back = False
         self.made: list[Reservation] = []
         self.reserved_at: dict[int, ReservedGpu] = {}
-        #: results of `_connected`, until the next reservation
-        self._groups: dict[int, list[int]] = {}
         #: until when the same places are chosen, and the same slots held back, if nothing but the time changes
         self.lasts_until = math.inf
 
@@ -148,30 +148,54 @@ class Reserver:
         self, demands: Sequence[Demand], by_gpu: Mapping[int, list[Slot]], free_at: float | None, *, offered: bool
     ) -> None:
         """Record the reserved slots by GPU; `free_at`: None if nothing else may use them until the start."""
-        self._groups.clear()
         jobs = frozenset(demand.job for demand in demands)
         for index, slots in by_gpu.items():
             reserved = self.reserved_at.setdefault(index, ReservedGpu())
             reserved.until = min(reserved.until, -math.inf if free_at is None else free_at)
             reserved.jobs |= jobs
-            reserved.together |= by_gpu.keys()
             if offered:
                 used = self._fleet.gpu(index).shape.used
                 reserved.offered = (*reserved.offered, *Layout(slots).clear_of(used.mask))
+        together = frozenset(by_gpu).union(*{self.reserved_at[index].together for index in by_gpu})
+        for index in together:
+            self.reserved_at[index].together = together
 
-    def offered_with(self, index: int) -> dict[Profile, Counter[str]]:
-        """Return by profile how many reserved slots of each node are offered: those on a GPU, and on the ones that have
-        reservations in common with it.
+    def free_at(self, gpus: Set[int]) -> dict[Profile, dict[str, list[float]]]:
+        """Return by profile and node when the slots reserved on these GPUs should be free, in order; -inf: offered."""
+        free_at: dict[Profile, dict[str, list[float]]] = {}
+        for index in gpus:
+            gpu_claims, offered = self._fleet.gpu(index), self.reserved_at[index].offered
+            for slot in gpu_claims.reserved:
+                at = max([self._now, *(end for _, end in self._in_use(gpu_claims, slot))])
+                times = free_at.setdefault(slot.profile, {}).setdefault(gpu_claims.node, [])
+                insort(times, -math.inf if slot in offered else at)
+        return free_at
+
+    def undivided_in_time(self, gpus: Set[int]) -> bool:
+        """Return whether all that divides the slots reserved on these GPUs should end before the start.
+
+        Once it has ended, Slurm can plan the start.
         """
-        offered: dict[Profile, Counter[str]] = {}
-        for other in self._connected(index):
-            for slot in self.reserved_at[other].offered:
-                offered.setdefault(slot.profile, Counter())[self._fleet.gpu(other).node] += 1
-        return offered
+        return all(
+            other == slot or end < self.reserved_at[index].until
+            for index in gpus
+            for slot in self._fleet.gpu(index).reserved
+            for other, end in self._in_use(self._fleet.gpu(index), slot)
+        )
+
+    def _in_use(self, gpu_claims: GpuClaims, slot: Slot) -> Iterator[tuple[Slot, float]]:
+        """Yield the slots in use or claimed that overlap this one, and when they should be free."""
+        for other, end in self.search.busy(gpu_claims):
+            if other.placement.mask & slot.placement.mask:
+                yield other, math.inf if end is None else end
+
+    def offered_with(self, index: int) -> Iterator[Slot]:
+        """Yield the reserved slots that are offered on the GPUs that have reservations in common with this one."""
+        return chain.from_iterable(self.reserved_at[other].offered for other in self.reserved_at[index].together)
 
     def withdraw(self, index: int) -> None:
         """Do not offer the free reserved slots on these GPUs, because Slurm no longer plans the starts."""
-        for other in self._connected(index):
+        for other in self.reserved_at[index].together:
             gpu_claims, reserved = self._fleet.gpu(other), self.reserved_at[other]
             if reserved.offered:
                 shape = gpu_claims.shape
@@ -179,18 +203,6 @@ class Reserver:
                 reserved.offered = ()
                 changed = self._fleet.book.start(shape.condition._replace(keep=keep))
                 self._fleet.change(gpu_claims, changed, gpu_claims.claims)
-
-    def _connected(self, index: int) -> list[int]:
-        """Return a GPU and those that have reservations in common with it, directly or through others."""
-        known = self._groups.get(index)
-        if known is None:
-            found, new = {index}, {index}
-            while new:
-                new = set[int]().union(*(self.reserved_at[at].together for at in new)) - found
-                found |= new
-            known = sorted(found)
-            self._groups.update(dict.fromkeys(known, known))
-        return known
 
     def _limit(self, pool: frozenset[str]) -> int:
         limit = self._bound.get(pool)
