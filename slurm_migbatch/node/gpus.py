@@ -75,6 +75,8 @@ class Gpus:
                 (managed if gpu.mig_mode()[0] else off).append(gpu)
             except NotMig:
                 off.append(gpu)
+            except DriverMissing:  # of all GPUs: the driver was replaced, and has to be opened again
+                raise
             except DriverError as error:
                 failing[gpu.uuid] = error
         return Survey(tuple(managed), tuple(off), failing, self._missing())

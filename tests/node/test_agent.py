@@ -14,11 +14,13 @@ from slurm_migbatch.node import client, exits
 from slurm_migbatch.node.agent import Agent, AgentError
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.inventory import inventory
 from slurm_migbatch.node.run_repair import run_lock
 from tests.support.directories import open_to_users
 from tests.support.examples import thinned
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
+from tests.support.waiting import eventually
 
 
 def test_hooks_run_through_the_agent(node):
@@ -284,6 +286,23 @@ def test_housekeeping_restores_device_modes_without_any_hook(new_node):
         while node.cap(idle.cap_gi) != (0, 0o400) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert node.cap(idle.cap_gi) == (0, 0o400)
+
+
+def test_housekeeping_opens_the_driver_again_after_it_was_replaced(new_node):
+    """Without the slices of the node no hook would do it."""
+    node = new_node(gpus=["a100-80gb"], ReconcileEvery=0.01)  # keeps its MIG mode
+    agent = Agent(node.config)
+    assert agent._gpus.managed()
+    node.machine.reboot()
+    assert agent._gpus.listed()
+    housekeeping = threading.Thread(target=agent._housekeeping)
+    housekeeping.start()
+    try:
+        eventually(lambda: [entry.get("problem", "") for entry in inventory(agent._gpus)] == [""])
+    finally:
+        agent._stopping.set()
+        housekeeping.join()
+    assert len(agent._gpus.managed()) == 1
 
 
 def test_housekeeping_continues_after_an_unexpected_error(new_node, monkeypatch, caplog):
