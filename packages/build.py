@@ -35,6 +35,8 @@ PROGRAMS: Final = {
     "node": {"migbatch": "usr/bin", "migacct": "usr/bin"},
     "login": {"migbatch": "usr/bin", "migacct": "usr/bin"},
 }
+#: without it slurmctld's Lua reaches neither the submit service nor the compiled table
+RECOMMENDED: Final = {"controller": "lua-posix"}
 SERVICES: Final = {"controller": "migbatchd.service", "node": "migbatch-node.service"}
 #: where zsh looks for completion
 ZSH: Final = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
@@ -259,6 +261,7 @@ def deb(request: Request, package: Package) -> Path:
         "Maintainer": "root <root@localhost>",
         "Installed-Size": str(size),
         "Depends": Path(package.interpreter).name if system else "",
+        "Recommends": RECOMMENDED.get(package.role, ""),
         "Suggests": "munge, slurm-client",
         "Conflicts": ", ".join(package.others),
         "Replaces": ", ".join(package.others),
@@ -294,6 +297,7 @@ def rpm(request: Request, package: Package, work: Path) -> Path:
         "@role@": package.role,
         "@what@": ROLES[package.role],
         "@python@": package.interpreter,
+        "@recommends@": f"Recommends: {RECOMMENDED[package.role]}" if package.role in RECOMMENDED else "",
         "@others@": ", ".join(package.others),
         "@stage@": str(package.stage),
         "@arch@": "" if package.compiled else "BuildArch: noarch",

@@ -179,6 +179,16 @@ def test_package_depends_on_the_python_that_it_was_built_for(built, kind):
     assert (name if kind == "deb" else f"/usr/bin/{name}") in asked
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("role", ROLES)
+def test_package_of_the_controller_recommends_what_slurmctlds_lua_needs(built, kind, role):
+    """Not more: Red Hat has it in a repository that may not be enabled."""
+    path = str(package(built(kind), role))
+    argv = ["dpkg-deb", "-f", path, "Recommends"] if kind == "deb" else ["rpm", "-qp", "--recommends", path]
+    asked = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert asked == (["lua-posix"] if role == "controller" else [])
+
+
 def test_package_can_be_built_with_another_prefix(wheels, tmp_path, host):
     script = "python3 packages/build.py deb --role node --prefix /opt/site/mig-1.0 --output"
     make(wheels, tmp_path, f"{script} {tmp_path} --wheels {wheels}")
