@@ -124,7 +124,8 @@ class Backfill:
         """
         reserved_at = [self._reserver.reserved_at[index] for index in gpus]
         until = min([reserved.until for reserved in reserved_at])
-        if until <= self._now:
+        slots = sum([len(self._fleet.gpu(index).reserved) for index in gpus])
+        if until <= self._now or slots == 1:  # nothing can start before the reserved job in its only slot
             return []
         jobs = frozenset[int]().union(*[reserved.jobs for reserved in reserved_at])
         free_at, by_slurm = self._reserver.free_at(gpus), self._reserver.undivided_in_time(gpus)
