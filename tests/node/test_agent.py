@@ -299,10 +299,11 @@ def test_housekeeping_opens_the_driver_again_after_it_was_replaced(new_node):
     housekeeping.start()
     try:
         eventually(lambda: [entry.get("problem", "") for entry in inventory(agent._gpus)] == [""])
+        assert len(agent._gpus.managed()) == 1
     finally:
         agent._stopping.set()
         housekeeping.join()
-    assert len(agent._gpus.managed()) == 1
+        agent._gpus.reset()  # the library is loaded once: other tests open it for other machines
 
 
 def test_housekeeping_continues_after_an_unexpected_error(new_node, monkeypatch, caplog):
