@@ -261,7 +261,7 @@ def plan_dispatch(
 def _placeless(
     view: _View, queue: JobQueue, supply: SupplyDecision | None, memory: DispatchMemory, *, throttled: bool
 ) -> Iterable[Pending]:
-    """Return the pending jobs that may be re-typed; none without a search if there were none in the same plan.
+    """Return the pending jobs that may be re-typed; if the same plan and queue had none, none without another search.
 
     `throttled`: arrays get other throttles, for which capacity has been taken.
     """
