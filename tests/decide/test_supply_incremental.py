@@ -32,6 +32,7 @@ def _afresh(memory: SupplyMemory) -> SupplyMemory:
         memory.preference,
         unexplained=memory.unexplained,
         watched=memory.watched,
+        limits=copy.deepcopy(memory.limits),
     )
 
 

@@ -192,6 +192,25 @@ def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices(
     assert large in world.running()
 
 
+@pytest.mark.parametrize("used", [0.1, 1.0])
+def test_reserved_space_is_offered_for_short_jobs_if_longer_ones_usually_end_early(used: float) -> None:
+    world = World(gpus=2)
+    for _ in range(4):
+        ended = [world.slurm.submit("mig:1g.10gb:1", runs=used * 200, limit=200) for _ in range(10)]
+        world.steps(int(used * 200) + 10)
+        assert not world.running().intersection(ended)
+    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
+    world.steps(3)
+    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
+    world.steps(3)
+    small(world, 3000)
+    short = small(world, 600)
+    world.steps(10)
+    assert (short in world.running()) == (used < 1)
+    world.steps(2000)
+    assert large in world.running()
+
+
 def test_reserved_slices_are_not_divided_while_slurm_could_start_a_job_in_them() -> None:
     world, large = with_reservation(gpus=3)
     backfilled = [world.slurm.submit("mig:7g.80gb:1", runs=300, limit=600) for _ in range(3)]
@@ -251,6 +270,24 @@ def test_reserved_space_is_left_to_an_earlier_job_on_several_nodes_that_slurm_ca
     world.steps(110)
     assert world.running().intersection(later)
     world.steps(1380)
+    assert large in world.running()
+    assert not world.nodes.misfits
+
+
+def test_reserved_space_is_not_left_to_a_job_that_is_not_offered_it_before_slurm_can_backfill_it() -> None:
+    """A longer job could take the slice; once the small job has ended, Slurm plans the start of the large one."""
+    world, large = with_small_job_in_reserved_space()
+    longer = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=2500)
+    whole = world.slurm.submit("mig:7g.80gb:1", runs=100, limit=1000)
+    in_time = small(world, 400)
+    world.steps(5)
+    assert in_time in world.running()
+    late = small(world, 1200)
+    world.steps(400)
+    assert late not in world.running()
+    world.steps(210)
+    assert whole not in world.slurm.queue and longer in world.slurm.queue, "it has run"
+    world.steps(1390)
     assert large in world.running()
     assert not world.nodes.misfits
 

@@ -33,8 +33,10 @@ _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
 """Pending jobs to examine for each profile, of those with the longest time limits."""
-_TESTED: Final = 500
+TESTED: Final = 500
 """Pending jobs that Slurm tests in one pass of backfill (bf_max_job_test)."""
+_SHORTER: Final = 0.9
+"""A place is sought again for time limits below this part of one for which there is none."""
 
 
 class _Limit(NamedTuple):
@@ -59,31 +61,45 @@ class Backfill:
         demands: all pending work.
     """
 
-    def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float) -> None:
+    def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: float) -> None:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
-        #: kinds of demands for which there is no place; not tried again, because space only shrinks
-        self._hopeless: set[DemandShape] = set()
+        self._used = used
+        #: by kind of demands, a time limit for which there is no place; space only shrinks
+        self._hopeless: dict[DemandShape, float] = {}
         #: by GPUs that have reservations in common, and the number of reservations made so far
         self._turns: dict[tuple[frozenset[int], int], list[_Turn]] = {}
 
     def place(self, number: int, copy: int, demand: Demand) -> bool:
         """Claim slots for one copy of a demand; return whether there is room."""
-        if demand.kind in self._hopeless or not self._reserver.blocked:
+        limit_s = demand.limit_s
+        if limit_s is None or demand.apart is not None or demand.loan or not self._reserver.blocked:
             return False
-        if demand.limit_s is not None and demand.apart is None and not demand.loan:
-            chosen: list[list[tuple[GpuClaims, Slot]]] = []
-            for node in sorted(self._reserver.blocked & demand.pool):
-                slots = self._slots_on(node, demand, number)
-                if slots is not None:
-                    chosen.append(slots)
-                if len(chosen) == demand.nodes:
-                    for gpu_claims, slot in chain.from_iterable(chosen):
-                        self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + demand.limit_s)
-                    return True
-            self._hopeless.add(demand.kind)
-        return False
+        if limit_s >= _SHORTER * self._hopeless.get(demand.kind, math.inf):
+            return False
+        chosen = self._slots(number, demand, limit_s)
+        if chosen is None:
+            self._hopeless[demand.kind] = 0.0 if self._slots(number, demand, 0.0) is None else limit_s
+            return False
+        for gpu_claims, slot in chosen:
+            self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + limit_s)
+        return True
 
-    def _slots_on(self, node: str, demand: Demand, number: int) -> list[tuple[GpuClaims, Slot]] | None:
+    def may_place_shorter(self, kind: DemandShape) -> bool:
+        """Return whether there may be room for later demands of this kind with shorter time limits."""
+        return bool(self._reserver.blocked) and self._hopeless.get(kind, math.inf) > 0.0
+
+    def _slots(self, number: int, demand: Demand, limit_s: float) -> list[tuple[GpuClaims, Slot]] | None:
+        """Return slots for a demand with this time limit; None if there are too few."""
+        chosen: list[list[tuple[GpuClaims, Slot]]] = []
+        for node in sorted(self._reserver.blocked & demand.pool):
+            slots = self._slots_on(node, number, demand, limit_s)
+            if slots is not None:
+                chosen.append(slots)
+            if len(chosen) == demand.nodes:
+                return list(chain.from_iterable(chosen))
+        return None
+
+    def _slots_on(self, node: str, number: int, demand: Demand, limit_s: float) -> list[tuple[GpuClaims, Slot]] | None:
         """Return a slot for each slice of a demand on a node; None if they do not all fit."""
         chosen: list[tuple[GpuClaims, Slot]] = []
         gpus = sorted(self._fleet.on(node), key=lambda gpu: (gpu.shape.idle, gpu.index))
@@ -91,7 +107,7 @@ class Backfill:
             options = (
                 (gpu_claims, slot)
                 for gpu_claims in gpus
-                if self._may_divide(gpu_claims, profile, demand, number)
+                if self._may_divide(gpu_claims, profile, limit_s, number)
                 for slot in _free_slots(gpu_claims, profile, [slot for gpu, slot in chosen if gpu is gpu_claims])
             )
             found = next(options, None)
@@ -100,8 +116,8 @@ class Backfill:
             chosen.append(found)
         return chosen
 
-    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, demand: Demand, number: int) -> bool:
-        """Return whether slots of a profile may be offered in the reserved space of a GPU."""
+    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, limit_s: float, number: int) -> bool:
+        """Return whether slots of a profile may be offered in the reserved space of a GPU to jobs with this limit."""
         reserved = self._reserver.reserved_at.get(gpu_claims.index)
         if reserved is None or profile not in gpu_claims.gpu.geometry:
             return False
@@ -110,7 +126,7 @@ class Backfill:
             self._turns[key] = self._turns_on(reserved.together)
         until = min([reserved.until, *(turn.start for turn in self._turns[key] if turn.number < number)])
         time_s = until - self._now - _START_S
-        if demand.limit_s is None or demand.limit_s > time_s:
+        if limit_s > time_s:
             return False
         return not self._competes(profile, gpu_claims.node, reserved.jobs, time_s) and not any(
             slot.profile == profile for slot in self._reserver.offered_with(gpu_claims.index)
@@ -128,18 +144,23 @@ class Backfill:
         if until <= self._now or slots == 1:  # nothing can start before the reserved job in its only slot
             return []
         jobs = frozenset[int]().union(*[reserved.jobs for reserved in reserved_at])
-        free_at, by_slurm = self._reserver.free_at(gpus), self._reserver.undivided_in_time(gpus)
+        free_at, by_slurm_from = self._reserver.free_at(gpus), self._reserver.undivided_from(gpus)
         elsewhere = {made.job: math.inf if made.at is None else made.at for made in self._reserver.made}
         turns: list[_Turn] = []
         earliest = math.inf
-        for number, demand in enumerate(islice(self._demands, _TESTED)):
+        for number, demand in enumerate(islice(self._demands, TESTED)):
             start = _start(demand, free_at)
-            if demand.limit_s is None or start >= min(earliest, elsewhere.get(demand.job, math.inf)):
+            if demand.limit_s is None or start >= (latest := min(earliest, elsewhere.get(demand.job, math.inf))):
                 continue
             time_s = until - max(start, self._now) - _START_S
-            if demand.limit_s <= time_s and (by_slurm or not self._any_competes(demand, jobs, time_s)):
-                turns.append(_Turn(number if start >= self._now else -1, start))
-                earliest = start
+            if demand.limit_s > time_s:
+                continue
+            if start < by_slurm_from and self._any_competes(demand, jobs, time_s):
+                start = by_slurm_from
+                if start >= latest or demand.limit_s > until - start - _START_S:
+                    continue
+            turns.append(_Turn(number if start >= self._now else -1, start))
+            earliest = start
         return turns
 
     def _any_competes(self, demand: Demand, jobs: frozenset[int], time_s: float) -> bool:
@@ -152,6 +173,7 @@ class Backfill:
 
         May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
+        time_s /= self._used
         if _first_limit(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
             return True
         limits = self._longest.get(profile, [])

@@ -50,7 +50,7 @@ from slurm_migbatch.decide.capacity.model import (
     Reservation,
     Restartable,
 )
-from slurm_migbatch.decide.supply.backfill import Backfill
+from slurm_migbatch.decide.supply.backfill import TESTED, Backfill
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
@@ -101,6 +101,7 @@ class _Standing:
     nodes: Sequence[Node]
     preference: Sequence[Profile]
     possible: bool
+    used: float
     now: float
     until: float
 
@@ -112,6 +113,7 @@ class _Standing:
         previous: Sequence[Reservation],
         preference: Sequence[Profile],
         moving: Moving,
+        used: float,
     ) -> bool:
         """Return whether this is the plan for these arguments of `Planner.plan`."""
         return (
@@ -119,7 +121,7 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and (preference, moving.possible) == (self.preference, self.possible)
+            and (preference, moving.possible, used) == (self.preference, self.possible, self.used)
             and len(nodes) == len(self.nodes)
             and all(map(is_, nodes, self.nodes))
             and len(demands) == len(self.plan.demands)
@@ -145,6 +147,7 @@ class Planner:
         *,
         anew: bool = False,
         moving: Moving = NOTHING_MOVES,
+        used: float = 1.0,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -156,18 +159,23 @@ class Planner:
                 of each size.
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
+            used: the part of their time limits that jobs usually use.
         """
         standing = self._standing
-        if standing is not None and not anew and standing.holds(nodes, demands, now, previous, preference, moving):
+        if (
+            standing is not None
+            and not anew
+            and standing.holds(nodes, demands, now, previous, preference, moving, used)
+        ):
             return standing.plan
         self._memory.trim()
-        making = _PlanRound(self._memory, nodes, demands, now, previous, moving)
+        making = _PlanRound(self._memory, nodes, demands, now, previous, moving, used)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
         until = making.lasts_until(plan, previous)
         self._standing = None
         if now < until and not anew:
-            self._standing = _Standing(plan, nodes, preference, moving.possible, now, until)
+            self._standing = _Standing(plan, nodes, preference, moving.possible, used, now, until)
         return plan
 
 
@@ -182,6 +190,7 @@ class _PlanRound:
         now: float,
         previous: Sequence[Reservation],
         moving: Moving,
+        used: float,
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
@@ -199,7 +208,7 @@ class _PlanRound:
         self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
-        self._backfill = Backfill(self.fleet, self.reserver, demands, now)
+        self._backfill = Backfill(self.fleet, self.reserver, demands, now, used)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.unplaceable: set[int] = set()
         self._components = self._pending.components()
@@ -230,7 +239,9 @@ class _PlanRound:
                 loans.append(number)
             else:
                 self._serve_copies(number, demand)
-                if demand.kind in self._done:
+                if demand.kind in self._done and not (
+                    number < TESTED and self._backfill.may_place_shorter(demand.kind)
+                ):
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
@@ -300,7 +311,7 @@ class _PlanRound:
             if self._serve(number, copy, demand) or self._backfill.place(number, copy, demand):
                 self.copies[number] += 1
             else:
-                if demand.loan:
+                if demand.loan or demand.kind in self._done:
                     return
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)

@@ -171,17 +171,20 @@ class Reserver:
                 insort(times, -math.inf if slot in offered else at)
         return free_at
 
-    def undivided_in_time(self, gpus: Set[int]) -> bool:
-        """Return whether all that divides the slots reserved on these GPUs should end before the start.
+    def undivided_from(self, gpus: Set[int]) -> float:
+        """Return when all that divides the slots reserved on these GPUs should have ended; infinite: too late.
 
-        Once it has ended, Slurm can plan the start.
+        From then on Slurm can plan the starts.
         """
-        return all(
-            other == slot or end < self.reserved_at[index].until
-            for index in gpus
-            for slot in self._fleet.gpu(index).reserved
-            for other, end in self._in_use(self._fleet.gpu(index), slot)
-        )
+        at = -math.inf
+        for index in gpus:
+            gpu_claims, until = self._fleet.gpu(index), self.reserved_at[index].until
+            for slot in gpu_claims.reserved:
+                ends = [end for other, end in self._in_use(gpu_claims, slot) if other != slot]
+                if any(end >= until for end in ends):
+                    return math.inf
+                at = max([at, *ends])
+        return at
 
     def _in_use(self, gpu_claims: GpuClaims, slot: Slot) -> Iterator[tuple[Slot, float]]:
         """Yield the slots in use or claimed that overlap this one, and when they should be free."""

@@ -32,6 +32,7 @@ from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.preemption import GAIN_S, preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
+from slurm_migbatch.decide.supply.used_limits import UsedLimits
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
@@ -99,6 +100,7 @@ class SupplyMemory:
         unexplained: nodes where Slurm counts more than is known there, and since when.
         watched: time of the last snapshot.
         examined: when Slurm was last told to examine a job again that it had given up.
+        limits: the parts of their time limits that jobs have used.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -112,6 +114,7 @@ class SupplyMemory:
     unexplained: dict[str, float] = field(default_factory=dict)
     watched: float | None = None
     examined: dict[int, float] = field(default_factory=dict)
+    limits: UsedLimits = field(default_factory=UsedLimits)
     #: caches; they change no decision
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -167,6 +170,7 @@ def plan_supply(
     notes: list[str] = []
     queue = memory.queue
     queue.update(snapshot.jobs)
+    memory.limits.follow(queue, snapshot.now)
     if snapshot.past is not None and not memory.moves.loaded:
         memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
@@ -187,7 +191,14 @@ def plan_supply(
     if settings.moves is not None:
         moving = _moving(snapshot, nodes, memory, settings.moves, may_begin=not ending)
     plan = memory.planner.plan(
-        list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew, moving=moving
+        list(nodes.values()),
+        wanted,
+        snapshot.now,
+        memory.reservations,
+        preference,
+        anew=anew,
+        moving=moving,
+        used=memory.limits.usual,
     )
     memory.reservations = plan.reservations
     moves = _stopped(snapshot, plan, wanted, nodes, memory, settings, may_begin=not ending) if stops else ()
