@@ -264,6 +264,29 @@ def test_reserved_space_is_used_for_short_jobs_until_the_reserved_one_has_waited
     assert not plan(endless, wants).placed, "it may start at any time"
 
 
+def test_reserved_space_is_not_offered_if_a_longer_job_with_a_reservation_on_the_same_gpu_could_take_it() -> None:
+    nodes = [
+        node("n1", gpu("a", "1g.10gb@0 3g.40gb@4", until=NOW + 2000)),
+        node("n2", gpu("b", "7g.80gb@0", until=NOW + 9000)),
+    ]
+    large, short = demand(1, "4g.40gb", "n1 n2", limit_s=4000), demand(3, "1g.10gb", "n1 n2", limit_s=100)
+    longer = demand(2, "1g.10gb", limit_s=5000)
+    found = plan(nodes, [large, longer, short])
+    assert [(r.job, r.places[0][1], r.at) for r in found.reservations] == [(1, "a", NOW + 2000), (2, "a", NOW + 2000)]
+    assert not found.placed and not found.offers()
+    assert set(plan(nodes, [large, short]).placed) == {3}
+
+
+def test_reserved_space_is_used_once_a_job_that_slurm_could_start_there_would_end_too_late() -> None:
+    nodes = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 2000), gpu("b", offered="7g.80gb@0"))]
+    wants = [demand(1, "2*7g.80gb"), demand(2, "7g.80gb", limit_s=600), demand(3, "1g.10gb", limit_s=100)]
+    planner = Planner()
+    found = planner.plan(nodes, wants, NOW)
+    for after_s, placed in ((0, set()), (1380, set()), (1400, {3})):
+        found = planner.plan(nodes, wants, NOW + after_s, found.reservations)
+        assert set(found.placed) == placed
+
+
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:
     def held_back(nodes: Sequence[Node], want: str, after_s: float, limit_s: float | None = 12.5) -> dict[str, int]:
         wants, planner = [demand(1, want, limit_s=limit_s)], Planner()

@@ -112,7 +112,9 @@ class Backfill:
         time_s = until - self._now - _START_S
         if demand.limit_s is None or demand.limit_s > time_s:
             return False
-        return not self._competes(profile, gpu_claims.node, reserved.jobs, time_s) and not any(
+        # the only job with a reservation there delays no other if it starts early
+        jobs = reserved.jobs if len(reserved.jobs) == 1 else frozenset[int]()
+        return not self._competes(profile, gpu_claims.node, jobs, time_s) and not any(
             slot.profile == profile for slot in self._reserver.offered_with(gpu_claims.index)
         )
 
@@ -140,6 +142,8 @@ class Backfill:
             if demand.limit_s <= time_s and (by_slurm or not self._any_competes(demand, jobs, time_s)):
                 turns.append(_Turn(number if start >= self._now else -1, start))
                 earliest = start
+        if earliest <= self._now:  # its turn is over once it would end too late
+            self._reserver.lasts_until = -math.inf
         return turns
 
     def _any_competes(self, demand: Demand, jobs: frozenset[int], time_s: float) -> bool:
