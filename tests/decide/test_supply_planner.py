@@ -123,6 +123,12 @@ def test_failed_reservation_is_not_retried_for_jobs_of_the_same_kind(monkeypatch
     assert [r.job for r in found.reservations] == [1], "one GPU is reserved once"
     assert tried == [1, 2, 3, 500], "the pool is full: nothing of these kinds is tried again"
     assert found.waiting == (*range(1, 201), 500)
+    tried.clear()
+    too_large = [demand(1 + i, "3*7g.80gb") for i in range(200)]
+    apart = [demand(201 + i, "2*7g.80gb", "n1 n2", apart=201 + i // 2 * 2) for i in range(200)]
+    found = plan([*nodes, node("n2", gpu("b"))], [*too_large, *apart, demand(500, "7g.80gb")])
+    assert [r.job for r in found.reservations] == [500], "no node can ever hold the others"
+    assert tried == [1, 201, 202, 500]
 
 
 def test_room_is_tried_for_few_of_many_jobs_that_each_exclude_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
