@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
@@ -87,17 +88,17 @@ class Backfill:
         """Return a slot for each slice of a demand on a node; None if they do not all fit."""
         chosen: list[tuple[GpuClaims, Slot]] = []
         gpus = sorted(self._fleet.on(node), key=lambda gpu: (gpu.shape.idle, gpu.index))
-        for profile in demand.slices:
+        for profile, count in Counter(demand.slices).items():
             options = (
                 (gpu_claims, slot)
                 for gpu_claims in gpus
                 if self._may_divide(gpu_claims, profile, demand, number)
                 for slot in _free_slots(gpu_claims, profile, [slot for gpu, slot in chosen if gpu is gpu_claims])
             )
-            found = next(options, None)
-            if found is None:
+            found = list(islice(options, count))
+            if len(found) < count:
                 return None
-            chosen.append(found)
+            chosen += found
         return chosen
 
     def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, demand: Demand, number: int) -> bool:
@@ -206,16 +207,14 @@ def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], defa
 
 
 def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:
-    """Yield the slots for a profile that are neither used nor claimed, with the claims as they are placed now."""
-    shape, geometry = gpu_claims.shape, gpu_claims.gpu.geometry
-    taken = shape.taken
+    """Yield slots for a profile that are free together beside the chosen ones and the claims as they are placed now."""
+    shape, geometry, condition = gpu_claims.shape, gpu_claims.gpu.geometry, gpu_claims.shape.condition
+    taken, used = shape.taken, condition.used
     for slot in chosen:
-        taken = taken.add(slot)
+        taken, used = taken.add(slot), used.add(slot)
     for slot in geometry.info(profile).slots:
         if geometry.fits(taken, slot):
-            condition = shape.condition
-            used = condition.used
-            for other in (*chosen, slot):
-                used = used.add(other)
-            if gpu_claims.shape.book.shape(condition._replace(used=used, keep=condition.keep.clear_of(used.mask))):
+            more = used.add(slot)
+            if shape.book.shape(condition._replace(used=more, keep=condition.keep.clear_of(more.mask))):
+                taken, used = taken.add(slot), more
                 yield slot
