@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations, islice, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease
 from slurm_migbatch.decide.supply import planner as planner_module
 from slurm_migbatch.decide.supply import reserve as reserve_module
 from slurm_migbatch.decide.supply.admission import When
+from slurm_migbatch.decide.supply.backfill import Backfill
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
@@ -291,6 +293,24 @@ def test_reserved_space_is_used_once_a_job_that_slurm_could_start_there_would_en
     for after_s, placed in ((0, set()), (1380, set()), (1400, {3})):
         found = planner.plan(nodes, wants, NOW + after_s, found.reservations)
         assert set(found.placed) == placed
+
+
+def test_reserved_nodes_without_room_are_looked_at_once_for_jobs_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    slots_on = Backfill._slots_on
+
+    def counted(self: Backfill, node: str, *more: Any) -> Any:
+        looked_at.append(node)
+        return slots_on(self, node, *more)
+
+    monkeypatch.setattr(Backfill, "_slots_on", counted)
+    names = [f"n{i}" for i in range(8)]
+    nodes = [node(name, gpu(f"{name}-{i}", "1g.10gb@0", until=NOW + 2000)) for i, name in enumerate(names)]
+    large = demand(1, "7g.80gb", " ".join(names), nodes=8)
+    short = [demand(2 + i, "2*1g.10gb", " ".join(names), limit_s=300) for i in range(40)]
+    found = plan(nodes, [large, *short])
+    assert len(found.placed) == 3 * len(names)
+    assert len(looked_at) == len(found.placed) + len(names)
 
 
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:

@@ -64,6 +64,8 @@ class Backfill:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         #: kinds of demands for which there is no place; not tried again, because space only shrinks
         self._hopeless: set[DemandShape] = set()
+        #: by kind, nodes that have no place for its slices; not tried again until offered slots are withdrawn
+        self._full: dict[DemandShape, set[str]] = {}
         #: by GPUs that have reservations in common, and the number of reservations made so far
         self._turns: dict[tuple[frozenset[int], int], list[_Turn]] = {}
 
@@ -73,10 +75,13 @@ class Backfill:
             return False
         if demand.limit_s is not None and demand.apart is None and not demand.loan:
             chosen: list[list[tuple[GpuClaims, Slot]]] = []
-            for node in sorted(self._reserver.blocked & demand.pool):
+            full = self._full.setdefault(demand.kind, set())
+            for node in sorted((self._reserver.blocked & demand.pool) - full):
                 slots = self._slots_on(node, demand, number)
-                if slots is not None:
-                    chosen.append(slots)
+                if slots is None:
+                    full.add(node)
+                    continue
+                chosen.append(slots)
                 if len(chosen) == demand.nodes:
                     for gpu_claims, slot in chain.from_iterable(chosen):
                         self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + demand.limit_s)
@@ -173,7 +178,9 @@ class Backfill:
         return _longest_of(self._demands)
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
-        self._reserver.withdraw(gpu_claims.index)
+        if any(self._reserver.offered_with(gpu_claims.index)):
+            self._reserver.withdraw(gpu_claims.index)
+            self._full.clear()
         condition = gpu_claims.shape.condition
         changed = condition._replace(used=condition.used.add(slot), keep=condition.keep.clear_of(slot.placement.mask))
         gpu_claims.until = (*gpu_claims.until, (slot, end))
