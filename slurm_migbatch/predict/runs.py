@@ -409,26 +409,39 @@ def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key
 
     At most: what the next run exceeds with no more than the rest of the probability `confidence`, but no less than what
     `rows_of` has for the same or less work. At least: what this share of the runs of each user took, by the median
-    user, of two the smaller: what one user runs under another's words raises nobody's need.
+    user, of two the smaller, but no more than more work needs at most. What one user runs under another's words raises
+    nobody's need, so less work counts only if no fewer users ran it, and more work only if more users did.
     """
-    agreed = _memories(observations)
-    found: dict[Key, list[Peak]] = {}
+    agreed = grouped(_memories(observations).items(), lambda item: item[0][:3])
+    found: dict[Key, tuple[Peak, ...]] = {}
     weighed = (observation for observation in observations if observation.row.memory_mib is not None)
     for key, group in grouped(weighed, lambda observation: observation.key).items():
         works = grouped(group, lambda observation: (observation.row.batch, observation.row.input_size or 0))
-        for (batch, size), own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
+        users_of = {work: len(_by_user(own)) for work, own in works.items()}
+        peaks: list[Peak] = []
+        for work, own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
+            batch, size = work
             users = [profiles for runs in _by_user(own).values() if (profiles := _by_profile(runs))]
             short = [o for o in group if o.short and o.row.batch <= batch and (o.row.input_size or 0) <= size]
             most = _most(users, short, confidence)
             within = [
                 peak
-                for (*other, less, part, _, failed), peak in agreed.items()
-                if tuple(other) == key and less <= batch and (part or 0) <= size and not failed
+                for (*_, less, part, _, failed), peak in agreed[key]
+                if less <= batch and (part or 0) <= size and users_of[less, part or 0] >= users_of[work] and not failed
             ]
             if most is not None and within:
                 least = _least(users, confidence)
-                found.setdefault(key, []).append(Peak(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
-    return {key: tuple(peaks) for key, peaks in found.items()}
+                peaks.append(Peak(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
+        if peaks:
+            found[key] = tuple(peak._replace(least=_possible(peak, peaks, users_of)) for peak in peaks)
+    return found
+
+
+def _possible(peak: Peak, peaks: Sequence[Peak], users_of: Mapping[tuple[int, int], int]) -> float:
+    """Return what work needs at least, if more work that more users ran needs no less."""
+    users = users_of[peak.batch, peak.input]
+    more = [other for other in peaks if other.batch >= peak.batch and other.input >= peak.input]
+    return min([peak.least, *(other.most for other in more if users_of[other.batch, other.input] > users)])
 
 
 def _by_profile(observations: Iterable[Observation]) -> dict[str, list[float]]:
@@ -449,7 +462,8 @@ def _least(users: Sequence[Mapping[str, Sequence[float]]], confidence: float) ->
 def _most(
     users: Iterable[Mapping[str, Sequence[float]]], short: Sequence[Observation], confidence: float
 ) -> float | None:
-    """Return the rank among the peaks of all users on the smallest profile that has enough runs; None if none has.
+    """Return the rank among the peaks of all users on one profile, the smallest of those ranks; None if no profile has
+    enough runs.
 
     Runs that were `short` of memory on a profile that is no smaller needed more than any that had enough.
     """

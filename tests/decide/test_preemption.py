@@ -142,6 +142,21 @@ def test_nothing_if_slurm_can_preempt_by_itself() -> None:
     assert World([[*FULL, "7g.80gb@0"]], {"7g.80gb": 1}, other={3: {"partition": "gpu"}}).chosen()
 
 
+@pytest.mark.parametrize(
+    ("first", "chosen"), [("7g.80gb@0", {1, 2, 3}), ("", {1, 2})], ids=["slurm could preempt there", "idle"]
+)
+def test_slurm_cannot_preempt_for_a_job_on_two_nodes_on_one_of_them_alone(first: str, chosen: set[int]) -> None:
+    world = World([[first], FULL], {"7g.80gb": 1})
+    world.demand = replace(world.demand, nodes=2)
+    assert set(world.chosen()) == chosen
+    by_itself = World([["7g.80gb@0"], ["7g.80gb@0"], FULL], {"7g.80gb": 1})
+    by_itself.demand = replace(by_itself.demand, nodes=2)
+    assert not by_itself.chosen()
+    by_itself.later.clear()
+    by_itself.nodes["n1"] = Node("n1", (Gpu("1a", H100, (), Layout([slot("7g.80gb@0")])),))
+    assert not by_itself.chosen(), "one offers the slice"
+
+
 def test_slurm_cannot_preempt_where_others_have_the_cpus() -> None:
     world = World([["7g.80gb@0"], FULL], {"7g.80gb": 1}, cpus=4)
     assert not world.chosen(cpus_used=8)

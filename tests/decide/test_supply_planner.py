@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations, islice, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease
 from slurm_migbatch.decide.supply import planner as planner_module
 from slurm_migbatch.decide.supply import reserve as reserve_module
 from slurm_migbatch.decide.supply.admission import When
+from slurm_migbatch.decide.supply.backfill import Backfill
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
@@ -123,6 +125,12 @@ def test_failed_reservation_is_not_retried_for_jobs_of_the_same_kind(monkeypatch
     assert [r.job for r in found.reservations] == [1], "one GPU is reserved once"
     assert tried == [1, 2, 3, 500], "the pool is full: nothing of these kinds is tried again"
     assert found.waiting == (*range(1, 201), 500)
+    tried.clear()
+    too_large = [demand(1 + i, "3*7g.80gb") for i in range(200)]
+    apart = [demand(201 + i, "2*7g.80gb", "n1 n2", apart=201 + i // 2 * 2) for i in range(200)]
+    found = plan([*nodes, node("n2", gpu("b"))], [*too_large, *apart, demand(500, "7g.80gb")])
+    assert [r.job for r in found.reservations] == [500], "no node can ever hold the others"
+    assert tried == [1, 201, 202, 500]
 
 
 def test_room_is_tried_for_few_of_many_jobs_that_each_exclude_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +270,47 @@ def test_reserved_space_is_used_for_short_jobs_until_the_reserved_one_has_waited
         assert not plan(nodes, [wants[0], demand(2, "1g.10gb", limit_s=limit_s)]).placed
     endless = [node("n1", gpu("a", "7g.80gb@0", until=None), gpu("b"))]
     assert not plan(endless, wants).placed, "it may start at any time"
+
+
+def test_reserved_space_is_not_offered_if_a_longer_job_with_a_reservation_on_the_same_gpu_could_take_it() -> None:
+    nodes = [
+        node("n1", gpu("a", "1g.10gb@0 3g.40gb@4", until=NOW + 2000)),
+        node("n2", gpu("b", "7g.80gb@0", until=NOW + 9000)),
+    ]
+    large, short = demand(1, "4g.40gb", "n1 n2", limit_s=4000), demand(3, "1g.10gb", "n1 n2", limit_s=100)
+    longer = demand(2, "1g.10gb", limit_s=5000)
+    found = plan(nodes, [large, longer, short])
+    assert [(r.job, r.places[0][1], r.at) for r in found.reservations] == [(1, "a", NOW + 2000), (2, "a", NOW + 2000)]
+    assert not found.placed and not found.offers()
+    assert set(plan(nodes, [large, short]).placed) == {3}
+
+
+def test_reserved_space_is_used_once_a_job_that_slurm_could_start_there_would_end_too_late() -> None:
+    nodes = [node("n1", gpu("a", "7g.80gb@0", until=NOW + 2000), gpu("b", offered="7g.80gb@0"))]
+    wants = [demand(1, "2*7g.80gb"), demand(2, "7g.80gb", limit_s=600), demand(3, "1g.10gb", limit_s=100)]
+    planner = Planner()
+    found = planner.plan(nodes, wants, NOW)
+    for after_s, placed in ((0, set()), (1380, set()), (1400, {3})):
+        found = planner.plan(nodes, wants, NOW + after_s, found.reservations)
+        assert set(found.placed) == placed
+
+
+def test_reserved_nodes_without_room_are_looked_at_once_for_jobs_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    slots_on = Backfill._slots_on
+
+    def counted(self: Backfill, node: str, *more: Any) -> Any:
+        looked_at.append(node)
+        return slots_on(self, node, *more)
+
+    monkeypatch.setattr(Backfill, "_slots_on", counted)
+    names = [f"n{i}" for i in range(8)]
+    nodes = [node(name, gpu(f"{name}-{i}", "1g.10gb@0", until=NOW + 2000)) for i, name in enumerate(names)]
+    large = demand(1, "7g.80gb", " ".join(names), nodes=8)
+    short = [demand(2 + i, "2*1g.10gb", " ".join(names), limit_s=300) for i in range(40)]
+    found = plan(nodes, [large, *short])
+    assert len(found.placed) == 3 * len(names)
+    assert len(looked_at) == len(found.placed) + len(names)
 
 
 def test_slices_in_use_that_a_reservation_waits_for_too_long_are_held_back() -> None:

@@ -309,6 +309,8 @@ def test_durations_of_a_log_may_be_those_of_slurm_and_pandas(write: Write, text:
 def test_durations_of_a_log_in_another_unit_than_seconds_are_told(write: Write) -> None:
     rows = "1,0,10,3610,1,{0}\n2,0,10,7210,1,{1}\n3,0,,,1,{0}\n4,0,x,y,1,{0}\n"
     assert joblog.read(write(f"{LOG},duration\n{rows.format(3600, 7200)}")).notices == ()
+    few = "1,0,10,3610,1,3600\n2,0,10,3610,1,3600\n" + "3,0,10,3610,1,60\n" * 2
+    assert joblog.read(write(f"{LOG},duration\n{few}")).notices == ("1 repeated lines are skipped",)
     (notice,) = joblog.read(write(f"{LOG},duration\n{rows.format(60, 120)}5,0,10,130,1,2\n")).notices
     assert notice == (
         "duration is used, which is mostly not the time from start_time to end_time "

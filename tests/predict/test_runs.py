@@ -437,6 +437,15 @@ def test_runs_of_one_user_that_took_far_more_do_not_enlarge_the_slices_of_others
             assert need_of_net(after, batch) <= 1.1 * need_of_net(before, batch)
 
 
+@pytest.mark.parametrize("runs_of_eve", [1, 50])
+def test_runs_of_one_user_that_took_far_more_for_less_work_do_not_enlarge_the_slices_of_several(
+    runs_of_eve: int,
+) -> None:
+    honest = [of_net(n, 16 if n % 2 else 64, 9500.0 + n % 5, user="abcd"[n % 8 // 2]) for n in range(80)]
+    eve = [of_net(200 + n, 32, 40000.0, "7g.80gb", user="eve") for n in range(runs_of_eve)]
+    assert need_of_net(learned_from(*honest, *eve), 64) <= 1.1 * need_of_net(learned_from(*honest), 64)
+
+
 @pytest.mark.parametrize("count", [8, 9])
 def test_few_runs_say_little_of_the_most_that_the_next_may_take(count: int) -> None:
     used = observed(*(of_net(n, 8, 6000.0) for n in range(count)))

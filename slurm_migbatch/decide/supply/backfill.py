@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
@@ -64,8 +65,10 @@ class Backfill:
     def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: float) -> None:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         self._used = used
-        #: by kind of demands, a time limit for which there is no place; space only shrinks
+        #: by kind of demands, a time limit for which there is no place, also for each node; space only shrinks, until
+        #: offered slots are withdrawn
         self._hopeless: dict[DemandShape, float] = {}
+        self._full: dict[DemandShape, dict[str, float]] = {}
         #: by GPUs that have reservations in common, and the number of reservations made so far
         self._turns: dict[tuple[frozenset[int], int], list[_Turn]] = {}
 
@@ -78,7 +81,7 @@ class Backfill:
             return False
         chosen = self._slots(number, demand, limit_s)
         if chosen is None:
-            self._hopeless[demand.kind] = 0.0 if self._slots(number, demand, 0.0) is None else limit_s
+            self._hopeless[demand.kind] = limit_s if any(self._full[demand.kind].values()) else 0.0
             return False
         for gpu_claims, slot in chosen:
             self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + limit_s)
@@ -91,10 +94,16 @@ class Backfill:
     def _slots(self, number: int, demand: Demand, limit_s: float) -> list[tuple[GpuClaims, Slot]] | None:
         """Return slots for a demand with this time limit; None if there are too few."""
         chosen: list[list[tuple[GpuClaims, Slot]]] = []
+        full = self._full.setdefault(demand.kind, {})
         for node in sorted(self._reserver.blocked & demand.pool):
+            if limit_s >= _SHORTER * full.get(node, math.inf):
+                continue
             slots = self._slots_on(node, number, demand, limit_s)
-            if slots is not None:
-                chosen.append(slots)
+            if slots is None:
+                late = any(limit_s > self._time_s(gpu_claims, number) >= 0 for gpu_claims in self._fleet.on(node))
+                full[node] = limit_s if late and self._slots_on(node, number, demand, 0.0) else 0.0
+                continue
+            chosen.append(slots)
             if len(chosen) == demand.nodes:
                 return list(chain.from_iterable(chosen))
         return None
@@ -103,32 +112,39 @@ class Backfill:
         """Return a slot for each slice of a demand on a node; None if they do not all fit."""
         chosen: list[tuple[GpuClaims, Slot]] = []
         gpus = sorted(self._fleet.on(node), key=lambda gpu: (gpu.shape.idle, gpu.index))
-        for profile in demand.slices:
+        for profile, count in Counter(demand.slices).items():
             options = (
                 (gpu_claims, slot)
                 for gpu_claims in gpus
                 if self._may_divide(gpu_claims, profile, limit_s, number)
                 for slot in _free_slots(gpu_claims, profile, [slot for gpu, slot in chosen if gpu is gpu_claims])
             )
-            found = next(options, None)
-            if found is None:
+            found = list(islice(options, count))
+            if len(found) < count:
                 return None
-            chosen.append(found)
+            chosen += found
         return chosen
 
-    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, limit_s: float, number: int) -> bool:
-        """Return whether slots of a profile may be offered in the reserved space of a GPU to jobs with this limit."""
+    def _time_s(self, gpu_claims: GpuClaims, number: int) -> float:
+        """Return how long a job with this number may use reserved space of a GPU; -inf: not at all."""
         reserved = self._reserver.reserved_at.get(gpu_claims.index)
-        if reserved is None or profile not in gpu_claims.gpu.geometry:
-            return False
+        if reserved is None:
+            return -math.inf
         key = reserved.together, len(self._reserver.made)
         if key not in self._turns:
             self._turns[key] = self._turns_on(reserved.together)
         until = min([reserved.until, *(turn.start for turn in self._turns[key] if turn.number < number)])
-        time_s = until - self._now - _START_S
-        if limit_s > time_s:
+        return until - self._now - _START_S
+
+    def _may_divide(self, gpu_claims: GpuClaims, profile: Profile, limit_s: float, number: int) -> bool:
+        """Return whether slots of a profile may be offered in the reserved space of a GPU to jobs with this limit."""
+        time_s = self._time_s(gpu_claims, number)
+        if limit_s > time_s or profile not in gpu_claims.gpu.geometry:
             return False
-        return not self._competes(profile, gpu_claims.node, reserved.jobs, time_s) and not any(
+        # the only job with a reservation there delays no other if it starts early
+        reserved = self._reserver.reserved_at[gpu_claims.index]
+        jobs = reserved.jobs if len(reserved.jobs) == 1 else frozenset[int]()
+        return not self._competes(profile, gpu_claims.node, jobs, time_s) and not any(
             slot.profile == profile for slot in self._reserver.offered_with(gpu_claims.index)
         )
 
@@ -161,6 +177,8 @@ class Backfill:
                     continue
             turns.append(_Turn(number if start >= self._now else -1, start))
             earliest = start
+        if earliest <= self._now:  # its turn is over once it would end too late
+            self._reserver.lasts_until = -math.inf
         return turns
 
     def _any_competes(self, demand: Demand, jobs: frozenset[int], time_s: float) -> bool:
@@ -190,7 +208,10 @@ class Backfill:
         return _longest_of(self._demands)
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
-        self._reserver.withdraw(gpu_claims.index)
+        if any(self._reserver.offered_with(gpu_claims.index)):
+            self._reserver.withdraw(gpu_claims.index)
+            self._full.clear()
+            self._hopeless.clear()
         condition = gpu_claims.shape.condition
         changed = condition._replace(used=condition.used.add(slot), keep=condition.keep.clear_of(slot.placement.mask))
         gpu_claims.until = (*gpu_claims.until, (slot, end))
@@ -224,16 +245,14 @@ def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], defa
 
 
 def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:
-    """Yield the slots for a profile that are neither used nor claimed, with the claims as they are placed now."""
-    shape, geometry = gpu_claims.shape, gpu_claims.gpu.geometry
-    taken = shape.taken
+    """Yield slots for a profile that are free together beside the chosen ones and the claims as they are placed now."""
+    shape, geometry, condition = gpu_claims.shape, gpu_claims.gpu.geometry, gpu_claims.shape.condition
+    taken, used = shape.taken, condition.used
     for slot in chosen:
-        taken = taken.add(slot)
+        taken, used = taken.add(slot), used.add(slot)
     for slot in geometry.info(profile).slots:
         if geometry.fits(taken, slot):
-            condition = shape.condition
-            used = condition.used
-            for other in (*chosen, slot):
-                used = used.add(other)
-            if gpu_claims.shape.book.shape(condition._replace(used=used, keep=condition.keep.clear_of(used.mask))):
+            more = used.add(slot)
+            if shape.book.shape(condition._replace(used=more, keep=condition.keep.clear_of(more.mask))):
+                taken, used = taken.add(slot), more
                 yield slot

@@ -214,8 +214,8 @@ class _PlanRound:
         self._components = self._pending.components()
         #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
         self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
-        #: those of them whose pool has reached its limit of reservations: nothing more is done for them
-        self._done: set[DemandShape] = set()
+        #: those of them for which nothing could be reserved: nothing more is done for them
+        self._done: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._room = RoomMaker(self.fleet, self.demands)
@@ -316,8 +316,7 @@ class _PlanRound:
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)
                 if not self.reserver.reserve([demand], copy):
-                    if self.reserver.is_full(demand.pool):
-                        self._done.add(demand.kind)
+                    self._done.add(demand.kind)
                     return
             self.fleet.commit()
 
@@ -362,8 +361,11 @@ class _PlanRound:
             self._hopeless.add(key)
         if not can_be_apart(demands):
             self.unplaceable.update(demand.job for demand in demands)
-        elif self.reserver.reserve(demands, 0):
-            self.fleet.commit()
+        elif key not in self._done:
+            if self.reserver.reserve(demands, 0):
+                self.fleet.commit()
+            else:
+                self._done.add(key)
 
     def _keep_clear(self, components: Sequence[Demand], nodes: Sequence[Sequence[str]]) -> None:
         """Hide the offers for a component on the nodes that are meant for a later one.

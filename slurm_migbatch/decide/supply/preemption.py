@@ -140,6 +140,7 @@ class _Search:
     def for_job(self, waiting: JobRow, demand: Demand, nodes: Mapping[str, Node]) -> Mapping[int, Ending]:
         """Return which jobs end and how; nothing if they would not suffice, or if Slurm can preempt by itself."""
         found: list[_Victims] = []
+        by_slurm = 0
         if waiting.exclusive:  # Slurm would have to empty whole nodes
             return {}
         for name in self._examined(demand.pool):
@@ -147,11 +148,13 @@ class _Search:
             if node is None or slurm_node is None or node.mode is not Mode.OPEN or node.asleep or node.unmatched:
                 continue
             endings = self._endings(waiting, node)
-            if not endings or not self._leaves_resources(waiting, slurm_node, endings):
+            if not (endings or demand.nodes > 1) or not self._leaves_resources(waiting, slurm_node, endings):
                 continue
-            if _can_preempt_itself(demand, node, endings):
-                return {}
             victims = self._victims(demand, node, endings)
+            if (endings or victims is not None) and _can_preempt_itself(demand, node, endings):
+                by_slurm += 1
+                if by_slurm == demand.nodes:
+                    return {}
             if victims is not None and self._leaves_resources(waiting, slurm_node, victims.endings):
                 found.append(victims)
         found.sort(key=lambda victims: (victims.lost, victims.node))
@@ -200,7 +203,7 @@ class _Search:
             _, _, number, slot, more = min(options, key=lambda option: option[:4])
             ending |= more
             placed.setdefault(node.gpus[number].uuid, []).append(slot)
-        if not ending:
+        if not ending and demand.nodes == 1:
             return None  # there is room, and another reason why it does not start
         return _Victims(sum(lost[job] for job in ending), node.name, {job: endings[job] for job in sorted(ending)})
 

@@ -93,17 +93,13 @@ class Reserver:
         """The nodes with reserved slots."""
         return self.search.blocked
 
-    def is_full(self, pool: frozenset[str]) -> bool:
-        """Return whether the pool has reached its limit of reservations; this does not change back."""
-        return len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool)
-
     def reserve(self, demands: Sequence[Demand], copy: int) -> bool:
         """Reserve for one copy of a demand, or for all of several that need separate nodes.
 
-        False if the limit is reached or no place can ever hold it.
+        False if the limit is reached or no place can ever hold it; neither changes back.
         """
         pools = {demand.pool for demand in demands}
-        if any(self.is_full(pool) for pool in pools):
+        if len(self.made) >= self._most or any(self._count.get(pool, 0) >= self._limit(pool) for pool in pools):
             return False
         first = demands[0]
         if len(demands) == 1 and first.kind.single:

@@ -148,8 +148,6 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
             served = any(line.text(column) in infer for column in columns.groups)
             if in_seconds is None:  # jobs that have not run may lack a time
                 in_seconds = _SECONDS.fullmatch(line.text(columns.submitted)) is not None
-            if columns.duration and len(jobs) < _COMPARED and (other := _other_duration(line, duration)):
-                differing.append(other)
             job = LoggedJob(
                 line.seconds_of(columns.submitted) if in_seconds else line.moment(columns.submitted),
                 line.number,
@@ -164,6 +162,8 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
             if run in seen:  # without a column of names the number of the line is the name
                 raise Skipped("repeated lines")
             seen.add(run)
+            if columns.duration and len(jobs) < _COMPARED and (other := _other_duration(line, duration)):
+                differing.append(other)
             shares += gpus < 1
             jobs.append(job)
     trace = trace_of(jobs, unused)
