@@ -161,8 +161,11 @@ def test_the_configuration_fills_in_the_nodes_name(tmp_path):
     ("text", "message"),
     [
         ("\nNope=1\n", "line 2: unknown key Nope"),
-        ("HookDeadline=soon\n", "line 1: HookDeadline=soon: must be 0 to 86400 seconds"),
-        ("HookDeadline=nan\n", "must be 0 to 86400 seconds"),
+        ("HookDeadline=soon\n", "line 1: HookDeadline=soon: must be more than 0, at most 86400 seconds"),
+        ("AgentWait=nan\n", "must be 0 to 86400 seconds"),
+        ("HookDeadline=0\n", "line 1: HookDeadline=0: must be more than 0, at most 86400 seconds"),
+        ("ScontrolTimeout=0.0\n", "must be more than 0"),
+        ("ReconcileEvery=0\n", "must be more than 0"),
         ("ErrorsBeforeDrain=1.5\n", "must be a whole number, 0 to 1000"),
         ("PeerUids=0,slurm\n", "PeerUids=0,slurm: must be numbers of users"),
         ("PeerUids=-1\n", "must be numbers of users"),
