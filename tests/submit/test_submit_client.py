@@ -151,6 +151,21 @@ def test_messages_are_left_out_with_quiet(tmp_path: Path, quiet: str, told: bool
     assert code == "-1" and "invalid number of slices" in messages
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("gpus=2",), False),
+        (("nodes=2-3", "gpus=4"), False),
+        (("nodes=2", "ntasks=2", "gpus=2"), True),  # one slice for each task, if they were requested as slices
+    ],
+)
+def test_notes_that_slurmctld_gives_again_are_left_out(tmp_path: Path, options: tuple[str, ...], told: bool) -> None:
+    _, _, _, messages, _ = ask(tmp_path, "type=salloc", *options)
+    shown, _, verbose = messages.partition("|")
+    assert shown.startswith("migbatch: ") and " on this partition a whole GPU is its largest slice" in shown
+    assert "NCCL" in verbose and ("NCCL" in shown) is told
+
+
 @pytest.mark.parametrize(("program", "variable"), [("salloc", "SALLOC"), ("srun", "SLURM")])
 def test_variable_counts_less_than_slices_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, variable: str
