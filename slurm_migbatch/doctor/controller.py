@@ -33,6 +33,7 @@ from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
+from slurm_migbatch.query.nodes import troubles
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.commands import LOCAL
@@ -42,6 +43,7 @@ from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import MissingDatabaseError, StoreError
 from slurm_migbatch.store.queries import LeaseRow, last_seen
+from slurm_migbatch.store.recent import instance_events
 
 _SCONTROL_S: Final = 30.0
 
@@ -142,11 +144,13 @@ def _slurm(
     try:
         with QuerySite(config).record() as store:
             recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
+            zombies, _ = troubles(store.read(instance_events, changes=False))
     except StoreError as error:
         yield Finding(FAIL, "database", str(error), _advice(error, local_state))
     else:
         inventory = recorded
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
+        yield from nodes.check_zombies(zombies, nodes.mig_nodes(rows, config))
         if slurm_conf:
             yield from nodes.check_counts(rows, slurm_conf, recorded)
     # while migbatchd is down it receives no reports, so their age is measured from the newest one
