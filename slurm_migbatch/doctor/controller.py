@@ -21,6 +21,7 @@ from slurm_migbatch.doctor.database import check_file, check_log, check_restores
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.limits import check_limits, check_weights
+from slurm_migbatch.doctor.luaposix import check_posix
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.preemption import check_preemption
 from slurm_migbatch.doctor.programs import Reader, reader
@@ -135,7 +136,8 @@ def _slurm(
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)
     yield from _controllers(config, conf, local_state)
-    yield from lua.check_posix()
+    effect = "jobs that name a model and no mem= are refused"
+    yield check_posix(conf.get("plugindir", "").split(":"), "job_submit_lua.so", effect)
     if slurm_conf:
         yield from _files(config, conf, slurm_conf, rows, rendering, active=not local_state.standby)
     inventory: Mapping[str, object] | None = None
