@@ -328,6 +328,8 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
         (("gpus-per-node=1",), 2, 2, "mig:1", ""),
         (("gpus-per-task=1", "ntasks=1"), 2, 1, "mig:1", "0"),
         (("gpus-per-task=1", "ntasks=4"), 2, 1, "nil", "1"),
+        (("gpus-per-task=1", "ntasks=2"), 1, 1, "nil", "1"),  # Slurm refuses it, as two tasks with one GPU each
+        (("gpus-per-task=1", "ntasks=2"), 1, 2, "nil", "0"),
         (("gres=gpu:1",), 2, 2, "mig:1", "nil"),
         (("gpus=2", "gpus-per-task=1", "ntasks=2"), 3, 1, "mig:2", "0"),
         (("gpus=1", "gres=fpga:1"), 2, 1, "fpga:1,mig:1", "0"),
