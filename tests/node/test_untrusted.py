@@ -1,5 +1,7 @@
 """Any input that users or strangers can influence: parsers return correct values or raise their own errors only."""
 
+import errno
+import posix
 from contextlib import suppress
 
 import pytest
@@ -183,6 +185,24 @@ def test_invalid_setting_is_refused_with_its_line_or_reason(tmp_path, text, mess
     write(tmp_path, text)
     with pytest.raises(ConfError, match=message):
         load(str(tmp_path), "n1")
+
+
+@pytest.mark.parametrize("call", ["open", "fstat", "read"])
+def test_configuration_that_its_nfs_server_has_replaced_is_read_again(tmp_path, monkeypatch, call):
+    """A failing Prolog drains the node."""
+    write(tmp_path, "HookDeadline=5\n")
+    real, failures = getattr(posix, call), [OSError(errno.ESTALE, "Stale file handle")]
+
+    def stale(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(posix, call, stale)
+    assert read(str(tmp_path / "node.conf"), "n1") == {"HookDeadline": "5"}
+    failures += [OSError(errno.ESTALE, "Stale file handle") for _ in range(2)]
+    with pytest.raises(ConfError, match="Stale file handle"):
+        read(str(tmp_path / "node.conf"), "n1")
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
