@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Group, print_table
+from slurm_migbatch.cli.common import HELP, Group, config_option, print_table
 from slurm_migbatch.cli.ending import Failure
 
 if TYPE_CHECKING:
+    from slurm_migbatch.config import Config
     from slurm_migbatch.node.config import NodeConfig
     from slurm_migbatch.node.executor import Executor
 
@@ -175,8 +176,9 @@ def agent(etc: str, name: str, verbose: bool) -> None:
 
 @node.command()
 @click.argument("name", metavar="NODE")
-@click.option("--secret", default="/etc/migbatch/token", show_default=True, metavar="FILE", help="The shared secret.")
-def key(name: str, secret: str) -> None:
+@click.option("--secret", metavar="FILE", help="The shared secret [default: [node_api] token_file of migbatch.toml].")
+@config_option
+def key(name: str, secret: str | None, config: Config) -> None:
     """Print the content of NODE's TokenFile (Auth=token): its own key, with which it can act as no other node.
 
     Run this on the controller. With keys no node needs the shared secret.
@@ -185,6 +187,7 @@ def key(name: str, secret: str) -> None:
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise Failure(f"{name!r} is not a node name")
+    secret = secret or config.node_api.token_file
     # the secret is migbatchd's, which may run as SlurmUser
     owner = os.stat(secret).st_uid if os.path.exists(secret) else None  # noqa: PTH110, PTH116
     click.echo(TokenSigner(secret, owner).key_line(name))

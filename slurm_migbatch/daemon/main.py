@@ -40,7 +40,7 @@ async def serve(config: Config, path: str) -> None:
     try:
         while True:
             try:
-                await services.running.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+                await services.running.run(control.turn, services.ready)
             except OSError as error:
                 await services.go_back(error)
                 continue
@@ -81,6 +81,12 @@ class _Services:
         if isinstance(self.running, Service):
             self.running.submit.leave()
         self._turn.set()
+
+    def ready(self) -> None:
+        """Say that the running service listens."""
+        notify("READY=1\nSTATUS=serving")
+        if self._replaced is not None:
+            log.info("configuration reloaded", extra={"path": self._path})
 
     async def advance(self) -> None:
         """Replace the service that has ended by the next one."""
@@ -133,7 +139,6 @@ def _compose_again(path: str, old: Config, keeper: TermKeeper, used: UsedCredent
         Scraping.of(config)  # monitoring keeps the old token
         composed = _Composed(compose(config, keeper, used), config, _term(keeper))
         logs.setup(config.daemon.log_level)
-        log.info("configuration reloaded", extra={"path": path})
     except (ConfigError, AuthError, StoreError) as error:
         log.error("the new configuration is not applied: %s", str(error).replace("\n", "; "))
     finally:

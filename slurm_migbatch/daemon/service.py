@@ -45,6 +45,7 @@ from slurm_migbatch.daemon.retrying import OomRetries
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
+from slurm_migbatch.daemon.silence import SilenceWatch
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.tasks import BackgroundTasks, cancel, run_forever
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
@@ -106,6 +107,7 @@ class Service:
         self.retention = Retention(config, self.writer, self.metrics)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
+        self._silent = SilenceWatch(config.supply.node_silence_s)
         self._unsaved = UnsavedJobs()
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest)
         self.privacy = Privacy(client, slurm_uids(config))
@@ -291,6 +293,7 @@ class Service:
         facts = {name: node for name, node in self.rounds.view.facts().items() if name in up}
         for orphan in self._orphans.check(facts, snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
+        self._silent.check(self._silence(), time.monotonic())
 
     async def _cancel(self, excess: Excess, name: str) -> None:
         log.error("%s; cancelling it", excess)

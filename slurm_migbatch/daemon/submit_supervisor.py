@@ -14,6 +14,7 @@ from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.tasks import Ended
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class SubmitSupervisor:
         self._past: Callable[[], Mapping[str, Any]] = dict
         self.facts = SiteFacts(config, chooser_of(config), self._changed)
         self.error = ""
+        self._missing: Path | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
         self._relieving: asyncio.Task[None] | None = None
         #: set while submissions are answered
@@ -71,7 +74,7 @@ class SubmitSupervisor:
         """Serve, as soon as there is a catalog, until cancelled.
 
         Raises:
-            Ended: the child ended by itself.
+            Ended: the child ended by itself, or because one of its sockets was missing.
         """
         try:
             await self._known.wait()
@@ -104,9 +107,11 @@ class SubmitSupervisor:
             child.configure(self._config, catalog=self.facts.catalog.to_dict())
             self.ran(self._past())
             await self._listen(child)
+            if self._missing is not None:
+                raise Ended(f"the submit service was ended because {self._missing} is missing")
             raise Ended(f"the submit service exited with {await child.process.wait()}")
         finally:
-            self._child = None
+            self._child = self._missing = None
             self.serving.clear()
             if self._leaving and child.process.returncode is None:
                 self._before.append(child)
@@ -126,11 +131,22 @@ class SubmitSupervisor:
             self._hand_over()
 
     async def keep_files(self) -> None:
-        """Update the catalog file and the compiled table, forever."""
+        """Update the catalog file and the compiled table, and see to the sockets, forever."""
         while True:
             if self.facts.unwritten:
                 await asyncio.to_thread(self.facts.write)
+            self._check_sockets()
             await asyncio.sleep(_WRITE_EVERY_S)
+
+    def _check_sockets(self) -> None:
+        """End the process if one of its sockets was removed: the next one creates both."""
+        if self._child is None or not self.serving.is_set():
+            return
+        socket = Path(self._config.submit.socket)
+        self._missing = next((path for path in (reserved(socket), socket) if not path.exists()), None)
+        if self._missing is not None:
+            self.serving.clear()
+            self._ending = asyncio.create_task(self._child.end())
 
     def model_changed(self, version: int) -> None:
         """Use the current model, in this process and in the one that answers."""

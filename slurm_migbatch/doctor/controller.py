@@ -21,6 +21,7 @@ from slurm_migbatch.doctor.database import check_file, check_log, check_restores
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.limits import check_limits, check_weights
+from slurm_migbatch.doctor.luaposix import check_posix
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.preemption import check_preemption
 from slurm_migbatch.doctor.programs import Reader, reader
@@ -33,6 +34,7 @@ from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
+from slurm_migbatch.query.nodes import troubles
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.commands import LOCAL
@@ -42,6 +44,7 @@ from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import MissingDatabaseError, StoreError
 from slurm_migbatch.store.queries import LeaseRow, last_seen
+from slurm_migbatch.store.recent import instance_events
 
 _SCONTROL_S: Final = 30.0
 
@@ -133,7 +136,8 @@ def _slurm(
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)
     yield from _controllers(config, conf, local_state)
-    yield from lua.check_posix()
+    effect = "jobs that name a model and no mem= are refused"
+    yield check_posix(conf.get("plugindir", "").split(":"), "job_submit_lua.so", effect)
     if slurm_conf:
         yield from _files(config, conf, slurm_conf, rows, rendering, active=not local_state.standby)
     inventory: Mapping[str, object] | None = None
@@ -142,11 +146,13 @@ def _slurm(
     try:
         with QuerySite(config).record() as store:
             recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
+            zombies, _ = troubles(store.read(instance_events, changes=False))
     except StoreError as error:
         yield Finding(FAIL, "database", str(error), _advice(error, local_state))
     else:
         inventory = recorded
         yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
+        yield from nodes.check_zombies(zombies, nodes.mig_nodes(rows, config))
         if slurm_conf:
             yield from nodes.check_counts(rows, slurm_conf, recorded)
     # while migbatchd is down it receives no reports, so their age is measured from the newest one

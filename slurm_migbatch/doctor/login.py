@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 
 from slurm_migbatch.doctor import queries, slurmfiles
+from slurm_migbatch.doctor.luaposix import check_posix
+from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
+from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.auth import AuthError, MungeSigner
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
-from slurm_migbatch.query.login import LOGIN_CONF, LoginError, find_servers
+from slurm_migbatch.query.login import LOGIN_CONF, LoginError, find_servers, show_config
+from slurm_migbatch.slurm.settings import parse_settings
 
 
 def examine(path: str = "", config: str = "") -> Iterator[Finding]:
@@ -20,6 +24,9 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
         yield Finding(UNKNOWN, "slurm.conf", text, "use --slurm-conf; a configless host has none to check")
     else:
         yield from slurmfiles.check_cli_filter(conf)
+        if "lua" in scripts.plugins(conf.value("CliFilterPlugins")):
+            effect = "srun and salloc refuse a model without mem=, and srun --gpus=n fails in shells of salloc"
+            yield check_posix(_plugin_dirs(conf), "cli_filter_lua.so", effect)
     try:
         servers = find_servers(config)
     except LoginError as error:
@@ -37,3 +44,11 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
         yield Finding(FAIL, "munge", text, "systemctl enable --now munge, with the cluster's /etc/munge/munge.key")
     else:
         yield Finding(OK, "munge", "makes credentials")
+
+
+def _plugin_dirs(conf: Conf) -> list[str]:
+    """Return the directories of Slurm's plugins; none if slurmctld does not answer."""
+    try:
+        return (conf.value("PluginDir") or parse_settings(show_config()).get("plugindir", "")).split(":")
+    except LoginError:
+        return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -86,26 +85,3 @@ def _access(places: list[str], slurm_user: Reader | None, users: bool) -> Iterat
         if (users or slurm_user) and (closed := unreadable(script, user)):
             name = user.name if user else "users"
             yield Finding(FAIL, script, f"{name} cannot read it: {closed}", f"chmod a+r {script}")
-
-
-def check_posix() -> Iterator[Finding]:
-    """Check that a Lua of this host can open unix sockets."""
-    for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
-        try:
-            # not in the current directory, where Lua 5.1 looks first
-            result = subprocess.run(
-                [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False, cwd="/"
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if result.returncode == 0:
-            yield Finding(OK, "lua-posix", f"found by {lua}")
-            return
-    # slurmctld's package needs only Lua's library, so a host may have no lua program
-    for folder in ("/usr/share/lua", "/usr/local/share/lua"):
-        for module in sorted(Path(folder).glob("5.*/posix/init.lua")):
-            yield Finding(OK, "lua-posix", f"is in {module.parent}")
-            return
-    text = "no Lua on this host finds the module posix"
-    advice = "install lua-posix for slurmctld's Lua; until then jobs that name a model and no mem= are refused"
-    yield Finding(WARN, "lua-posix", text, advice)

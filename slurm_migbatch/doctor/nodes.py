@@ -17,6 +17,7 @@ from slurm_migbatch.install.reported import base_counts, most_counts
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
+from slurm_migbatch.query.nodes import OccupiedSlot
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
 from slurm_migbatch.slurm.nodelist import expand, expand_valid, fold
@@ -168,6 +169,15 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
         yield Finding(WARN, orphan.node, text, advice)
     if not orphan_runs:
         yield Finding(OK, "leases", f"{len(held)} slices are held, all by jobs in Slurm")
+
+
+def check_zombies(zombies: Mapping[str, Sequence[tuple[str, OccupiedSlot]]], mig: Collection[str]) -> Iterator[Finding]:
+    """Check for slices that nodes could not destroy: their space is offered to no job."""
+    for node in sorted(name for name in zombies if name in mig):
+        if listed := [f"{slot.profile} at {slot.start}:{slot.size} of {uuid[:12]}" for uuid, slot in zombies[node]]:
+            text = f"cannot destroy {', '.join(sorted(listed))}: no job gets its space"
+            advice = f"if this persists, end the process that uses it: migbatch nodes -R names the cause on {node}"
+            yield Finding(WARN, node, text, advice)
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:

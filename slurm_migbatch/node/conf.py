@@ -59,18 +59,11 @@ def read(path: str, node: str, owner: int = 0) -> dict[str, str]:
     reported by `config.load`; only the form of the lines is checked here.
     """
     try:
-        handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
+        raw = _latest(path, owner)
     except OSError as error:
         raise ConfError(
             f"{path} cannot be opened: {error.strerror}; run `migbatch install --role node --apply`"
         ) from None
-    try:
-        status = posix.fstat(handle)
-        if status.st_uid != owner or status.st_mode & 0o022:
-            raise ConfError(f"{path} must belong to root and be writable by nobody else; run chmod go-w on it")
-        raw = posix.read(handle, MAX_BYTES + 1)
-    finally:
-        posix.close(handle)
     if len(raw) > MAX_BYTES:
         raise ConfError(f"{path} is larger than {MAX_BYTES} bytes, too large for a node.conf")
     try:
@@ -93,6 +86,30 @@ def read(path: str, node: str, owner: int = 0) -> dict[str, str]:
             value = value.partition(" #")[0].rstrip()
         settings[key] = value.replace("%n", node)
     return settings
+
+
+def _latest(path: str, owner: int) -> bytes:
+    """Return `_content`, also if the file was replaced on its NFS server. Raises OSError, ConfError."""
+    try:
+        return _content(path, owner)
+    except OSError as error:
+        import errno
+
+        if error.errno != errno.ESTALE:
+            raise
+        return _content(path, owner)
+
+
+def _content(path: str, owner: int) -> bytes:
+    """Return the content of a file that nobody but its owner can change. Raises OSError, ConfError."""
+    handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
+    try:
+        status = posix.fstat(handle)
+        if status.st_uid != owner or status.st_mode & 0o022:
+            raise ConfError(f"{path} must belong to root and be writable by nobody else; run chmod go-w on it")
+        return posix.read(handle, MAX_BYTES + 1)
+    finally:
+        posix.close(handle)
 
 
 def run_dir(settings: dict[str, str], node: str) -> str:

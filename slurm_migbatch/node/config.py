@@ -113,16 +113,19 @@ def _optional_path(text: str) -> str:
     return _path(text) if text else ""
 
 
-def _between(number: Callable[[str], float], most: int, unit: str = "") -> Callable[[str], float]:
-    """Return the reader of a number from 0 to `most`; `unit` ends the message about another text."""
+def _between(number: Callable[[str], float], most: int, unit: str = "", *, zero: bool = True) -> Callable[[str], float]:
+    """Return the reader of a number from 0, or with `zero` false above 0, to `most`; `unit` ends the message about
+    another text.
+    """
+    bounds = f"0 to {most}" if zero else f"more than 0, at most {most}"
 
     def read(text: str) -> float:
         try:
             value = number(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value <= most:
-            raise ValueError(f"must be {'a whole number, ' if number is int else ''}0 to {most}{unit}")
+        if not 0 <= value <= most or not (value or zero):
+            raise ValueError(f"must be {'a whole number, ' if number is int else ''}{bounds}{unit}")
         return value
 
     return read
@@ -168,6 +171,8 @@ def _urls(text: str) -> tuple[str, ...]:
 
 
 _seconds = _between(float, 86400, " seconds")
+#: without any time a hook can do nothing, and a loop never rests
+_some_seconds = _between(float, 86400, " seconds", zero=False)
 
 _KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "StateDir": ("state_dir", _path),
@@ -181,8 +186,8 @@ _KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "MungeSocket": ("munge_socket", _optional_path),
     "TokenFile": ("token_file", _optional_path),
     "PeerUids": ("peer_uids", _uids),
-    "HookDeadline": ("hook_deadline", _seconds),
-    "EpilogDeadline": ("epilog_deadline", _seconds),
+    "HookDeadline": ("hook_deadline", _some_seconds),
+    "EpilogDeadline": ("epilog_deadline", _some_seconds),
     "AgentWait": ("agent_wait", _seconds),
     "BusyRetry": ("busy_retry", _seconds),
     "WarmReuse": ("warm_reuse", _one_of("any", "same-user", "never")),
@@ -191,11 +196,11 @@ _KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "ErrorsBeforeDrain": ("errors_before_drain", _between(int, 1000)),
     "Gpus": ("gpus", _gpus),
     "ScontrolPath": ("scontrol", _path),
-    "ScontrolTimeout": ("scontrol_timeout", _seconds),
+    "ScontrolTimeout": ("scontrol_timeout", _some_seconds),
     "SlurmConf": ("slurm_conf", _optional_path),
     "SlurmdSpoolDir": ("spool_dir", _optional_path),
-    "ReconcileEvery": ("reconcile_every", _seconds),
-    "ShipEvery": ("ship_every", _seconds),
+    "ReconcileEvery": ("reconcile_every", _some_seconds),
+    "ShipEvery": ("ship_every", _some_seconds),
     "CheckEvery": ("check_every", _seconds),
     "PlanWait": ("plan_wait", _seconds),
     "ProgressDir": ("progress_dir", _path),

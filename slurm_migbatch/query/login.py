@@ -56,7 +56,7 @@ def find_servers(path: str = "") -> Servers:
     except FileNotFoundError:
         if path != LOGIN_CONF:
             raise LoginError(f"no {path}") from None
-        return of_slurm(_scontrol())
+        return of_slurm(show_config())
     except (OSError, UnicodeDecodeError) as error:
         raise LoginError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -93,7 +93,8 @@ def of_slurm(config: str) -> Servers:
     return Servers(urls, uids, info[1] if info else "", "SlurmctldHost of slurm.conf")
 
 
-def _scontrol() -> str:
+def show_config() -> str:
+    """Return the output of `scontrol show config`. Raises LoginError."""
     import subprocess
 
     try:

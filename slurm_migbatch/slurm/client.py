@@ -166,8 +166,8 @@ class JobRow:
         return self.memory_per_node or self.memory_per_cpu * self.cpus_per_node
 
     def has_resources_on(self, node: NodeRow) -> bool:
-        """Return whether other jobs leave it enough CPUs and memory on a node, as far as they are known."""
-        if self.exclusive and node.cpus_used:
+        """Return whether other jobs leave it a node with enough CPUs and memory, as far as they are known."""
+        if (self.exclusive and node.cpus_used) or node.owner not in ("", self.user):
             return False
         return (not node.cpus or self.cpus_per_node <= node.cpus_free) and self.memory_on(node) <= node.memory_free
 
@@ -237,6 +237,7 @@ class NodeRow:
     free_for_s: int = 0  # until a coming reservation limits it to its jobs, rounded up; 0: none is known
     memory: int = 0  # MiB, without those reserved for the system
     memory_used: int = 0  # MiB of jobs; 0 if memory is no consumable resource of the site
+    owner: str = ""  # the only user who may use it while he has jobs there (--exclusive=user, or their partition's)
 
     @property
     def cpus_free(self) -> int:

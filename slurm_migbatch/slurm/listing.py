@@ -90,6 +90,7 @@ _WIDTHS = {"Dependency": dependencies.NARROW}
 #: names that scontrol is asked to show in one command
 _ALONE = 256
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
+_OWNER: Final = re.compile(r"(\S+)\([0-9]+\)")
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _THROTTLE = re.compile(r"%(\d+)\Z")
@@ -416,6 +417,7 @@ def _node(text: str) -> NodeRow:
         cpus_used=cpus_used,
         memory=max(0, memory),
         memory_used=_number(values.get("AllocMem", "")) or 0,
+        owner=owner[1] if (owner := _OWNER.fullmatch(values.get("Owner", ""))) else "",
     )
 
 

@@ -163,6 +163,7 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
         cpus_used=int(node["alloc_cpus"]),
         memory=max(0, _number(node.get("real_memory", 0)) - _number(node.get("specialized_memory", 0))),
         memory_used=_number(node.get("alloc_memory", 0)),
+        owner=_text(node, "owner") if "owner" in node else "",
     )
 
 

@@ -46,12 +46,10 @@ MESSAGES: Final = {
     "others": "%s is a GPU without MIG here: ask for it by its type",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
     "moment; features from sinfo and --constraint let it wait",
-    "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
-    "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
-    "ReservationName=... Nodes=...",
+    "reserved": "the reservation has no catalog node (%s...): if Slurm refuses the job, submit it again later, or have "
+    "the administrator add one (scontrol update ReservationName=... Nodes=...)",
     "catalog": "if Slurm refuses it (Requested node configuration is not available), fewer than %s nodes offer these "
-    "slices at this moment: submit it again later or with fewer nodes; the administrator can prevent that by more "
-    "catalog nodes ([cluster] catalog_nodes)",
+    "slices at this moment: submit it again later or with fewer nodes (admins: [cluster] catalog_nodes)",
     "variable": "%s in the environment is not applied beside %s on the command line",
     "partitions": "it starts only in %s: no MIG GPUs in %s",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",

@@ -76,9 +76,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "digits and . _ - / + : only",
         "hint_form": "'%s' is not a hint: use key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
-        "hint_key": "unknown hint '%s': use one of batch, cuda, deadline, input, items, max, mem, min, model, "
-        "pipeline, retry, role, signal, slo; of a language model also engine, dtype, quantization, max_model_len, "
-        "max_num_seqs, output, ttft, tpot, rate, method, seq, micro_batch",
+        "hint_key": "unknown hint '%s': use one of batch, cuda, deadline, input, items, max, mem, min, "
+        "model, pipeline, retry, role, signal, slo, or of a language model an option of its engine such as dtype",
         "hint_typo": "unknown hint '%s' (did you mean %s=?): use that, or leave it out",
         "hint_devices": "unknown hint '%s': slices are separate devices, over which no program can be spread: leave it "
         "out, and use --gres=mig:auto:<count> for tasks that are independent, or whole GPUs outside MIG",

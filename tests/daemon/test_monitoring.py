@@ -53,7 +53,7 @@ def test_expressions_use_only_existing_metrics_and_labels(running):
         assert found, expr
         for name, selected in found:
             assert name in exposed, expr
-            assert selected <= LABELS[name], expr
+            assert selected <= LABELS[name] | TARGET, expr
         labels = {label for name, _ in found for label in LABELS[name]} | {"le"} | TARGET
         for group in GROUPED.findall(expr):
             assert {label.strip() for label in group.split(",")} <= labels, expr
@@ -88,6 +88,22 @@ def test_rules_compare_series_of_one_migbatchd_only():
         assert {label.strip() for label in labels.split(",")} >= TARGET, expr
 
 
+def test_dashboard_shows_one_cluster_at_a_time():
+    """The sum of the slices of two clusters is of no use to anybody."""
+    _, variable = dashboard()["templating"]["list"]
+    assert (variable["name"], variable["type"]) == ("job", "query")
+    assert variable["query"]["query"] == variable["definition"] == "label_values(migbatch_healthy, job)"
+    for target in targets():
+        for _, selector in METRIC.findall(target["expr"]):
+            assert 'job="$job"' in selector, target["expr"]
+
+
+def test_alerts_name_the_cluster():
+    summaries = re.findall(r'summary: "(.+)"$', rules(), re.MULTILINE)
+    assert len(summaries) == len(EXPR.findall(rules()))
+    assert [text for text in summaries if "$labels.job" not in text] == []
+
+
 def test_rules_have_the_fields_that_prometheus_requires():
     blocks = rules().split("- alert: ")[1:]
     names = [block.split("\n")[0] for block in blocks]
@@ -103,7 +119,7 @@ def test_rules_have_the_fields_that_prometheus_requires():
 def test_dashboard_has_the_fields_that_grafana_requires():
     board = dashboard()
     assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
-    (source,) = board["templating"]["list"]
+    source, _ = board["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)

@@ -123,6 +123,7 @@ def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration
     eventually(lambda: daemon.health() is not None or process.poll() is not None)
     assert process.poll() is None
     assert f"the new configuration is not applied: cannot listen on {listen}" in daemon.log
+    assert "configuration reloaded" not in daemon.log
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
     assert "Traceback" not in daemon.log

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon import facts, submit_supervisor
 from slurm_migbatch.daemon.catalog import build
@@ -168,6 +170,21 @@ def test_killed_submit_process_is_started_again(running, node, slurm, store, con
     eventually(lambda: store.decisions)
     assert "exited with -9; it is started again" in caplog.text
     assert "internal error in submit" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["submit.sock", "submit-slurmctld.sock"])
+def test_removed_submit_socket_is_created_again(running, node, slurm, config, caplog, name):
+    """Slurm's compiled table would answer from then on, and nobody would notice."""
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    node.events(inventory(gpu(0)))
+    serving(running)
+    path = Path(config.submit.socket).with_name(name)
+    path.unlink()
+    eventually(lambda: running.service.health()["checks"]["submit"] == "failing")
+    assert f"{path} is missing" in caplog.text
+    eventually(path.exists)
+    assert isinstance(ask(path, request(tres_per_node="gres:mig:auto")), Accept)
+    eventually(lambda: running.service.health()["checks"]["submit"] == "ok")
 
 
 def test_health_shows_that_no_submissions_are_answered(running, node, slurm, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -441,6 +443,20 @@ def test_offer_to_an_exclusive_job_is_soon_made_on_a_node_without_jobs(idle: boo
     world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
     world.steps(30)
     assert f"its slices are offered on {'n7' if idle else 'n1'};" in world.loop.why(job)
+
+
+def test_offer_is_soon_made_on_another_node_if_one_is_exclusively_of_another_user() -> None:
+    """As in partitions with ExclusiveUser=YES: Slurm starts nobody else's job there, however much is free."""
+    world = World(nodes=8, gpus=1, settings=SupplySettings(stuck_s=600))
+    nodes = world.slurm.nodes
+    owners = {f"n{number}": "ann" for number in (*range(1, 6), 8)} | {"n6": "bob"}
+    world.slurm.nodes = lambda: [replace(row, owner=owners.get(row.name, "")) for row in nodes()]  # type: ignore[method-assign]
+    world.steps(2)
+    jobs = {user: world.slurm.submit("mig:7g.80gb:1", user=user, uid=uid) for uid, user in enumerate(("cid", "bob"), 1)}
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(60)
+    offered = {user: re.findall(r"its slices are offered on (\w+);", world.loop.why(job)) for user, job in jobs.items()}
+    assert offered == {"cid": ["n7"], "bob": ["n6"]}
 
 
 @pytest.mark.parametrize(

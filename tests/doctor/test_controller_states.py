@@ -36,6 +36,7 @@ from slurm_migbatch.doctor import (
     limits,
     link,
     lua,
+    luaposix,
     nodes,
     partitions,
     paths,
@@ -44,6 +45,7 @@ from slurm_migbatch.doctor import (
     service,
     settings,
 )
+from slurm_migbatch.doctor.luaposix import check_posix
 from slurm_migbatch.doctor.programs import Reader, reader, unreadable
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
@@ -815,5 +817,37 @@ def test_marks_differ_only_in_the_changed_section() -> None:
 def test_lua_posix_of_the_current_directory_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_modules(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert [finding.subject for finding in lua.check_posix()] == ["lua-posix"]
+    assert check_posix([], "job_submit_lua.so", "").subject == "lua-posix"
     assert not (tmp_path / "loaded").exists()
+
+
+@pytest.mark.parametrize(
+    ("library", "release"),
+    [("liblua5.1.so.0", "5.1"), ("liblua-5.3.so", "5.3"), ("liblua.so.5.4", "5.4"), ("liblua.so", "")],
+)
+@pytest.mark.parametrize("of", ["program", "folder"])
+def test_lua_posix_is_looked_for_in_the_lua_of_slurm(
+    library: str, release: str, of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may have several, and slurmctld's the one without the module."""
+    plugins, programs, modules = (tmp_path / name for name in ("plugins", "programs", "modules"))
+    plugins.mkdir()
+    programs.mkdir()
+    (plugins / "job_submit_lua.so").write_bytes(b"\x7fELF\0" + library.encode() + b"\0liblua.so\0")
+    monkeypatch.setenv("PATH", f"{programs}")
+    monkeypatch.setattr(luaposix, "_FOLDERS", (str(modules),))
+    for found in ("5.1", "5.3", "5.4"):
+        if of == "program":
+            place = programs / f"lua{found}"
+            place.write_text("#!/bin/sh\nexit 0\n")
+            place.chmod(0o755)
+        else:
+            place = modules / found / "posix" / "init.lua"
+            place.parent.mkdir(parents=True)
+            place.touch()
+        finding = check_posix(["/none", str(plugins)], "job_submit_lua.so", "jobs are refused")
+        assert finding.level == (OK if release in ("", found) else WARN), finding
+        if finding.level == WARN:
+            assert f"Lua {release}, which Slurm's job_submit_lua.so loads," in finding.text
+            assert finding.advice == f"install lua-posix for Lua {release}; until then jobs are refused"
+        place.unlink()

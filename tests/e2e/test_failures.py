@@ -20,7 +20,7 @@ from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.watch import HandoffWatch
-from tests.support.commands import migbatch
+from tests.support.commands import invoke, migbatch
 from tests.support.end_to_end import (
     SHOW,
     account,
@@ -359,6 +359,7 @@ def test_leaked_process_blocks_only_its_own_slot(single: Cluster) -> None:
     machine.start_process(stuck, 4_000_000, sticky=True)
     until("the zombie", lambda: zombies(bed, "n1") == 1)
     until("its report", lambda: "zombie" in migbatch(bed, "nodes", "-R"))
+    assert "cannot destroy 1g.10gb at" in invoke(bed, "doctor").stdout
     for kind in ("2g.20gb", "3g.40gb", "1g.10gb"):
         job, _ = sbatch(bed, f"--gres=mig:{kind}:1")
         assert bed.wait_job(job) == "COMPLETED", kind
@@ -373,6 +374,7 @@ def test_leaked_process_blocks_only_its_own_slot(single: Cluster) -> None:
     until("the end of the zombie", lambda: zombies(bed, "n1") == 0)
     assert bed.wait_job(whole) == "COMPLETED"
     until("its report", lambda: "zombie" not in migbatch(bed, "nodes", "-R"))
+    assert "cannot destroy" not in invoke(bed, "doctor").stdout
     settled(bed)
 
 

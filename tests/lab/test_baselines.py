@@ -220,6 +220,16 @@ def test_static_partition_gives_the_smallest_free_slice_that_fits() -> None:
     assert result.created == result.destroyed == 0
 
 
+def test_static_partition_runs_no_job_that_is_larger_than_the_cluster() -> None:
+    """Other policies run none, so there would be nothing to compare it with."""
+    layout = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("2g.20gb", 4, 2), Slot.of("1g.10gb", 6, 1)])
+    jobs = [SimulatedJob(0, "three", 0, 10, gpus=3), SimulatedJob(1, "two", 0, 10, gpus=2)]
+    for policy in (Static(layout), Fifo()):
+        cluster = SimulatedCluster.of(A100, 2)
+        result = Simulation(cluster, jobs, policy, Whole()).run()
+        assert [run.started is not None for run in result.runs] == [False, True]
+
+
 def test_partitions_are_all_maximal_layouts_without_duplicates() -> None:
     found = {tuple(str(profile) for profile in layout.profiles) for layout in partitions(A100)}
     assert ("7g.80gb",) in found

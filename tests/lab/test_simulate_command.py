@@ -174,6 +174,22 @@ def test_figures_of_every_baseline_are_those_worked_out_by_hand(write: Callable[
         assert figures["compared"]["all"]["jct_s"]["mean"]["mean"] == pytest.approx(sum(compared) / 5), name
 
 
+def test_waits_of_training_and_inference_are_told_where_there_are_both(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    head, *jobs = TINY.splitlines()
+    lines = [f"{head},job_type", *(f"{job},{'service' if job[0] in 'de' else 'batch'}" for job in jobs)]
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    base = BASE.replace("gpus = 2", "gpus = 1").replace("philly", "joblog", 1).replace("philly.csv", "log.csv")
+    for infer, told in (("", 0), ('infer = ["service"]', 2)):
+        path = write(base.replace("[policy]", f"{infer}\n[policy]"))
+        output = CliRunner().invoke(simulate, [str(path), "--policy", "fifo"]).output
+        assert output.count("mean wait of ") == told
+    rows = {line.rpartition("  ")[0].strip(): line.rpartition("  ")[2] for line in output.splitlines()}
+    assert rows["mean wait of training"] == "2.4 min"  # of a, b, f 0 s, of c 580 s
+    assert rows["mean wait of inference"] == "11.2 min"  # 670 s each
+
+
 @pytest.mark.parametrize("option", ["--html", "--log"])
 def test_missing_directory_of_an_output_is_reported_before_the_simulation(tmp_path: Path, option: str) -> None:
     done = CliRunner().invoke(simulate, [str(tmp_path / "no.toml"), option, str(tmp_path / "no" / "r")])

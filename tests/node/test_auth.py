@@ -172,6 +172,17 @@ def test_root_prints_keys_of_the_secret_of_a_migbatchd_that_runs_as_slurm_user(t
         CliRunner().invoke(node_commands, ["key", "n1", "--secret", path], catch_exceptions=False)
 
 
+def test_keys_are_of_the_secret_that_migbatchd_is_configured_to_use(tmp_path, monkeypatch):
+    """The advice of doctor, and node.conf, name the command without the secret's path."""
+    path = token_file(tmp_path)
+    config = tmp_path / "migbatch.toml"
+    config.write_text(f'[node_api]\ntoken_file = "{path}"\n')
+    for options, variable in ((["-c", str(config)], ""), ([], str(config))):
+        monkeypatch.setenv("MIGBATCH_CONFIG", variable)
+        done = CliRunner().invoke(node_commands, ["key", "n1", *options], catch_exceptions=False)
+        assert (done.exit_code, done.output) == (0, f"{TokenSigner(path).key_line('n1')}\n")
+
+
 def test_token_file_of_another_user_is_to_be_given_to_the_one_who_reads_it(open_tmp_path):
     """migbatchd may run as SlurmUser."""
     path = token_file(open_tmp_path, mode=0o644)

@@ -1,5 +1,7 @@
 """Any input that users or strangers can influence: parsers return correct values or raise their own errors only."""
 
+import errno
+import posix
 from contextlib import suppress
 
 import pytest
@@ -161,8 +163,11 @@ def test_the_configuration_fills_in_the_nodes_name(tmp_path):
     ("text", "message"),
     [
         ("\nNope=1\n", "line 2: unknown key Nope"),
-        ("HookDeadline=soon\n", "line 1: HookDeadline=soon: must be 0 to 86400 seconds"),
-        ("HookDeadline=nan\n", "must be 0 to 86400 seconds"),
+        ("HookDeadline=soon\n", "line 1: HookDeadline=soon: must be more than 0, at most 86400 seconds"),
+        ("AgentWait=nan\n", "must be 0 to 86400 seconds"),
+        ("HookDeadline=0\n", "line 1: HookDeadline=0: must be more than 0, at most 86400 seconds"),
+        ("ScontrolTimeout=0.0\n", "must be more than 0"),
+        ("ReconcileEvery=0\n", "must be more than 0"),
         ("ErrorsBeforeDrain=1.5\n", "must be a whole number, 0 to 1000"),
         ("PeerUids=0,slurm\n", "PeerUids=0,slurm: must be numbers of users"),
         ("PeerUids=-1\n", "must be numbers of users"),
@@ -180,6 +185,24 @@ def test_invalid_setting_is_refused_with_its_line_or_reason(tmp_path, text, mess
     write(tmp_path, text)
     with pytest.raises(ConfError, match=message):
         load(str(tmp_path), "n1")
+
+
+@pytest.mark.parametrize("call", ["open", "fstat", "read"])
+def test_configuration_that_its_nfs_server_has_replaced_is_read_again(tmp_path, monkeypatch, call):
+    """A failing Prolog drains the node."""
+    write(tmp_path, "HookDeadline=5\n")
+    real, failures = getattr(posix, call), [OSError(errno.ESTALE, "Stale file handle")]
+
+    def stale(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(posix, call, stale)
+    assert read(str(tmp_path / "node.conf"), "n1") == {"HookDeadline": "5"}
+    failures += [OSError(errno.ESTALE, "Stale file handle") for _ in range(2)]
+    with pytest.raises(ConfError, match="Stale file handle"):
+        read(str(tmp_path / "node.conf"), "n1")
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])

@@ -310,6 +310,12 @@ def test_memory_of_nodes_is_parsed(nodes: dict[str, NodeRow]) -> None:
     assert (row.memory, row.memory_used) == (480_000, 460_800)
 
 
+def test_owner_of_nodes_is_parsed() -> None:
+    for text, owner in (("N/A", ""), ("ann(1001)", "ann"), ("4242(4242)", "4242")):
+        (row,) = parse_nodes(f"NodeName=n1 {CPUS} Gres=(null) State=IDLE Owner={text} MCS_label=N/A\n")
+        assert row.owner == owner
+
+
 def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:
     (row,) = parse_jobs(squeue_row(1, State="EXPEDITING"), MARK)
     assert row.pending and not row.unread

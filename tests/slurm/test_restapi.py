@@ -199,6 +199,12 @@ def test_memory_of_jobs_and_nodes_is_parsed() -> None:
     assert (node.memory, node.memory_used) == (480_000, 460_800)
 
 
+def test_owner_of_nodes_is_parsed() -> None:
+    for more, owner in (({}, ""), ({"owner": ""}, ""), ({"owner": "ann"}, "ann")):
+        (node,) = restrows.nodes({"nodes": [{**NODE, **more}]}, pytest.fail)
+        assert node.owner == owner
+
+
 def test_exclusive_jobs_are_those_that_share_nothing() -> None:
     shared = [["none"], [], ["oversubscribe"], ["user"], ["mcs"], ["topo"]]
     rows = restrows.jobs({"jobs": [{**JOB, "shared": flags} for flags in shared]}, 9.0, reserved=False)

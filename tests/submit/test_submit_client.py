@@ -151,6 +151,21 @@ def test_messages_are_left_out_with_quiet(tmp_path: Path, quiet: str, told: bool
     assert code == "-1" and "invalid number of slices" in messages
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("gpus=2",), False),
+        (("nodes=2-3", "gpus=4"), False),
+        (("nodes=2", "ntasks=2", "gpus=2"), True),  # one slice for each task, if they were requested as slices
+    ],
+)
+def test_notes_that_slurmctld_gives_again_are_left_out(tmp_path: Path, options: tuple[str, ...], told: bool) -> None:
+    _, _, _, messages, _ = ask(tmp_path, "type=salloc", *options)
+    shown, _, verbose = messages.partition("|")
+    assert shown.startswith("migbatch: ") and " on this partition a whole GPU is its largest slice" in shown
+    assert "NCCL" in verbose and ("NCCL" in shown) is told
+
+
 @pytest.mark.parametrize(("program", "variable"), [("salloc", "SALLOC"), ("srun", "SLURM")])
 def test_variable_counts_less_than_slices_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, variable: str
@@ -313,6 +328,8 @@ def test_a_step_gets_the_one_slice_of_its_job_for_one_gpu(tmp_path: Path, option
         (("gpus-per-node=1",), 2, 2, "mig:1", ""),
         (("gpus-per-task=1", "ntasks=1"), 2, 1, "mig:1", "0"),
         (("gpus-per-task=1", "ntasks=4"), 2, 1, "nil", "1"),
+        (("gpus-per-task=1", "ntasks=2"), 1, 1, "nil", "1"),  # Slurm refuses it, as two tasks with one GPU each
+        (("gpus-per-task=1", "ntasks=2"), 1, 2, "nil", "0"),
         (("gres=gpu:1",), 2, 2, "mig:1", "nil"),
         (("gpus=2", "gpus-per-task=1", "ntasks=2"), 3, 1, "mig:2", "0"),
         (("gpus=1", "gres=fpga:1"), 2, 1, "fpga:1,mig:1", "0"),

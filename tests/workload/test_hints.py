@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.submit import notes
 from slurm_migbatch.workload import llmhints, units
 from slurm_migbatch.workload.hints import FORMS, Hints, parse
 from slurm_migbatch.workload.refusal import SENTENCES, Refusal, show
@@ -181,3 +182,9 @@ def test_retry_hint_accepts_only_oom():
 def test_refusal_of_an_unknown_hint_lists_all_general_hints():
     named = set(re.findall(r"[a-z_]+", str(Refusal("hint_key", "colour"))))
     assert named >= FORMS.keys() - llmhints.KEYS.keys()
+
+
+@pytest.mark.parametrize("sentences", [SENTENCES, notes.MESSAGES], ids=["refusals", "notes"])
+def test_sentences_for_users_are_short(sentences):
+    """Terminals wrap them, and several may follow each other."""
+    assert {code: len(text) for code, text in sentences.items() if len(text) > 200} == {}

@@ -230,8 +230,14 @@ class _Mask:
             _NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), feature) for feature in row.features
         }
         reservations = frozenset(self._names.of("reservation", name) for name in row.reservations)
-        name = self.host(row.name)
-        return replace(row, name=name, reason="", features=frozenset(features), reservations=reservations)
+        return replace(
+            row,
+            name=self.host(row.name),
+            reason="",
+            features=frozenset(features),
+            reservations=reservations,
+            owner=self._names.of("user", row.owner),
+        )
 
     def past(self, past: LendingPast) -> LendingPast:
         """Replace the names in the record's data."""

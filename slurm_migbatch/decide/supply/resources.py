@@ -35,11 +35,12 @@ class NodeResources:
 
     def __init__(self, nodes: Iterable[NodeRow]) -> None:
         self._nodes = tuple(nodes)
-        self._known: dict[tuple[frozenset[str], int, int, bool], Enough] = {}
+        self._owned = any(node.owner for node in self._nodes)
+        self._known: dict[tuple[frozenset[str], int, int, bool, str], Enough] = {}
 
     def of(self, row: JobRow, pool: frozenset[str]) -> Enough | None:
         """Return which nodes of the pool have enough for a job; None after `MOST_REQUESTS` other requests."""
-        key = pool, row.cpus_per_node, row.memory_each, row.exclusive
+        key = pool, row.cpus_per_node, row.memory_each, row.exclusive, row.user if self._owned else ""
         enough = self._known.get(key)
         if enough is None and len(self._known) < MOST_REQUESTS:
             enough = self._known[key] = Enough(row, [node for node in self._nodes if node.name in pool])

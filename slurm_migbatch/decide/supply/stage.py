@@ -355,8 +355,9 @@ def _watch_offers(
     """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
 
     Slurm has a reason then that migbatchd does not know. If it is known, because other jobs have the node's CPUs or
-    memory, and there is a node with enough, `RESOURCES_S` is enough. Time does not count in which there were no
-    snapshots, mostly because slurmctld was down and could start nothing, or by which the clock was set.
+    memory, or the node exclusively, and there is a node with enough, `RESOURCES_S` is enough. Time does not count in
+    which there were no snapshots, mostly because slurmctld was down and could start nothing, or by which the clock was
+    set.
     """
     now = snapshot.now
     passed = now - (now if memory.watched is None else memory.watched)

@@ -33,6 +33,8 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("mean wait", ("all", "queue_s", "mean"), "time"),
     ("median wait", ("all", "queue_s", "p50"), "time"),
     ("p95 wait", ("all", "queue_s", "p95"), "time"),
+    ("mean wait of training", ("train", "queue_s", "mean"), "time"),
+    ("mean wait of inference", ("infer", "queue_s", "mean"), "time"),
     ("mean JCT of training", ("train", "jct_s", "mean"), "time"),
     ("mean start delay of inference", ("infer", "delay_s", "mean"), "time"),
     ("p95 start delay of inference", ("infer", "delay_s", "p95"), "time"),
@@ -342,7 +344,10 @@ def _decider(outcome: _PolicyFigures) -> str:
 
 
 def _rows(outcomes: Sequence[_PolicyFigures]) -> Iterator[tuple[str, ...]]:
+    both = {"train", "infer"} <= outcomes[0].merged.keys()
     for name, path, unit in _FIGURES:
+        if path[0] != "all" and path[1:2] == ("queue_s",) and not both:
+            continue  # it would repeat those of all jobs
         cells = [_cell(outcome.merged, path, unit) for outcome in outcomes]
         if any(cells):
             yield name, *(cell or "-" for cell in cells)

@@ -95,8 +95,10 @@ class Static(Policy):
                 heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Add the job to the queue."""
+        """Add the job to the queue; one of more whole GPUs than there are waits forever, as without partitions."""
         job = run.job
+        if job.profile is None and job.gpus > len(sim.cluster.gpus):
+            return
         like = _Like(job.profile, job.gpus, job.kind, job.app, job.batch)
         for profile, places in self.free.items():
             if (like, profile) not in self._fitting:
