@@ -36,7 +36,7 @@ from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.nodes import troubles
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.client import NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.slurm.commands import LOCAL
 from slurm_migbatch.slurm.reservations import COMMAND
 from slurm_migbatch.slurm.settings import parse_settings
@@ -129,7 +129,12 @@ def _slurm(
 ) -> Iterator[Finding]:
     """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here. Raises SlurmError."""
     client = QuerySite(config).slurm()
-    number, rows = client.version(), client.nodes()
+    number = client.version()
+    try:
+        rows = client.nodes()
+    except SlurmError:
+        yield from _release(config, {}, ())  # one that was not tested may be the cause
+        raise
     yield Finding(OK, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = parse_settings(_scontrol(config, "show", "config"))
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
@@ -161,10 +166,7 @@ def _slurm(
     yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}), received_s)
     if reports is not None:
         yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))
-    try:
-        yield from nodes.check_orphans(held, client.jobs(), time.time())
-    except SlurmError as error:
-        yield Finding(FAIL, "Slurm's queue", str(error), "check the output of squeue")
+    yield from _queue(client, held)
     partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
     mig = nodes.mig_nodes(rows, config)
     served = {partition for row in rows if row.name in mig for partition in row.partitions}
@@ -177,6 +179,16 @@ def _slurm(
         yield from check_preemption(lambda command: _run(config, *command).stdout)
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _queue(client: SlurmClient, held: Sequence[LeaseRow]) -> Iterator[Finding]:
+    try:
+        jobs = client.jobs()
+    except SlurmError as error:
+        yield Finding(FAIL, "Slurm's queue", str(error), "check the output of squeue")
+        return
+    yield from nodes.check_queue(jobs)
+    yield from nodes.check_orphans(held, jobs, time.time())
 
 
 def _advice(error: StoreError, local_state: health.DaemonState) -> str:

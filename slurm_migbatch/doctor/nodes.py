@@ -16,10 +16,11 @@ from slurm_migbatch.install.catalogline import gres_entries
 from slurm_migbatch.install.reported import base_counts, most_counts
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.grant import MARKER_OPEN
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.nodes import OccupiedSlot
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.gres import type_number
+from slurm_migbatch.slurm.gres import readable, type_number
 from slurm_migbatch.slurm.nodelist import expand, expand_valid, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -178,6 +179,18 @@ def check_zombies(zombies: Mapping[str, Sequence[tuple[str, OccupiedSlot]]], mig
             text = f"cannot destroy {', '.join(sorted(listed))}: no job gets its space"
             advice = f"if this persists, end the process that uses it: migbatch nodes -R names the cause on {node}"
             yield Finding(WARN, node, text, advice)
+
+
+def check_queue(jobs: Sequence[JobRow]) -> Iterator[Finding]:
+    """Check that the jobs, as Slurm shows them, can be read: those of a later release may not."""
+    advice = "look for a later migbatch; until then no slices are offered for these jobs"
+    if unread := [row for row in jobs if row.unread]:
+        text = f"{len(unread)} of {len(jobs)} jobs cannot be read: job {unread[0].job_id}: {unread[0].reason}"
+        yield Finding(FAIL, "Slurm's queue", text, advice)
+    marked = [row for row in jobs if MARKER_OPEN in row.comment]
+    if marked and not any(entry.name == "mig" for row in marked for entry in readable(row.gres)):
+        text = f"no request for slices can be read: that of job {marked[0].job_id} is {marked[0].gres[:80]!r}"
+        yield Finding(FAIL, "Slurm's queue", text, advice)
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:

@@ -391,11 +391,17 @@ def _node(text: str) -> NodeRow:
     values = fields_of(text)
     name = values.get("NodeName", "")
     state = values.get("State", "")
-    if not name or not state or "Gres" not in values or ("GresUsed" not in values and _text(values["Gres"])):
-        raise SlurmError(f"a row for node {name!r} without state or gres: {text[:200]!r}")
     cpus, cpus_used = _number(values.get("CPUTot", "")), _number(values.get("CPUAlloc", ""))
-    if cpus is None or cpus_used is None:
-        raise SlurmError(f"a row for node {name!r} without its numbers of CPUs, CPUTot and CPUAlloc: {text[:200]!r}")
+    present = {
+        "State": bool(state),
+        "Gres": "Gres" in values,
+        "GresUsed": "GresUsed" in values or not _text(values.get("Gres", "")),
+        "CPUTot": cpus is not None,
+        "CPUAlloc": cpus_used is not None,
+    }
+    if cpus is None or cpus_used is None or not all(present.values()):
+        lacking = ", ".join(key for key, found in present.items() if not found)
+        raise SlurmError(f"a row for node {name!r} without {lacking}: {text[:200]!r}")
     # without those that CoreSpecCount or CpuSpecList reserves for the system, which no job gets
     cpus = _number(values.get("CPUEfctv", "")) or cpus
     memory = (_number(values.get("RealMemory", "")) or 0) - (_number(values.get("MemSpecLimit", "")) or 0)

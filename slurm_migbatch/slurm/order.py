@@ -29,7 +29,7 @@ def parse_tiers(output: str) -> dict[str, int]:
     return {
         values["PartitionName"]: int(tier)
         for values in partitions
-        if "PartitionName" in values and (tier := values.get("PriorityTier", "")).isdigit()
+        if "PartitionName" in values and (tier := values.get("PriorityTier", "")).isascii() and tier.isdigit()
     }
 
 

@@ -62,7 +62,7 @@ def jobs(found: Mapping[str, Any], now: float, *, reserved: bool, coming: bool =
             states = frozenset(_texts(record, "job_state"))
             if states.intersection(PRESENT) or not states.intersection(ENDED):
                 row = _job(job_id, record, states, now, reserved)
-                least_s = _number(record.get("time_minimum", 0)) * 60 if coming and row.pending else 0
+                least_s = _number(record, "time_minimum", 0) * 60 if coming and row.pending else 0
                 rows.append(replace(row, time_min_s=least_s) if least_s else row)
         except _ODD as error:
             rows.append(JobRow(job_id, state=UNREAD, reason=f"{type(error).__name__}: {error}"))
@@ -81,49 +81,50 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
     state = next((state for state in _SHOWN if state in states), "")
     if not state:
         raise ValueError(f"its state {'+'.join(sorted(states))!r} is unknown")
-    waiting = _text(job, "array_task_string")
-    task = waiting or (str(job["array_task_id"]["number"]) if job["array_task_id"]["set"] else None)
+    waiting, array_job = _text(job, "array_task_string"), _number(job, "array_job_id")
+    task_id = _given(job, "array_task_id")
+    task = waiting or (str(task_id) if array_job and task_id is not None else None)
     if waiting and "..." in waiting:
         raise ValueError("slurmrestd truncates lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
     throttle = _THROTTLE.search(waiting)
-    limit, account = job["time_limit"], _text(job, "account")
-    end = _time(job["end_time"])
-    endless = limit["infinite"] or not limit["set"]
+    limit, account = _number(job, "time_limit"), _text(job, "account")
+    endless = isinstance(job["time_limit"], dict) and job["time_limit"].get("infinite")
+    end = _time(job, "end_time")
     return JobRow(
         job_id=job_id,
-        array_job=_number(job["array_job_id"]) if task is not None else None,
+        array_job=array_job if task is not None else None,
         array_task=task,
-        het_job=_number(job["het_job_id"]) or None,
-        uid=int(job["user_id"]),
+        het_job=_number(job, "het_job_id") or None,
+        uid=_set(job, "user_id"),
         user=_text(job, "user_name"),
         account=account,
         partition=_text(job, "partition"),
         name=_text(job, "name"),
         state=state,
         reason=_text(job, "state_description") or checked_reason(_text(job, "state_reason"), account),
-        priority=_number(job["priority"]),
-        submit=_time(job["submit_time"]) or 0.0,
-        start=_time(job["start_time"]),
-        end=None if limit["infinite"] and end and end > now else end,  # in squeue's form
-        time_limit_s=None if endless else int(limit["number"]) * 60,
-        nodes=expand(job["nodes"]),
-        num_nodes=max(1, _number(job["node_count"])),
+        priority=_number(job, "priority"),
+        submit=_time(job, "submit_time") or 0.0,
+        start=_time(job, "start_time"),
+        end=None if endless and end and end > now else end,  # in squeue's form
+        time_limit_s=limit * 60 or None,
+        nodes=expand(_text(job, "nodes")),
+        num_nodes=max(1, _number(job, "node_count")),
         requested_nodes=_text(job, "required_nodes"),
         gres=_text(job, "tres_per_node"),
         comment=_text(job, "comment"),
-        restarts=int(job["restart_cnt"]),
-        eligible=_time(job["eligible_time"]),
+        restarts=_set(job, "restart_cnt"),
+        eligible=_time(job, "eligible_time"),
         features=_text(job, "features"),
-        cpus=_number(job["cpus"]),
+        cpus=_number(job, "cpus"),
         tasks=count_tasks(task) if task is not None and state in WAITING else 1,
         throttle=int(throttle[1]) if throttle else None,
         reservation=_text(job, "resv_name") if reserved else "",
-        gid=int(job["group_id"]),
+        gid=_set(job, "group_id"),
         qos=_text(job, "qos"),
         wckey=_text(job, "wckey"),
-        after=jobs_waited_for(job["dependency"]),
-        memory_per_node=_memory_per_node(job.get("memory_per_node", 0)),
-        memory_per_cpu=_number(job.get("memory_per_cpu", 0)),
+        after=jobs_waited_for(_text(job, "dependency")),
+        memory_per_node=_memory_per_node(job),
+        memory_per_cpu=_number(job, "memory_per_cpu", 0),
         exclusive="shared" in job and "none" in _texts(job, "shared"),
     )
 
@@ -159,10 +160,10 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
         partitions=tuple(_texts(node, "partitions")),
         reason=_text(node, "reason").strip(),
         features=frozenset(_texts(node, "active_features")),
-        cpus=int(node.get("effective_cpus") or node["cpus"]),  # without those reserved for the system
-        cpus_used=int(node["alloc_cpus"]),
-        memory=max(0, _number(node.get("real_memory", 0)) - _number(node.get("specialized_memory", 0))),
-        memory_used=_number(node.get("alloc_memory", 0)),
+        cpus=_number(node, "effective_cpus", 0) or _set(node, "cpus"),  # without those reserved for the system
+        cpus_used=_set(node, "alloc_cpus"),
+        memory=max(0, _number(node, "real_memory", 0) - _number(node, "specialized_memory", 0)),
+        memory_used=_number(node, "alloc_memory", 0),
         owner=_text(node, "owner") if "owner" in node else "",
     )
 
@@ -175,7 +176,7 @@ def tiers(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> dic
     tiers = {}
     for record in records(found, "partitions"):
         try:
-            tiers[_text(record, "name")] = int(record["priority"]["tier"])
+            tiers[_text(record, "name")] = _set(record["priority"], "tier")
         except _ODD as error:
             unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     return tiers
@@ -198,9 +199,9 @@ def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, st
     rows = []
     for record in records(found, "reservations"):
         try:
-            nodes = frozenset(expand(record["node_list"]))
-            start = _number(record["start_time"])
-            end = _number(record["end_time"])  # 0: none
+            nodes = frozenset(expand(_text(record, "node_list")))
+            start = _number(record, "start_time")
+            end = _number(record, "end_time")  # 0: none
             if nodes and (not end or now < end):
                 cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
                 flags = frozenset(_texts(record, "flags"))
@@ -232,17 +233,33 @@ def _texts(record: Mapping[str, Any], name: str) -> list[str]:
     return texts
 
 
-def _number(value: Mapping[str, Any] | int) -> int:
-    """Return a number; 0 if unset."""
-    if isinstance(value, int):
-        return int(value)  # JSON may have true here
-    return int(value["number"]) if value["set"] else 0
+def _given(record: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
+    """Return a number, plain or in the form of the module; None if it is unset. Raises TypeError."""
+    value = record[name] if default is None else record.get(name, default)
+    number = value.get("number") if isinstance(value, dict) and isinstance(value.get("set"), bool) else value
+    if not isinstance(number, int) or abs(number) >= 1 << 64:
+        raise TypeError(f"its {name} is {str(value)[:80]!r} and not a number")
+    return int(number) if number is value or value["set"] else None  # JSON may have true for 1
 
 
-def _memory_per_node(value: Mapping[str, Any] | int) -> int:
+def _set(record: Mapping[str, Any], name: str) -> int:
+    """Return a number that must not be unset."""
+    number = _given(record, name)
+    if number is None:
+        raise TypeError(f"its {name} is unset")
+    return number
+
+
+def _number(record: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a number; 0 if it is unset. `default`: if there is none; else it must be there."""
+    return _given(record, name, default) or 0
+
+
+def _memory_per_node(job: Mapping[str, Any]) -> int:
     """Return MiB, or `WHOLE` for the 0 of a job that is to have all memory."""
-    return _number(value) or (WHOLE if isinstance(value, dict) and value["set"] else 0)
+    value = job.get("memory_per_node", 0)
+    return _number(job, "memory_per_node", 0) or (WHOLE if isinstance(value, dict) and value["set"] else 0)
 
 
-def _time(value: Mapping[str, Any] | int) -> float | None:
-    return float(_number(value)) or None
+def _time(record: Mapping[str, Any], name: str) -> float | None:
+    return float(_number(record, name)) or None

@@ -36,4 +36,7 @@ def _spans(expression: str) -> Iterator[range]:
     for part in expression.partition("%")[0].strip("[]").split(","):
         span, _, step = part.partition(":")
         low, dash, high = span.partition("-")
-        yield range(int(low), (int(high) if dash else int(low)) + 1, int(step or 1))
+        tasks = range(int(low), (int(high) if dash else int(low)) + 1, int(step or 1))
+        if tasks.stop > 1 << 32:
+            raise ValueError(f"{part[:80]!r} names tasks beyond Slurm's numbers of 32 bits")
+        yield tasks

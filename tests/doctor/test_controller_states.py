@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -52,7 +53,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.wal import LARGE_BYTES
@@ -711,6 +712,34 @@ def test_slurmctld_that_stops_answering_during_the_checks_is_reported(
         found = list(controller.examine(config, lambda name, module: ""))
     assert any(finding.subject == "Slurm" and "timed out after 0.2 seconds" in finding.text for finding in found)
     assert "migbatchd: slurm" in {finding.subject for finding in found}
+
+
+def test_release_that_was_not_tested_is_named_if_its_nodes_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> list[NodeRow]:
+        raise SlurmError("a row for node 'n1' without GresUsed=")
+
+    methods = {"version": lambda _: (27, 5), "nodes": refuse, "jobs": lambda _: []}
+    monkeypatch.setattr(QuerySite, "slurm", lambda _: type("Slurm", (), methods)())
+    monkeypatch.setattr(controller, "_scontrol", lambda *_: "slurm 27.05.0\n")
+    with answering() as (config, _):
+        found = {finding.subject: finding for finding in controller.examine(config, lambda name, module: "")}
+    assert found["Slurm release"].level == WARN and "27.05.0 is later than" in found["Slurm release"].text
+    assert found["Slurm"].level == FAIL and "GresUsed" in found["Slurm"].text
+
+
+@pytest.mark.parametrize(
+    ("jobs", "problem"),
+    [
+        ([], ""),
+        ([JobRow(7, gres="gres/mig:1g.10gb:1", comment="[mig:1g.10gb:1]"), JobRow(8)], ""),
+        ([JobRow(7, state=UNREAD, reason="its state 'QUEUED' is unknown"), JobRow(8)], "1 of 2 jobs.*job 7: its state"),
+        ([JobRow(7, gres="gres/mig/1g.10gb", comment="[mig:1g.10gb:1]")], "job 7 is 'gres/mig/1g.10gb'"),
+        ([JobRow(7, comment="x [mig:1g.10gb:1]")], "job 7 is ''"),
+    ],
+)
+def test_jobs_of_a_later_release_that_cannot_be_read_are_reported(jobs: list[JobRow], problem: str) -> None:
+    found = wrong(nodes.check_queue(jobs))
+    assert re.search(f"Slurm's queue: .*{problem}", one_of(found)) if problem else found == []
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

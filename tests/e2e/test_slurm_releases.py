@@ -101,6 +101,20 @@ def test_slurmctld_serves_its_metrics_while_supply_changes(
     untroubled(bed)
 
 
+def test_scrontab_takes_a_request_and_one_hint(new_cluster: Callable[..., Cluster], slurm_root: str) -> None:
+    if not Path(f"{slurm_root}/usr/bin/scrontab").exists():
+        pytest.skip("this release of Debian has no scrontab")
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, options={"ScronParameters": "enable"})
+    entry = "#SCRON --gres=mig:auto --comment={} -t 2\n0 3 1 1 * true\n"
+    done = bed.run(["scrontab", "-"], "mbalice", input=entry.format('"migbatch: mem=12gb"'), check=False)
+    assert done.returncode and "Invalid option" in done.stderr
+    assert (
+        "1g.20gb for mig:auto" in bed.run(["scrontab", "-"], "mbalice", input=entry.format("migbatch:mem=12gb")).stderr
+    )
+    (job,) = bed.states()
+    assert marked(bed, int(job)) == ("1g.20gb:1", "1g.20gb:1")
+
+
 def test_filters_do_not_add_a_second_request_for_gpus(stack: Cluster) -> None:
     """26.05 refuses --gres=gpu with --gpus-per-node; what the filters make of one never has both."""
     both, message = sbatch(stack, "--gres=gpu:1", "--gpus-per-node=1", wrap="true")

@@ -496,20 +496,23 @@ def test_node_without_gres_is_parsed_as_printed_from_24_11() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("odd", "why"),
     [
-        "NodeName=n2 State=IDLE",
-        f"NodeName=n2 {CPUS} Gres=mig:1:2:3:4 GresUsed= State=IDLE",
-        "NodeName=n2 CPUAlloc=0 CPUTotal=64 Gres=(null) State=IDLE",
-        "NodeName=n2 CPUsAlloc=0 CPUTot=64 Gres=(null) State=IDLE",
-        "NodeName=",
+        ("NodeName=n2 State=IDLE", "without Gres, CPUTot, CPUAlloc:"),
+        (f"NodeName=n2 {CPUS} Gres=mig:1:2:3:4 GresUsed= State=IDLE", "not a GRES entry"),
+        (f"NodeName=n2 {CPUS} Gres=mig:1g.10gb:1 GresAlloc= State=IDLE", "without GresUsed:"),
+        ("NodeName=n2 CPUAlloc=0 CPUTotal=64 Gres=(null) State=IDLE", "without CPUTot:"),
+        ("NodeName=n2 CPUsAlloc=0 CPUTot=64 Gres=(null) State=IDLE", "without CPUAlloc:"),
+        (f"NodeName=n2 {CPUS} Gres=(null) Condition=IDLE", "without State:"),
+        ("NodeName=", "not the name of a node"),
     ],
 )
-def test_unreadable_node_is_left_out_and_named(odd: str) -> None:
+def test_unreadable_node_is_left_out_and_named_with_what_it_lacks(odd: str, why: str) -> None:
     unreadable: dict[str, str] = {}
     rows = parse_nodes(node_row("n1") + odd + "\n" + node_row("n3"), unreadable.__setitem__)
     assert [row.name for row in rows] == ["n1", "n3"]
     assert list(unreadable) == ["n2" if "n2" in odd else ""]
+    assert why in next(iter(unreadable.values()))
 
 
 @pytest.mark.parametrize(

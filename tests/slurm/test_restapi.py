@@ -249,6 +249,27 @@ def test_malformed_job_does_not_affect_other_jobs(shapes: dict[str, Any]) -> Non
     assert rows[1].unread or sound(rows[1], JOB_TEXTS, ("uid", "priority", "restarts", "cpus", "tasks"), ("nodes",))
 
 
+NUMBERS = sorted(name for name in JOB if isinstance(JOB[name], (int, dict)) and name != "job_id")
+
+
+def test_number_of_a_job_may_be_plain_or_state_that_it_is_set() -> None:
+    """A later version of the API may change the form of any number, as the earlier ones did."""
+    for name in NUMBERS:
+        task = {**JOB, "array_job_id": 3, "array_task_id": 4} if name.startswith("array") else JOB
+        forms = [{**task, name: 5}, {**task, name: {"set": True, "infinite": False, "number": 5}}]
+        plain, stated = restrows.jobs({"jobs": forms}, 9.0, reserved=True, coming=True)
+        assert plain == stated and not plain.unread, (name, plain, stated)
+
+
+@pytest.mark.parametrize(
+    "odd", [["x", 7], {"number": 5}, {**NUMBER, "number": "5"}, float("inf"), {**NUMBER, "number": 2**64}]
+)
+def test_job_in_an_unknown_form_is_unread_and_names_the_field(odd: Any) -> None:
+    for name in sorted(set(JOB) - {"job_id"}):
+        (row,) = restrows.jobs({"jobs": [{**JOB, name: odd}]}, 9.0, reserved=True, coming=True)
+        assert row.unread and name in row.reason, (name, row)
+
+
 @given(st.dictionaries(st.sampled_from(sorted(NODE)), st.sampled_from(SHAPES), min_size=1, max_size=3))
 def test_malformed_node_does_not_affect_other_nodes(shapes: dict[str, Any]) -> None:
     unreadable: dict[str, str] = {}
