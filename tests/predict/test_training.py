@@ -148,6 +148,9 @@ def test_rows_of_failed_measurements_teach_only_that_their_slices_are_too_small(
     assert replace(with_failed, rows=without_failed.rows, short={}).to_dict() == without_failed.to_dict()
     tried = {(model, exceeded.profile) for (model, _, _), found in with_failed.short.items() for exceeded in found}
     assert tried and tried <= {(row.model, row.profile) for row in failed}
+    # what was in use when memory ran out was not enough
+    in_use = [replace(row, memory_mib=3000.0) for row in failed]
+    assert learn([*rows, *in_use], KNOWLEDGE).to_dict() == with_failed.to_dict()
 
 
 def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> None:
