@@ -313,8 +313,8 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if "kind" not in columns:
             _check_inference(name, called, cell)
         if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
-            counted = "tokens" if other[1] else "batches"
-            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {counted}")
+            units = "tokens" if other[1] else "batches"
+            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         counted = _OF_GPU.fullmatch(cell)
