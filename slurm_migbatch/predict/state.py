@@ -22,7 +22,7 @@ from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 from slurm_migbatch.workload.gpufacts import LESS, facts_of, model_of
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
