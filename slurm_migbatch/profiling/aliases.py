@@ -49,7 +49,16 @@ _NAMES: Final = (
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
         for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0), ("bytes", 2.0**-20))
-        for memory in ("memory", "mem", "vram", "gpu_memory", "gpu_mem")
+        for memory in (
+            "memory",
+            "mem",
+            "vram",
+            "gpu_memory",
+            "gpu_mem",
+            "fb_used",
+            "frame_buffer_used",
+            "framebuffer_used",
+        )
     ),
     ("precision", 1.0, "dtype torch_dtype weight_dtype weights_dtype model_dtype"),
     ("precision", 1.0, "quantization quantisation quant quant_method quantization_method"),
@@ -83,7 +92,7 @@ nobody measured it.
 """
 _OF_STATUS: Final = frozenset([
     "status", "run_status", "exit_status", "state", "result", "outcome", "error", "error_message", "error_type",
-    "failure", "failure_reason",
+    "failure", "failure_reason", "success", "passed", "completed",
 ])  # fmt: skip
 """Names of columns that say why a point has no speed."""
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
@@ -95,6 +104,8 @@ _SLICE: Final = re.compile(
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
+_COMPUTE_INSTANCE: Final = re.compile(r"(?:mig[ _-]*)?([1-9])c\.([1-9])g\b.*", re.IGNORECASE)
+"""A compute instance, with its compute slices and those of the GPU instance that it is in."""
 _OF_SLICES: Final = frozenset([
     "gi", "gi_id", "gi_profile_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices",
     "num_slices", "profile_id", "slice_size", "slices",
@@ -307,6 +318,9 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if names[name] in COLUMNS:
             continue
         cell, called = text.strip(), plain(name)
+        part = _COMPUTE_INSTANCE.fullmatch(cell)
+        if part is not None and part[1] != part[2]:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
         if "profile" not in columns:
             _check_whole(name, called, cell)
         words = {*called.split("_")}

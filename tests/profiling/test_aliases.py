@@ -65,6 +65,8 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         ("Memory usage (GiB)", 3072),
         ("gpu_mem_gb", 3072),
         ("memory.used [MiB]", 3),
+        ("Frame buffer used [MiB]", 3),
+        ("fb_used_mb", 3),
         ("max_memory_allocated_mb", None),
         ("gpu_memory_percent", None),
     ],
@@ -72,6 +74,14 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
 def test_memory_is_read_under_its_usual_names(tmp_path: Path, name: str, mib: float | None) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,{name}\na100-80gb,net,8,5,3\n")]).rows
     assert row.memory_mib == mib
+
+
+def test_part_of_a_slice_in_a_column_that_is_not_read_is_refused(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_ms,GI Profile,CI Profile\na100-80gb,net,8,5,2g.20gb,{}\n"
+    with pytest.raises(TableError, match=r"ci profile is 1c\.2g\.20gb: leave out what ran on a part of a GPU instance"):
+        scan([table(tmp_path, text.format("1c.2g.20gb"))])
+    for whole in ("2c.2g.20gb", "2g.20gb", ""):
+        assert [row.profile for row in scan([table(tmp_path, text.format(whole))]).rows] == ["2g.20gb"]
 
 
 @pytest.mark.parametrize("name", ["peak_memory_bytes", "GPU memory used (bytes)"])
