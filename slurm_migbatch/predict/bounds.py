@@ -182,7 +182,7 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
     capacity = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
     if capacity and row.memory_mib > MEMORY_MARGIN * capacity:
         return f"memory_mib {row.memory_mib:.0f} is more than {where} has"
-    if capacity and not row.profile and row.memory_mib in (capacity, capacity / 1.024):
+    if capacity and row.memory_mib in (capacity, capacity / 1.024):
         return f"memory_mib {row.memory_mib:.0f} is all that {where} has, not what was in use"
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:

@@ -83,8 +83,12 @@ class Figures:
     def need_mib(self) -> int:
         """Conservative memory: the upper bound in whole MiB, rounded up to six leading bits."""
         mib = min(math.ceil(self.memory_mib.high), MOST_MIB)
-        step = 1 << max(mib.bit_length() - 1 - NEED_BITS, 0)
-        return -(-mib // step) * step
+        return -(-mib // step_of(mib)) * step_of(mib)
+
+
+def step_of(mib: int) -> int:
+    """Return the step to which a conservative memory of such a size is rounded."""
+    return 1 << max(mib.bit_length() - 1 - NEED_BITS, 0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.candidate import Figures, Interval, step_of
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
@@ -30,7 +30,7 @@ from slurm_migbatch.predict.llm.trained import TrainedMeasurements
 from slurm_migbatch.predict.llm.workload import Workload, encoder_serving_of, plain_serving_of, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
-from slurm_migbatch.predict.state import SURFACES, Learned
+from slurm_migbatch.predict.state import SURFACES, Learned, Tried
 from slurm_migbatch.values.remembering import remembered
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
@@ -116,25 +116,36 @@ class LearnedPredictor:
         ends = self._growing("time", block, kind, infos, gpu)
         ends[2] = _by_share(ends[2], infos)
         seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
-        least = np.maximum(self._exceeded_mib(block, kind, gpu), self._unsized_mib(block, kind, gpu))
-        mib = np.maximum(self._growing("memory", block, kind, infos, gpu), least[:, None])
+        least, most = self._tried_mib(block, kind, gpu)
+        least = np.maximum(least, self._unsized_mib(block, kind, gpu))
+        mib = np.minimum(self._growing("memory", block, kind, infos, gpu), most[:, None])
+        mib = np.maximum(mib, least[:, None])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 
-    def _exceeded_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> Array:
-        """Return the MiB that each cell needs at least: more than the slices on which no more work than its own ran out
-        of memory.
+    def _tried_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> tuple[Array, Array]:
+        """Return the MiB that each cell needs at least, more than the slices on which no more work than its own ran out
+        of memory, and at most, those of the slices on which no less was measured.
         """
         batches = np.repeat(np.array(block.batches), len(block.inputs))
         inputs = np.tile(np.array(block.inputs), len(block.batches))
-        least = np.zeros(len(batches))
+        least, most = np.zeros(len(batches)), np.full(len(batches), np.inf)
         key = block.model, block.role, self.learned.as_measured(gpu).name
-        for batch, size, name in self.learned.short.get(key, ()):
-            profile = Profile.parse(name) if name else kind.full.profile
-            if profile in kind.geometry:
-                as_much = (batches >= batch) & (inputs >= size)
-                least[as_much] = np.maximum(least[as_much], kind.geometry.info(profile).memory_mib + 1)
-        return least
+
+        def known(tried: Iterable[Tried]) -> Iterator[tuple[int, int, int]]:
+            for batch, size, name in tried:
+                profile = Profile.parse(name) if name else kind.full.profile
+                if profile in kind.geometry:
+                    yield batch, size, kind.geometry.info(profile).memory_mib
+
+        for batch, size, mib in known(self.learned.short.get(key, ())):
+            as_much = (batches >= batch) & (inputs >= size)
+            least[as_much] = np.maximum(least[as_much], mib + 1)
+        for batch, size, mib in known(self.learned.held.get(key, ())):
+            no_more = (batches <= batch) & (inputs <= size)
+            # rounded up, as predictions are, it is no more than the slice has
+            most[no_more] = np.minimum(most[no_more], mib - mib % step_of(mib))
+        return least, most
 
     def _unsized_mib(self, block: Block, kind: GpuKind, gpu: GpuSpec) -> Array:
         """Return the MiB of each cell of longer texts than usual as computed from the architecture, of a public encoder
@@ -261,8 +272,9 @@ class LearnedPredictor:
         )
         seconds = self.interval("time", bucket.model, known, gpu, bucket.role, cells)
         mib = self.interval("memory", bucket.model, known, gpu, bucket.role, cells)[2].reshape(copies, count)
-        least = self._exceeded_mib(Block(bucket.model, bucket.role, batches, (bucket.input,)), kind, gpu)
-        mib = np.maximum(mib, np.outer(np.arange(1.0, copies + 1.0), least))
+        least, most = self._tried_mib(Block(bucket.model, bucket.role, batches, (bucket.input,)), kind, gpu)
+        number = np.arange(1.0, copies + 1.0)
+        mib = np.maximum(np.minimum(mib, np.outer(number, most)), np.outer(number, least))
         if bucket.slo_us:
             mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
         return advise(batches, seconds[1].reshape(copies, count), mib, info.memory_mib)

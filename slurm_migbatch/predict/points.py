@@ -7,8 +7,10 @@ The rule, for a grid of slices and batches:
 3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
 4. then the point with the highest product of its probability of being worth choosing and its uncertainty.
 
-If the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
-to fit is dropped and the next best is taken. No figure of the grid is read before its point is chosen.
+If the grid's smallest batch is larger than 4, these batches are larger by the same factor: three points of one batch
+would not show how the time grows with it. If the grid lacks such a point, the nearest in the logarithms of slice and
+batch is taken, of several input sizes the model's usual one. A point that turns out not to fit is dropped and the next
+best is taken. No figure of the grid is read before its point is chosen.
 
 In the fourth step a point is worth choosing if no faster one gives as much throughput for its SMs; the probability of
 that is the share of parameters drawn from the belief for which it holds, and it is multiplied by the standard
@@ -58,6 +60,7 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
             left,
             key=lambda i: (
                 abs(np.log(cells.sm[i] / sm)) + abs(np.log(cells.batch[i] / batch)) + 3.0 * np.log(cells.procs[i]),
+                abs(np.log(cells.work[i])),
                 i,
             ),
         )
@@ -141,12 +144,13 @@ def _believed(
 def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
     """Return the SM share and batch of the rule's first three points."""
     sizes = np.unique(cells.sm)
+    scale = max(float(cells.batch.min()) / FIRST_BATCH, 1.0)
     if step == 0:
-        return float(sizes[-1]), FIRST_BATCH
+        return float(sizes[-1]), scale * FIRST_BATCH
     if step == 1:
-        return float(sizes[(len(sizes) - 1) // 2]), MIDDLE_BATCH
+        return float(sizes[(len(sizes) - 1) // 2]), scale * MIDDLE_BATCH
     if step == 2:
-        return float(sizes[0]), SMALL_BATCH
+        return float(sizes[0]), scale * SMALL_BATCH
     return None
 
 

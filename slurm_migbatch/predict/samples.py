@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -72,7 +72,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
     step in `llm.trained`. Of rows in several precisions the widest counts: the curves are those of 32 bits, whatever
     precision a request gives.
     """
-    rows = [row for row in rows if row.kind != SERVE and row.trained.usual]
+    rows = [_with_need(row) for row in rows if row.kind != SERVE and row.trained.usual]
     by_model = grouped(rows, lambda row: knowledge.canonical(row.model))
     gpus = _joined({name: GpuSpec.of_rows(group) for name, group in grouped(rows, lambda row: row.gpu).items()})
     known = {name: knowledge.of(name, group) for name, group in by_model.items()}
@@ -99,6 +99,12 @@ def _joined(gpus: Mapping[str, GpuSpec]) -> dict[str, GpuSpec]:
         return min(same, key=lambda other: abs(other.memory_gb - gpu.memory_gb), default=gpu)
 
     return {name: gpu if name == gpu.name or facts_of(name) else joined(gpu) for name, gpu in gpus.items()}
+
+
+def _with_need(row: Measurement) -> Measurement:
+    """Return a measured row without its memory if it ran out of memory: what was in use then was not enough."""
+    ran = row.ran or row.source in OF_RUNS or row.memory_mib is None
+    return row if ran else replace(row, memory_mib=None)
 
 
 def bits_of(row: Measurement) -> float:

@@ -22,7 +22,7 @@ from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 from slurm_migbatch.workload.gpufacts import LESS, facts_of, model_of
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
@@ -52,8 +52,8 @@ class Fitted:
         return min(self.points, len(self.beliefs[figure].offsets)) if figure in self.beliefs else 0
 
 
-class Exceeded(NamedTuple):
-    """Work that ran out of memory on slices of a profile (empty: on whole GPUs): its batch and input size."""
+class Tried(NamedTuple):
+    """Work that was tried on slices of a profile (empty: on whole GPUs): its batch and input size."""
 
     batch: int
     input: int
@@ -85,8 +85,10 @@ class Learned:
     """Measured servers of language models."""
     trained: tuple[TrainedPoint, ...] = ()
     """Measured trainings of language models."""
-    short: Mapping[tuple[str, str, str], tuple[Exceeded, ...]] = field(default_factory=dict)
+    short: Mapping[tuple[str, str, str], tuple[Tried, ...]] = field(default_factory=dict)
     """Work that needs more memory than a slice has, by model, kind of work and GPU."""
+    held: Mapping[tuple[str, str, str], tuple[Tried, ...]] = field(default_factory=dict)
+    """Work that needs no more memory than a slice has, by the same."""
     peaks: Mapping[tuple[str, str, str], tuple[Peak, ...]] = field(default_factory=dict)
     """Memory of work of which enough runs ended, by the same (`runs.peaks_of`)."""
 
@@ -154,7 +156,8 @@ class Learned:
             "known": {name: asdict(known) for name, known in self.known.items()},
             "served": [point.to_dict() for point in self.served],
             "trained": [point.to_dict() for point in self.trained],
-            "short": [[*key, *exceeded] for key, of_key in self.short.items() for exceeded in of_key],
+            "short": _tried(self.short),
+            "held": _tried(self.held),
             "peaks": [[*key, *peak] for key, of_key in self.peaks.items() for peak in of_key],
         }
 
@@ -184,21 +187,26 @@ class Learned:
                 {str(name): _known(value) for name, value in data["known"].items()},
                 tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
                 tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
-                _read_short(data.get("short", ())),
+                _read_tried(data.get("short", ())),
+                _read_tried(data.get("held", ())),
                 _read_peaks(data.get("peaks", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"cannot parse the learned model: {error!r}") from None
 
 
-def _read_short(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
-    found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
+def _tried(work: Mapping[tuple[str, str, str], tuple[Tried, ...]]) -> list[list[Any]]:
+    return [[*key, *tried] for key, of_key in work.items() for tried in of_key]
+
+
+def _read_tried(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Tried, ...]]:
+    found: dict[tuple[str, str, str], tuple[Tried, ...]] = {}
     for model, kind, gpu, batch, size, profile in data:
         key = (str(model), str(kind), str(gpu))
-        exceeded = Exceeded(int(batch), int(size), Profile.parse(str(profile)).name if profile else "")
-        if kind not in KINDS or not 1 <= exceeded.batch <= 10**9 or not 1 <= exceeded.input <= 10**9:
-            raise ValueError("work that ran out of memory is out of range")
-        found[key] = (*found.get(key, ()), exceeded)
+        tried = Tried(int(batch), int(size), Profile.parse(str(profile)).name if profile else "")
+        if kind not in KINDS or not 1 <= tried.batch <= 10**9 or not 1 <= tried.input <= 10**9:
+            raise ValueError("work that was tried is out of range")
+        found[key] = (*found.get(key, ()), tried)
     return found
 
 

@@ -64,10 +64,10 @@ class TimeSurface:
     """Seconds for one batch of one process.
 
     The host launches kernels in `exp(host)` seconds whatever the slice. The device needs `exp(item)` seconds an item on
-    the whole GPU, for `batch + exp(start) * sm**start_sm` items (small batches do not fill it), divided by the slice's
-    share: `sm**(scale*mix) * memory**(scale*(1-mix))`, a roofline between SMs and memory bandwidth. The device is
-    shared by the processes, `procs**share`. The larger of the two counts, plus `exp(serial)` seconds an item that
-    nothing overlaps (data to the device and back).
+    the whole GPU, for `batch + exp(start) * sm**start_sm / volume` items (small batches do not fill it, and of small
+    items more are needed), divided by the slice's share: `sm**(scale*mix) * memory**(scale*(1-mix))`, a roofline
+    between SMs and memory bandwidth. The device is shared by the processes, `procs**share`. The larger of the two
+    counts, plus `exp(serial)` seconds an item that nothing overlaps (data to the device and back).
 
     Attributes:
         names: the parameters in order.
@@ -113,7 +113,7 @@ class TimeSurface:
     def _terms(self, theta: Array, cells: Cells) -> _Terms:
         host, item, start, scale, mix, start_sm, serial, share, inputs = theta
         logs = cells.logs
-        idle = np.exp(np.minimum(np.maximum(start + start_sm * logs.sm, -30.0), 30.0))
+        idle = np.exp(np.minimum(np.maximum(start + start_sm * logs.sm - logs.volume, -30.0), 30.0))
         filled = cells.batch + idle
         roof = mix * logs.sm + (1.0 - mix) * logs.memory
         device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work

@@ -18,8 +18,8 @@ from slurm_migbatch.predict.llm import served, trained
 from slurm_migbatch.predict.outliers import contradicted
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SHORT, SITE, Sample, samples_of
-from slurm_migbatch.predict.state import KINDS, SURFACES, Exceeded, Fitted, Learned
+from slurm_migbatch.predict.samples import MEMORY_NOISE, OF_RUNS, RUNS, SHORT, SITE, Sample, samples_of
+from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned, Tried
 from slurm_migbatch.predict.surface import MISFIT, Belief, Surface, single_noise
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.values.grouping import grouped
@@ -71,7 +71,8 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
             fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     language = _of_language_models(rows)
-    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, short=_short(every))
+    slices: dict[str, Any] = {"short": _short(every), "held": _held(samples)}
+    return Learned(1, 0.0, len(rows), populations, calibrations, fitted, unknown, **language, **slices)
 
 
 def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
@@ -88,7 +89,8 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     language = _of_language_models(rows)
-    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, short=_short(every))
+    slices: dict[str, Any] = {"short": _short(every), "held": _held(samples)}
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **language, **slices)
 
 
 def ignored(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[tuple[str, Measurement]]:
@@ -131,24 +133,50 @@ def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
     return {"served": tuple(served.points_of(rows)), "trained": tuple(trained.points_of(rows))}
 
 
-def _short(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Exceeded, ...]]:
+def _short(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Tried, ...]]:
     """Return the work that ran out of memory, by the samples that count for a model, unless as much or more work was
     measured with less.
     """
-    found: dict[tuple[str, str, str], tuple[Exceeded, ...]] = {}
+    found: dict[tuple[str, str, str], tuple[Tried, ...]] = {}
     for key, group in grouped(samples, lambda sample: sample.key).items():
         stack, usual = max(group, key=_standing).stack, group[0].known.reference
         counted = [sample for sample in group if sample.stack == stack or sample.stack.endswith(f"|{RUNS}")]
         rows = [row for sample in counted for row in (*sample.rows, *sample.memory_rows)]
         short = [row for row in rows if row.source == SHORT] + [row for sample in counted for row in sample.failed]
         exceeded = {
-            Exceeded(row.batch, row.input_size or usual, row.profile): None
+            Tried(row.batch, row.input_size or usual, row.profile): None
             for row in short
             if not any(_refutes(other, row, usual) for other in rows)
         }
         if exceeded:
             found[key] = tuple(exceeded)
     return found
+
+
+def _held(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[Tried, ...]]:
+    """Return the most work that ran on slices of each profile, by the table that counts for a model.
+
+    What jobs report does not count, because one wrong report would shrink the slices of all; nor do texts of unknown
+    length.
+    """
+    found: dict[tuple[str, str, str], tuple[Tried, ...]] = {}
+    for key, group in grouped(samples, lambda sample: sample.key).items():
+        main = max(group, key=_standing)
+        usual = main.known.reference if main.known.unit == "px" else 0
+        rows = [row for row in main.rows if row.source not in OF_RUNS]
+        work = {Tried(row.batch, row.input_size or usual, row.profile) for row in rows}
+        most = [
+            tried
+            for tried in sorted(work, reverse=True)
+            if tried.input and not any(_includes(other, tried) for other in work if other != tried)
+        ]
+        if most:
+            found[key] = tuple(most)
+    return found
+
+
+def _includes(other: Tried, tried: Tried) -> bool:
+    return other.profile == tried.profile and other.batch >= tried.batch and other.input >= tried.input
 
 
 def _refutes(other: Measurement, short: Measurement, usual: int) -> bool:

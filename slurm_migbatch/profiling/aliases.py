@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
-from slurm_migbatch.profiling.measurement import COLUMNS, SERVE, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
@@ -48,8 +48,17 @@ _NAMES: Final = (
     ("tpot_p99_s", 1e-3, "tpot_p99_ms p99_tpot_ms"),
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
-        for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0))
-        for memory in ("memory", "mem", "vram", "gpu_memory", "gpu_mem")
+        for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0), ("bytes", 2.0**-20))
+        for memory in (
+            "memory",
+            "mem",
+            "vram",
+            "gpu_memory",
+            "gpu_mem",
+            "fb_used",
+            "frame_buffer_used",
+            "framebuffer_used",
+        )
     ),
     ("precision", 1.0, "dtype torch_dtype weight_dtype weights_dtype model_dtype"),
     ("precision", 1.0, "quantization quantisation quant quant_method quantization_method"),
@@ -76,10 +85,16 @@ ALIASES: Final[Mapping[str, tuple[str, float]]] = {
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
-_NOT_RUN: Final = re.compile(r"(?:cuda|gpu)?[ _-]?oom(?:[ _-](?:error|killed))?", re.IGNORECASE)
-"""Cell of a figure of a point that did not run, besides those that report it in full (CUDA out of memory). Others
-without a number (N/A) are refused: an empty speed means the same, and they may mean that nobody measured it.
+_NOT_RUN: Final = re.compile(r"(?![0-9]).*?(?<![a-z0-9])(?:cuda|gpu)?oom(?![a-z0-9])", re.IGNORECASE)
+"""Beginning of the cell of a figure of a point that did not run, `FAILED (OOM)`, besides those that report it in full
+(CUDA out of memory). Others without a number (N/A) are refused: an empty speed means the same, and they may mean that
+nobody measured it.
 """
+_OF_STATUS: Final = frozenset([
+    "status", "run_status", "exit_status", "state", "result", "outcome", "error", "error_message", "error_type",
+    "failure", "failure_reason", "success", "passed", "completed",
+])  # fmt: skip
+"""Names of columns that say why a point has no speed."""
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
@@ -89,14 +104,24 @@ _SLICE: Final = re.compile(
     re.IGNORECASE,
 )
 """A slice in the name of a GPU, with what separates it from the name, or a cell that names one."""
+_COMPUTE_INSTANCE: Final = re.compile(r"(?:mig[ _-]*)?([1-9])c\.([1-9])g\b.*", re.IGNORECASE)
+"""A compute instance, with its compute slices and those of the GPU instance that it is in."""
 _OF_SLICES: Final = frozenset([
     "gi", "gi_id", "gi_profile_id", "gpc", "gpcs", "n_gpcs", "num_gpcs", "gpu_instance", "gpu_slice", "gpu_slices",
     "num_slices", "profile_id", "slice_size", "slices",
 ])  # fmt: skip
 """Names of columns, besides those with the word `mig`, whose cells say which part of the GPU a row is of."""
 _NO_SLICE: Final = _WHOLE | {"", "0", "no", "false", "disabled", "[n/a]"}
-_BARE: Final = re.compile(r"[1-7](?:g|/[478])", re.IGNORECASE)
+_BARE: Final = re.compile(r"[1-7](?:g|/7)", re.IGNORECASE)
 """A slice by its compute alone."""
+_OF_INSTANCES: Final = frozenset({"instance", "partition"})
+_OF_PARTS: Final = frozenset({"fraction", "share", "quota", "portion"})
+_OF_COMPUTE: Final = frozenset({"gpu", "sm", "sms", "compute", "core", "cores", "cuda", "mps", "percent"})
+_OF_MEMORY: Final = frozenset({"mem", "memory", "ram", "shm", "vram"})
+"""Words in the names of columns: of slices, of parts of a GPU with any of the words after them, and of memory."""
+_QUARTER: Final = re.compile(r"[1-7]/[48]")
+_PART: Final = re.compile(r"0?\.[0-9]+|(?!1(?:\.0+)?$)[1-9][0-9]?(?:\.[0-9]+)?%?")
+"""A part of a GPU as a number, `0.25` or `25`, or in percent."""
 _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 """The UUID of a slice."""
 _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
@@ -135,6 +160,8 @@ _OF_TRAINING: Final = re.compile(
 _ACCUMULATED: Final = re.compile(r"(?:.*_)?grad(?:ient)?_acc.*|accum(?:ulation)?(?:_steps)?")
 """Names of columns with the number of batches of a training step."""
 _OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
+_NO_ITEMS: Final = re.compile(r"(tok)|\b(?:batch(?:es)?|steps?|it(?:er(?:ation)?)?s?) ?(?:/|per)", re.IGNORECASE)
+"""A unit of throughput that counts tokens (the group) or batches."""
 _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
 """A GPU by its number on a machine, in tables of others."""
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
@@ -169,8 +196,6 @@ _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _DECIMAL_DOT: Final = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
-OF_SPEED: Final = frozenset({"throughput_per_s", "latency_s"})
-"""Columns of speed, of which a table has one, unless all its rows are of servers and it has TIMED_TOKENS."""
 TIMED_TOKENS: Final = ("ttft_s", "tpot_s", "output")
 CONTRADICTORY: Final = "?"
 """Instead of the decimal mark of a table that has decimal commas and decimal dots."""
@@ -255,8 +280,24 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         cells["latency_s"] = _of_tokens(*(cells.get(name, "") for name in TIMED_TOKENS))
     if not {*COLUMNS} <= {*row} and _INDEX.fullmatch(cells.get("gpu", "")):
         raise MeasurementError(f"gpu {show(cells['gpu'])} is a number: write the GPU's name (NVIDIA H100 80GB HBM3)")
+    if not any(cells.get(name, "").strip("0.") for name in OF_SPEED):
+        _check_failed(row, names)
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
+
+
+def _check_failed(row: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if a column says that a point has no speed for another reason than memory."""
+    speeds = [text for name, text in row.items() if names[name] in OF_SPEED]
+    if any(_says_oom(text.strip()) for text in speeds):
+        return
+    for name, text in row.items():
+        cell = text.strip()
+        if plain(name) in _OF_STATUS and cell and not _says_oom(cell):
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}, but a row without a speed means that memory ran out: write OOM as "
+                "the speed if it did, else leave the row out"
+            )
 
 
 def _of_tokens(first: str, each: str, output: str) -> str:
@@ -277,13 +318,17 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if names[name] in COLUMNS:
             continue
         cell, called = text.strip(), plain(name)
+        part = _COMPUTE_INSTANCE.fullmatch(cell)
+        if part is not None and part[1] != part[2]:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
         if "profile" not in columns:
             _check_whole(name, called, cell)
         words = {*called.split("_")}
         if "kind" not in columns:
             _check_inference(name, called, cell)
-        if _OF_UNITS.fullmatch(called) and "token" in cell.lower():
-            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not tokens")
+        if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
+            units = "tokens" if other[1] else "batches"
+            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
         if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         counted = _OF_GPU.fullmatch(cell)
@@ -328,7 +373,11 @@ def _says_slice(called: str, cell: str) -> bool:
     words = {*called.split("_")}
     if called in _OF_SLICES or "mig" in words:
         return cell.lower() not in _NO_SLICE
-    return bool(words & {"instance", "partition"} and _BARE.fullmatch(cell))
+    if words & (_OF_INSTANCES | _OF_PARTS) and _QUARTER.fullmatch(cell):
+        return True
+    if words & _OF_PARTS and words <= _OF_PARTS | _OF_COMPUTE and _PART.fullmatch(cell):
+        return True
+    return bool(_BARE.fullmatch(cell) and not words & _OF_MEMORY)
 
 
 def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
@@ -374,7 +423,7 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         )
     if column in _TEXTS:
         return _word(column, text)
-    if _NOT_RUN.fullmatch(text) or reports_oom(text):
+    if _says_oom(text):
         return ""
     if column == "input_size":
         if sides := _SIDES.fullmatch(text.lower()) or _SHAPE.fullmatch(text):
@@ -387,6 +436,10 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:
         return number
+
+
+def _says_oom(text: str) -> bool:
+    return bool(_NOT_RUN.match(text)) or reports_oom(text)
 
 
 def _word(column: str, text: str) -> str:

@@ -1,7 +1,7 @@
 """Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages.
 
 Cells are separated by the one of `,`, `;`, tab and `|` that the header has most of, or that a line before it states, as
-Excel writes it: `sep=;`. Empty lines before the header are skipped.
+Excel writes it: `sep=;`. Empty lines and comments (`# ...`) before the header are skipped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from slurm_migbatch.workload.refusal import show
 T = TypeVar("T")
 
 SUFFIXES: Final = (".csv", ".csv.gz")
+_FOUND: Final = (*SUFFIXES, ".tsv", ".tsv.gz")
+"""Ends of the names of the files that are read in a folder."""
 SEPARATORS: Final = ",;\t|"
 SHOWN_PROBLEMS: Final = 10
 """Number of bad lines named in an error; the others are counted."""
@@ -85,7 +87,7 @@ def is_csv(path: Path) -> bool:
 
 
 def find(root: Path) -> list[Path]:
-    """Return the CSV files below a folder, in the order of their names; hidden ones are skipped, links followed.
+    """Return the CSV and TSV files below a folder, by name; hidden ones are skipped, links followed.
 
     A folder that several links lead to is read once. What is no plain file (a pipe, a device) is skipped: it may never
     end.
@@ -106,7 +108,7 @@ def find(root: Path) -> list[Path]:
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if is_csv(path) and path.is_file())
+    return sorted(path for path in files if path.name.lower().endswith(_FOUND) and path.is_file())
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
@@ -257,12 +259,21 @@ def _lines(file: TextIO) -> tuple[_Rows, int]:
 def _before_header(file: TextIO) -> tuple[int, str]:
     """Return the number of lines before the header, and the separator of cells."""
     before, stated = 0, ""
-    while line := file.readline(_LONGEST):
+    line = file.readline(_LONGEST)
+    while line:
+        following = file.readline(_LONGEST)
         match = _STATED.fullmatch(line.strip("\r\n "))
-        if match is None and line.strip():
+        if match is None and line.strip() and not _is_comment(line, following):
             break
         before, stated = before + 1, match[1] if match else stated
+        line = following
     return before, stated or max(SEPARATORS, key=line.count)
+
+
+def _is_comment(line: str, following: str) -> bool:
+    """Return whether a line is a comment, and no header that begins with `#` and has as many cells as the next line."""
+    counts = [(line.count(mark), following.count(mark)) for mark in SEPARATORS]
+    return line.startswith("#") and not any(count and count == next_count for count, next_count in counts)
 
 
 def _names(cells: list[str]) -> tuple[str, ...]:

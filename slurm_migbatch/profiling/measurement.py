@@ -238,6 +238,8 @@ _FIGURES: Final = (
 )  # fmt: skip
 
 
+OF_SPEED: Final = frozenset({"throughput_per_s", "latency_s"})
+"""Columns of speed, of which a table has one, unless all its rows are of servers and it has the times of tokens."""
 LEAST_COUNT: Final = 1000.0
 """Fewer parameters or operations than any network has: such a number is probably in millions or billions."""
 
@@ -263,10 +265,10 @@ def _figure(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        advice = (
-            "write a number alone, in the column's unit"
-            if _NUMBER_AND_MORE.match(text)
-            else "leave it empty if unknown"
-        )
+        advice = "leave it empty if unknown"
+        if _NUMBER_AND_MORE.match(text):
+            advice = "write a number alone, in the column's unit"
+        elif name in OF_SPEED:  # without any, the point did not run
+            advice = "leave it empty if the row has another speed, write OOM if memory ran out, else leave the row out"
         raise MeasurementError(f"{name} must be a number, not {show(text)}: {advice}")
     return value

@@ -26,6 +26,7 @@ from slurm_migbatch.profiling.measurement import (
     COLUMNS,
     IDENTITY,
     LEAST_COUNT,
+    OF_SPEED,
     SERVED_IDENTITY,
     TRAINED_IDENTITY,
     Measurement,
@@ -294,7 +295,7 @@ def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:
 
 def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
     """Return why a table with these columns cannot be read; "" if it can."""
-    if not aliases.OF_SPEED.intersection(renamed) and not {"kind", *aliases.TIMED_TOKENS}.issubset(renamed):
+    if not OF_SPEED.intersection(renamed) and not {"kind", *aliases.TIMED_TOKENS}.issubset(renamed):
         unread = [show(name) for name in header if _OF_SPEED.search(aliases.plain(name))]
         near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
         return (

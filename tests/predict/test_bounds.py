@@ -46,6 +46,7 @@ def test_usual_and_threefold_speeds_are_possible(row: Measurement) -> None:
         (replace(SERVED, memory_mib=100_000.0), "more than"),
         (replace(IMAGES, model="ours", memory_mib=2.1), "less than any process has in use.*MiB, not GiB"),
         (replace(SERVED, memory_mib=80 * 1024.0), "all that NVIDIA H100 80GB HBM3 has, not what was in use"),
+        (replace(IMAGES, memory_mib=20 * 1024.0), "all that 2g.20gb has, not what was in use"),
         (replace(TRAINED, latency_s=0.005), "TFLOPS"),
         (replace(TRAINED, memory_mib=2000.0), "less than the weights"),
         (replace(IMAGES, latency_s=20e-6), "TFLOPS.*2g.20gb"),

@@ -241,6 +241,7 @@ def test_rows_without_usable_training_data_are_ignored() -> None:
         replace(row, source="runs"),
         replace(row, gpu="cpu", profile="", compute_slices=None, memory_slices=None, sm_count=None),
         replace(row, latency_s=None, throughput_per_s=None, memory_mib=None),
+        replace(row, latency_s=None, throughput_per_s=None),  # ran out of memory
         replace(row, latency_s=10 * (row.latency_s or 0.0)),  # contradicts its throughput
     ]
     assert points_of(bad) == []

@@ -1,12 +1,16 @@
 """Which points are measured for a service with a latency limit: those at which it would run."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.cells import Cells
 from slurm_migbatch.predict.known import ModelKnowledge
-from slurm_migbatch.predict.points import choose, next_within
+from slurm_migbatch.predict.points import choose, next_point, next_within
+from slurm_migbatch.predict.surface import TIME, Belief
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.examples import examples
 
@@ -69,6 +73,29 @@ def test_best_point_of_every_slice_is_measured_despite_wrong_predictions(noise, 
     for i in left:
         kept = [j for j in order if cells.sm[j] == cells.sm[i] and truth[j] <= limit_s]
         assert max(cells.batch[j] / truth[j] for j in kept) >= cells.batch[i] / guess[i]
+
+
+@pytest.mark.parametrize(
+    ("batches", "chosen"),
+    [
+        ((1, 2, 4, 8, 16, 32), [(7, 4), (2, 32), (1, 8)]),
+        ((64, 128, 256, 512), [(7, 64), (2, 512), (1, 128)]),
+        ((4, 8), [(7, 4), (2, 8), (1, 8)]),
+    ],
+)
+def test_first_points_differ_in_slice_and_batch_whatever_the_smallest_batch(batches, chosen):
+    cells = grid(batches=batches)
+    belief = Belief(np.zeros(9), np.eye(9))
+    done, left = [], list(range(len(cells)))
+    for _ in chosen:
+        done.append(next_point(TIME, belief, cells, done, left))
+        left.remove(done[-1])
+    assert [(cells.memory[i] * 8, cells.batch[i]) for i in done] == chosen
+
+
+def test_first_points_are_of_the_usual_input_size():
+    cells = replace(grid(slices=SLICES[:1] * 3, batches=(4,)), work=np.array([0.25, 1.0, 16.0]))
+    assert next_point(TIME, Belief(np.zeros(9), np.eye(9)), cells, [], [0, 1, 2]) == 1
 
 
 def row(compute, batch, seconds):

@@ -30,7 +30,7 @@ from slurm_migbatch.predict.runs import (
 )
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.predict.state import Exceeded, Learned
+from slurm_migbatch.predict.state import Learned, Tried
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
@@ -321,7 +321,7 @@ def test_one_user_who_ran_out_of_far_too_much_memory_does_not_change_the_slices_
 
 def test_no_batch_or_number_of_processes_is_advised_that_ran_out_of_memory() -> None:
     cell = Bucket("bert-base", "infer", 1, 128, "tok")
-    short = {("bert-base", "infer", "h100-80gb"): (Exceeded(1, 128, "1g.20gb"),)}
+    short = {("bert-base", "infer", "h100-80gb"): (Tried(1, 128, "1g.20gb"),)}
     before, after = LearnedPredictor(), LearnedPredictor(Learned(short=short))
     copies = [predictor.advice(cell, H100, P("3g.40gb")) for predictor in (before, after)]
     assert copies[0] and copies[1] and copies[0].copies > copies[1].copies >= 1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict import statefile
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.state import Exceeded, Learned, Peak, StateError
+from slurm_migbatch.predict.state import Learned, Peak, StateError, Tried
 from slurm_migbatch.predict.statefile import Index, ModelDirectory
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
@@ -94,16 +94,18 @@ def test_every_state_round_trips(
     for fit in learned_once().fitted.values():
         beliefs = {name: replace(belief, mean=belief.mean + shift * 0.5) for name, belief in fit.beliefs.items()}
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
-    short = {(model, "train", "h100-80gb"): (Exceeded(8, 224, "1g.10gb"), Exceeded(64, 224, "3g.40gb"))}
+    short = {(model, "train", "h100-80gb"): (Tried(8, 224, "1g.10gb"), Tried(64, 224, "3g.40gb"))}
     known = {model: learned_once().known["not-in-the-books"]}
     peaks = {(model, "infer", "h100-80gb"): (Peak(8, 0, 1900.0, 2000.5), Peak(64, 224, 9000.0, 9000.0))}
-    learned = replace(learned_once(), fitted=fitted, known=known, short=short, peaks=peaks)
+    held = {(model, "train", "h100-80gb"): (Tried(4, 224, "1g.10gb"), Tried(64, 224, ""))}
+    learned = replace(learned_once(), fitted=fitted, known=known, short=short, held=held, peaks=peaks)
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
     assert saved.troubles == ()
     assert saved.saved.report == report
     assert saved.saved.learned.to_dict() == replace(learned, version=1, created=5.0).to_dict()
-    assert (saved.saved.learned.short, saved.saved.learned.peaks) == (short, peaks)
+    read = saved.saved.learned
+    assert (read.short, read.held, read.peaks) == (short, held, peaks)
 
 
 def test_only_the_last_versions_are_kept(models: ModelDirectory) -> None:

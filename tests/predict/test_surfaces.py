@@ -51,6 +51,15 @@ def test_larger_batches_take_longer_and_need_more(name: str, seed: int) -> None:
         assert (np.diff(surface.value(theta, cells)[0]) > 0).all()
 
 
+def test_batch_that_fills_the_device_is_larger_for_smaller_items() -> None:
+    """Images of a seventh of the side take as long as if the device worked on a batch of a 49th of the size."""
+    theta = TIME.expected(known("resnet50"), A100.facts, "infer")
+    theta[[0, 6]] = -30.0  # neither the host nor the copy limits the speed
+    whole, small = (TIME.curve(theta, grid([1, 49], SHARES[2:], work=work)) for work in (1.0, 1 / 49))
+    assert small[1] == pytest.approx(whole[0])
+    assert small[1] - small[0] < 0.5 < whole[1] - whole[0]
+
+
 @given(name=st.sampled_from(MODELS), seed=st.integers(0, 100))
 @settings(max_examples=15, deadline=None)
 def test_more_points_reduce_error_and_uncertainty(name: str, seed: int) -> None:

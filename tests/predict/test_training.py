@@ -26,7 +26,7 @@ from slurm_migbatch.predict.llm.choice import figures_by_profile
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import pool
-from slurm_migbatch.predict.samples import samples_of
+from slurm_migbatch.predict.samples import RUNS, samples_of
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
@@ -148,6 +148,9 @@ def test_rows_of_failed_measurements_teach_only_that_their_slices_are_too_small(
     assert replace(with_failed, rows=without_failed.rows, short={}).to_dict() == without_failed.to_dict()
     tried = {(model, exceeded.profile) for (model, _, _), found in with_failed.short.items() for exceeded in found}
     assert tried and tried <= {(row.model, row.profile) for row in failed}
+    # what was in use when memory ran out was not enough
+    in_use = [replace(row, memory_mib=3000.0) for row in failed]
+    assert learn([*rows, *in_use], KNOWLEDGE).to_dict() == with_failed.to_dict()
 
 
 def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> None:
@@ -170,6 +173,29 @@ def test_slice_on_which_a_measured_point_did_not_fit_is_not_granted_for_it() -> 
     assert need(64, tried, ran) < 9984
     several = replace(tried, procs=2)
     assert need(64, several) < 9984
+
+
+def test_slice_on_which_a_point_was_measured_holds_no_more_work_than_that() -> None:
+    """Of a model of which nothing is known the memory is uncertain by a factor, however well its speed is known."""
+    net = Measurement("h100-80gb", "net", "cnn", "train", "1g.10gb", 1, 1, 16, 64, 224, latency_s=0.3)
+    whole = replace(net, profile="7g.80gb", compute_slices=7, memory_slices=8, sm_count=132, latency_s=0.05)
+
+    def need(rows: Sequence[Measurement], batch: int = 64, size: int = 224, unit: str = "px") -> int:
+        predictor = LearnedPredictor(learn(rows, KNOWLEDGE))
+        return predictor.figures(Bucket("net", "train", batch, size, unit), H100)[P("7g.80gb")].need_mib
+
+    assert need([whole, replace(whole, batch=32)]) > 20_096
+    for batch, size in ((64, 224), (1, 224), (64, 112)):
+        assert need([whole, net], batch, size) <= 9984
+    for batch, size in ((128, 224), (64, 448)):
+        assert need([whole, net], batch, size) > 9984
+    assert need([replace(whole, batch=512)], 512) <= 81152
+    assert need([replace(whole, batch=512, profile="2g.20gb", compute_slices=2)], 512) <= 20_096
+    # jobs' reports, and texts that may be shorter than usual, show nothing
+    assert need([whole, replace(net, source=RUNS)]) > 9984
+    texts = [replace(row, family="encoder", input_size=None) for row in (whole, net)]
+    assert need(texts, 64, 128, "tok") > 9984
+    assert need([replace(row, input_size=128) for row in texts], 64, 128, "tok") <= 9984
 
 
 def test_batch_that_did_not_fit_on_a_whole_gpu_fits_on_none_of_its_slices() -> None:

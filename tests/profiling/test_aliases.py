@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
         ("Memory usage (GiB)", 3072),
         ("gpu_mem_gb", 3072),
         ("memory.used [MiB]", 3),
+        ("Frame buffer used [MiB]", 3),
+        ("fb_used_mb", 3),
         ("max_memory_allocated_mb", None),
         ("gpu_memory_percent", None),
     ],
@@ -73,13 +76,52 @@ def test_memory_is_read_under_its_usual_names(tmp_path: Path, name: str, mib: fl
     assert row.memory_mib == mib
 
 
-@pytest.mark.parametrize("cell", ["OOM", "CUDA OOM", "CUDA out of memory", "OutOfMemoryError", "oom-killed"])
+def test_part_of_a_slice_in_a_column_that_is_not_read_is_refused(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_ms,GI Profile,CI Profile\na100-80gb,net,8,5,2g.20gb,{}\n"
+    with pytest.raises(TableError, match=r"ci profile is 1c\.2g\.20gb: leave out what ran on a part of a GPU instance"):
+        scan([table(tmp_path, text.format("1c.2g.20gb"))])
+    for whole in ("2c.2g.20gb", "2g.20gb", ""):
+        assert [row.profile for row in scan([table(tmp_path, text.format(whole))]).rows] == ["2g.20gb"]
+
+
+@pytest.mark.parametrize("name", ["peak_memory_bytes", "GPU memory used (bytes)"])
+def test_memory_is_read_in_bytes(tmp_path: Path, name: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,{name}\na100-80gb,net,8,5,2147483648\n")]).rows
+    assert row.memory_mib == 2048
+
+
+@pytest.mark.parametrize(
+    "cell", ["OOM", "CUDA OOM", "CUDA out of memory", "OutOfMemoryError", "oom-killed", "FAILED (OOM)", "error: oom"]
+)
 def test_point_whose_figure_says_that_memory_ran_out_did_not_run(tmp_path: Path, cell: str) -> None:
     (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_ms,memory_mb\na100-80gb,net,512,{cell},\n")]).rows
     assert not row.ran
-    for other in ("N/A", "room", "1oom"):
-        with pytest.raises(TableError, match=f"must be a number, not {other}"):
+    for other in ("N/A", "room", "1oom", "failed", "5 (no oom)"):
+        with pytest.raises(TableError, match=f"must be a number, not {re.escape(other)}"):
             scan([table(tmp_path, f"gpu,model,batch,latency_ms\na100-80gb,net,512,{other}\n")])
+
+
+@pytest.mark.parametrize("other", ["N/A", "-", "NaN", "failed"])
+def test_speed_without_a_number_is_not_advised_to_be_left_empty_where_it_is_the_only_one(
+    tmp_path: Path, other: str
+) -> None:
+    with pytest.raises(TableError, match=f"(?i)not {other}: .* write OOM if memory ran out, else leave the row out"):
+        scan([table(tmp_path, f"gpu,model,batch,latency_ms\na100-80gb,net,512,{other}\n")])
+
+
+@pytest.mark.parametrize("speed", ["", "0", "0.0"])
+@pytest.mark.parametrize("name", ["Status", "error"])
+def test_point_that_failed_for_another_reason_than_memory_is_refused(tmp_path: Path, name: str, speed: str) -> None:
+    text = f"gpu,model,batch,latency_ms,{name}\na100-80gb,net,512,{speed},{{}}\n"
+    for reason in ("timeout", "skipped", "failed"):
+        with pytest.raises(
+            TableError, match=f"{name.lower()} is {reason}, but a row without a speed means that memory"
+        ):
+            scan([table(tmp_path, text.format(reason))])
+    for reason in ("OOM", "CUDA out of memory", ""):
+        assert [row.ran for row in scan([table(tmp_path, text.format(reason))]).rows] == [False]
+    ran = f"gpu,model,batch,latency_ms,{name}\na100-80gb,net,8,5,ok\na100-80gb,net,512,OOM,failed\n"
+    assert [row.ran for row in scan([table(tmp_path, ran)]).rows] == [True, False]
 
 
 @pytest.mark.parametrize("micro", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
@@ -373,6 +415,17 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("Profile ID", "19", "profile id has the slice 19: call that column profile"),
         ("MIG instance", "3g", "mig instance has the slice 3g: call that column profile"),
         ("instance", "1/7", "instance has the slice 1/7: call that column profile"),
+        ("instance", "1/4", "instance has the slice 1/4: call that column profile"),
+        ("instance", "2", None),
+        ("fraction", "1/7", "fraction has the slice 1/7: call that column profile"),
+        ("config", "2g", "config has the slice 2g: call that column profile"),
+        ("GPU share", "0.14", r"gpu share has the slice 0\.14: call that column profile"),
+        ("SM quota (%)", "14", r"sm quota \(%\) has the slice 14: call that column profile"),
+        ("GPU share", "1.0", None),
+        ("SM quota (%)", "100", None),
+        ("gpu_memory_fraction", "0.9", None),
+        ("time_share", "0.5", None),
+        ("memory limit", "4g", None),
         ("instance", "p4d.24xlarge", None),
         ("mig.mode.current", "Disabled", None),
         ("mig", "off", None),
@@ -386,6 +439,10 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("gradient accumulation", "4", "gradient accumulation is that of a training: add the column kind"),
         ("optimizer", "none", None),
         ("unit", "tokens/s", "unit is tokens/s: throughput_per_s counts items, not tokens"),
+        ("unit", "batches/s", "unit is batches/s: throughput_per_s counts items, not batches"),
+        ("Unit", "it/s", "unit is it/s: throughput_per_s counts items, not batches"),
+        ("unit", "ms/batch", None),
+        ("unit", "items/s", None),
         ("units", "samples/s", None),
         ("dataset split", "train", None),
         ("median_ttft_ms", "40", "median_ttft_ms is that of a server: add the column kind, with serve there"),

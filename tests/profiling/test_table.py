@@ -351,6 +351,25 @@ def test_line_of_excel_before_the_header_states_the_separator(tmp_path: Path, fi
         scan([table(tmp_path / "excel.csv", first, header, good, "a100;x;0.5;net;1")])
 
 
+@pytest.mark.parametrize("comment", ["# on 2025-03-01, with driver 535", "#", "# one process\n\n# batches: 1, 2"])
+def test_comments_before_the_header_are_skipped(tmp_path: Path, comment: str) -> None:
+    (row,) = scan([table(tmp_path / "t.csv", comment, "gpu,model,batch,latency_s", "a100,net,2,1")]).rows
+    assert (row.batch, row.latency_s) == (2, 1.0)
+    with pytest.raises(TableError, match=rf"t\.csv:{comment.count(chr(10)) + 3}: batch must be a whole number"):
+        scan([table(tmp_path / "t.csv", comment, "gpu,model,batch,latency_s", "a100,net,0.5,1")])
+
+
+def test_header_that_begins_as_a_comment_is_read(tmp_path: Path) -> None:
+    (row,) = scan([table(tmp_path / "t.csv", "# gpu,model,batch,latency_s", "a100,net,2,1")]).rows
+    assert row.batch == 2
+
+
+def test_tables_with_tabs_are_read_from_a_folder(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", "gpu,model,batch,latency_s", "a100,net,1,0.1")
+    table(tmp_path / "b.tsv", "gpu\tmodel\tbatch\tlatency_s", "a100\tnet\t2\t0.1")
+    assert [row.batch for row in read_folder(tmp_path)] == [1, 2]
+
+
 def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
     (row,) = scan(
         [table(tmp_path / "spaced.csv", '"gpu", "model", "batch", "latency_s"', '"a100", "net", "2", "1"')]
@@ -365,7 +384,7 @@ def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
         ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
         ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
         ("a.csv", "gpu,model,batch,latency_s\na100,net,1,12 ms\n", "not 12 ms: write a number alone, in the column's"),
-        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if unknown"),
+        ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if .* write OOM"),
     ],
 )
 def test_refusal_says_what_to_change(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -142,7 +142,7 @@ def point_of(row: Measurement) -> TrainedPoint | None:
     computed, spread = training_step(workload, need, machine)
     seconds = None if facts_of(row.gpu) is None else row.seconds
     step = None if seconds is None else math.log(seconds / computed)
-    beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
+    beside = None if row.memory_mib is None or not row.ran else row.memory_mib - need.weights - need.states
     memory = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
     if step is None and memory is None:
         return None
