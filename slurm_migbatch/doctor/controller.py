@@ -170,15 +170,22 @@ def _slurm(
     partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
     mig = nodes.mig_nodes(rows, config)
     served = {partition for row in rows if row.name in mig for partition in row.partitions}
+    yield from _partitions(config, conf, served, partitions)
+    if config.moves.preempt:
+        yield from check_preemption(lambda command: _run(config, *command).stdout)
+    if config.lending.enabled:
+        yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _partitions(
+    config: Config, conf: Mapping[str, str], served: Collection[str], partitions: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
+    """Check the partitions with MIG nodes, and what limits the jobs in them."""
     yield from _topology(config, served, partitions)
     yield from check_partitions(partitions, served, conf)
     yield from check_reservations(_scontrol(config, *COMMAND[1:]))
     yield from check_weights(partitions, served, conf)
     yield from check_limits(conf, partial(_sacctmgr, config))
-    if config.moves.preempt:
-        yield from check_preemption(lambda command: _run(config, *command).stdout)
-    if config.lending.enabled:
-        yield from lending.check_lending(config, conf, rows, partitions, number)
 
 
 def _queue(client: SlurmClient, held: Sequence[LeaseRow]) -> Iterator[Finding]:

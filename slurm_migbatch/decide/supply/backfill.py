@@ -1,9 +1,9 @@
 """Use reserved space for jobs that end, by their time limits, before the job for which it is reserved can start.
 
 Slurm decides which job gets an offered slot, so a slot of a profile is offered in reserved space only if every pending
-job that could take it ends in time. As in EASY backfilling the job with the reservation is not delayed, as far as time
-limits are known. What is submitted within the seconds until the next plan can delay it, so space is no longer used in
-this way from `Reservation.held_from` on.
+job that could take it should end in time, by the part of its time limit that jobs usually use. So, unlike in EASY
+backfilling, the job with the reservation can be delayed: by such a job that takes longer, and by what is submitted
+within the seconds until the next plan. From `Reservation.held_from` on, space is no longer used in this way.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
 them (`decide.supply.reserve`). Once they are divided for other profiles, it cannot do so until all that divides them
@@ -60,6 +60,7 @@ class Backfill:
 
     Args:
         demands: all pending work.
+        used: the part of their time limits that jobs usually use.
     """
 
     def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: float) -> None:
@@ -187,11 +188,11 @@ class Backfill:
         return any(self._competes(profile, node, jobs, time_s) for profile, _ in demand.parts for node in nodes)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
-        """Return whether a pending job, without `jobs`, that lasts longer could take a slice of a profile on a node.
+        """Return whether a pending job, without `jobs`, that should last longer could take a slice of a profile on a node.
 
         May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
-        time_s /= self._used
+        time_s /= self._used  # as a time limit
         if _first_limit(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
             return True
         limits = self._longest.get(profile, [])
