@@ -188,7 +188,7 @@ class Backfill:
         return any(self._competes(profile, node, jobs, time_s) for profile, _ in demand.parts for node in nodes)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
-        """Return whether a pending job, without `jobs`, that should last longer could take a slice of a profile on a node.
+        """Return whether a job that should last longer, without `jobs`, could take a slice of a profile on a node.
 
         May be wrongly true if very many jobs have longer limits and cannot use the node.
         """
