@@ -169,8 +169,10 @@ def plan_supply(
     """
     notes: list[str] = []
     queue = memory.queue
+    version = queue.version
     queue.update(snapshot.jobs)
-    memory.limits.follow(queue, snapshot.now)
+    if queue.version != version:
+        memory.limits.follow(queue, snapshot.now)
     if snapshot.past is not None and not memory.moves.loaded:
         memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
