@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.supply.used_limits import UsedLimits
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_running import pending
@@ -24,13 +23,12 @@ def running(job: int) -> JobRow:
 
 def after(used: Sequence[float]) -> UsedLimits:
     """Return what is known after jobs that used these parts of their limits, one after the other."""
-    limits, queue = UsedLimits(), JobQueue()
+    limits = UsedLimits()
     for job, part in enumerate(used):
-        queue.update([running(job)])
-        limits.follow(queue, 0.0)
-        queue.update([])
-        limits.follow(queue, part * LIMIT)
-        limits.follow(queue, LIMIT)  # the same queue again changes nothing
+        row = running(job)
+        limits.follow({job: row}, [row], 0.0)
+        limits.follow({}, (), part * LIMIT)
+        limits.follow({}, (), LIMIT)  # the same queue again changes nothing
     return limits
 
 
@@ -57,8 +55,8 @@ def test_part_is_positive_and_at_most_the_whole_limit(used: list[float]) -> None
 
 
 def test_job_that_is_requeued_or_without_a_limit_is_not_counted() -> None:
-    limits, queue = UsedLimits(), JobQueue()
-    for row in (running(1), replace(running(1), state="PENDING", start=None, nodes=()), None):
-        queue.update([row, replace(running(2), time_limit_s=None)] if row else [])
-        limits.follow(queue, 10.0)
+    limits, endless = UsedLimits(), replace(running(2), time_limit_s=None)
+    for row in (running(1), replace(running(1), state="PENDING", start=None, nodes=())):
+        limits.follow({1: row, 2: endless}, [row, endless], 10.0)
+    limits.follow({}, (), 20.0)
     assert limits == UsedLimits()

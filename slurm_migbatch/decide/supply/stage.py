@@ -171,8 +171,7 @@ def plan_supply(
     queue = memory.queue
     version = queue.version
     queue.update(snapshot.jobs)
-    if queue.version != version:
-        memory.limits.follow(queue, snapshot.now)
+    memory.limits.follow(queue.rows, queue.fresh if queue.version != version else (), snapshot.now)
     if snapshot.past is not None and not memory.moves.loaded:
         memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))

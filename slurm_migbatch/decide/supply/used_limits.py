@@ -7,10 +7,11 @@ again.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import GRES
 
 _MOST: Final = 256
@@ -33,12 +34,18 @@ class UsedLimits:
     running: dict[int, tuple[float, float]] = field(default_factory=dict)
     parts: tuple[float, ...] = ()
 
-    def follow(self, queue: JobQueue, now: float) -> None:
-        """Record the jobs that have started or ended since the queue before."""
-        for job in self.running.keys() - queue.rows.keys():
+    def follow(self, rows: Mapping[int, JobRow], fresh: Iterable[JobRow], now: float) -> None:
+        """Record the jobs that have ended or started.
+
+        Args:
+            rows: the queue, by job.
+            fresh: its rows that have changed, at least.
+            now: unix seconds.
+        """
+        for job in self.running.keys() - rows.keys():
             start, limit_s = self.running.pop(job)
             self.parts = (*self.parts, min(1.0, max(0.0, now - start) / limit_s))[-_MOST:]
-        for row in queue.fresh:
+        for row in fresh:
             if GRES in row.gres and row.active and row.start is not None and row.time_limit_s:
                 self.running[row.job_id] = row.start, float(row.time_limit_s)
             else:
