@@ -42,7 +42,7 @@ class UsedLimits:
             fresh: its rows that have changed, at least.
             now: unix seconds.
         """
-        for job in self.running.keys() - rows.keys():
+        for job in [job for job in self.running if job not in rows]:
             start, limit_s = self.running.pop(job)
             self.parts = (*self.parts, min(1.0, max(0.0, now - start) / limit_s))[-_MOST:]
         for row in fresh:
