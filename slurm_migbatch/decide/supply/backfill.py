@@ -34,7 +34,7 @@ _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
 """Pending jobs to examine for each profile, of those with the longest time limits."""
-TESTED: Final = 500
+_TESTED: Final = 500
 """Pending jobs that Slurm tests in one pass of backfill (bf_max_job_test)."""
 _SHORTER: Final = 0.9
 """A place is sought again for time limits below this part of one for which there is none."""
@@ -66,7 +66,7 @@ class Backfill:
     def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: float) -> None:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
         self._used = used
-        #: by kind of demands, a time limit for which there is no place, also for each node; space only shrinks, until
+        #: time limits for which there is no place, by kind of demands, and by kind and node; space only shrinks, until
         #: offered slots are withdrawn
         self._hopeless: dict[DemandShape, float] = {}
         self._full: dict[DemandShape, dict[str, float]] = {}
@@ -88,9 +88,9 @@ class Backfill:
             self._claim(gpu_claims, slot, (number, copy, slot.profile), self._now + limit_s)
         return True
 
-    def may_place_shorter(self, kind: DemandShape) -> bool:
-        """Return whether there may be room for later demands of this kind with shorter time limits."""
-        return bool(self._reserver.blocked) and self._hopeless.get(kind, math.inf) > 0.0
+    def may_place_shorter(self, number: int, kind: DemandShape) -> bool:
+        """Return whether there may be room for demands of a kind with shorter time limits that follow a number."""
+        return number < _TESTED and bool(self._reserver.blocked) and self._hopeless.get(kind, math.inf) > 0.0
 
     def _slots(self, number: int, demand: Demand, limit_s: float) -> list[tuple[GpuClaims, Slot]] | None:
         """Return slots for a demand with this time limit; None if there are too few."""
@@ -165,7 +165,7 @@ class Backfill:
         elsewhere = {made.job: math.inf if made.at is None else made.at for made in self._reserver.made}
         turns: list[_Turn] = []
         earliest = math.inf
-        for number, demand in enumerate(islice(self._demands, TESTED)):
+        for number, demand in enumerate(islice(self._demands, _TESTED)):
             start = _start(demand, free_at)
             if demand.limit_s is None or start >= (latest := min(earliest, elsewhere.get(demand.job, math.inf))):
                 continue

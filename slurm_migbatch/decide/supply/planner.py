@@ -50,7 +50,7 @@ from slurm_migbatch.decide.capacity.model import (
     Reservation,
     Restartable,
 )
-from slurm_migbatch.decide.supply.backfill import TESTED, Backfill
+from slurm_migbatch.decide.supply.backfill import Backfill
 from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuClaims
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
@@ -214,7 +214,7 @@ class _PlanRound:
         self._components = self._pending.components()
         #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
         self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
-        #: those of them for which nothing could be reserved: nothing more is done for them
+        #: those of them for which nothing could be reserved: only reserved space is tried for them
         self._done: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
@@ -239,9 +239,7 @@ class _PlanRound:
                 loans.append(number)
             else:
                 self._serve_copies(number, demand)
-                if demand.kind in self._done and not (
-                    number < TESTED and self._backfill.may_place_shorter(demand.kind)
-                ):
+                if demand.kind in self._done and not self._backfill.may_place_shorter(number, demand.kind):
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])

@@ -19,7 +19,9 @@ _MOST: Final = 256
 _ASSUMED: Final = (1.0, 1.0)
 """Parts that are assumed beside those of ended jobs."""
 _OF_JOBS: Final = 0.9
+"""Share of the jobs that do not exceed the usual part."""
 _LEAST: Final = 0.01
+"""Minimum of the usual part, by which limits are divided."""
 
 
 @dataclass
