@@ -94,8 +94,10 @@ def test_measurement_names_the_deciding_function_and_the_command_repeats_it(data
         "without the preference",
         "best equal slices",
         "best static cut",
+        "granted, at once",
     }
     ways = found["ways"]
+    assert ways["granted, at once"]["jct_s"] <= ways["migbatchd"]["jct_s"]
     assert ways["best static cut"]["jct_s"] <= ways["best equal slices"]["jct_s"]
     assert ways["best equal slices"]["over_equal"] == [1.0, 1.0, 1.0]
     assert [bar["value"] for bar in result["bars"]] == pytest.approx(

@@ -12,6 +12,8 @@ by the measured table, without a predictor. Jobs arrive at random times (Poisson
   some whole GPUs, the others all divided in one way. Both are chosen in hindsight for each load, over all seeds, among
   those on which every job keeps its limit; a job takes the smallest idle slice that keeps it, at once, and waits in
   order if there is none. They have neither Slurm nor delays.
+- **granted, at once**: every job starts at its arrival on the slice that the filter grants: the bound for any
+  rule that keeps the grant. A static layout can be below it, where jobs get larger slices than they need.
 
 `bench study paris-elsa` has the papers' own setting: one model, single batches, latency-bounded rates.
 """
@@ -64,6 +66,7 @@ SLACK: Final = (1.1, 6.0)
 TARGET: Final = 1.0
 OURS, NO_RETYPE, NO_PREFERENCE = "migbatchd", "without re-typing", "without the preference"
 EQUAL, STATIC = "best equal slices", "best static cut"
+AT_ONCE: Final = "granted, at once"
 
 Seconds = Mapping[tuple[str, int], Mapping[Profile, float]]
 """Of one batch: by model and batch, on each profile where it fits."""
@@ -309,6 +312,7 @@ def _load(seconds: Seconds, load: float, seeds: int, progress: Progress) -> dict
         if best is None:
             raise NotMeasurable(f"{cut}: with none of them all jobs keep their limits")
         chosen[cut], ends_by_way[cut] = best
+    ends_by_way[AT_ONCE] = [[job.seconds[job.granted] for job in jobs] for jobs in drawn]
     means = {name: [_mean(ends) for ends in runs] for name, runs in ends_by_way.items()}
     return {
         "load": load,
