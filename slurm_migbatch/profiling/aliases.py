@@ -127,8 +127,16 @@ _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
 """Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
 """
-_INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
-"""Names of columns with a number of slices, or of programs on one."""
+_COPIES: Final = frozenset({"copies", "instances", "replicas", "tenants"})
+_COPY: Final = frozenset({"instance", "mig", "mps", "model", "models", "process", "processes", "replica"})
+_COUNTING: Final = frozenset({"count", "mps", "n", "num", "number"})
+"""Words in the names of columns with a number of slices, or of programs on one: one of the first, or one of each other
+set.
+"""
+_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|users)")
+"""Names of columns with a number of requests at a time."""
+_WHOLE_BATCH: Final = re.compile(r"(?:.*_)?(?:effective|global|total)_(?:[a-z]+_)?batch(?:_size)?")
+"""Names of columns with the items of a training step, of which a batch may be a part."""
 _KINDS: Final = {"inference": "infer", "serving": "serve"}
 _PRECISIONS: Final = {
     **dict.fromkeys(("float16", "half", "f16", "fp-16", "float-16"), "fp16"),
@@ -166,13 +174,11 @@ _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
 """A GPU by its number on a machine, in tables of others."""
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 """Words of a column's name by which `train` is a part of a data set."""
-_OF_GPUS: Final = frozenset([
-    "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
-    "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
-    "tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size",
-    "num_devices", "device_count", "nnodes",
-])  # fmt: skip
-"""Names of columns with the number of GPUs, or of nodes of a cluster, that a row is of."""
+_OF_GPUS: Final = frozenset({"accelerators", "devices", "gpus", "ngpu", "ngpus", "nnodes", "tp"})
+_ONE_OF_GPUS: Final = re.compile(
+    r"(?:n|num)_gpu|gpu_(?:count|num)|(?:tensor|pipeline|data)_parallel(?:_size)?|world_size|device_count"
+)
+"""Words of the names of columns with the number of GPUs, or of nodes of a cluster, that a row is of, and such names."""
 _OF_GPU: Final = re.compile(r"([0-9]+)(?:\.0+)? ?(?:x|gpus?|nodes?)?", re.IGNORECASE)
 _BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
 _SIDES: Final = re.compile(
@@ -271,6 +277,8 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         # of a data type and a quantization, the latter is the precision of the weights
         if names[name] != "precision" or not before or cell not in _UNQUANTIZED:
             cells[names[name]] = cell
+    if cells.get("latency_s") and cells.get("kind", "").lower() != SERVE:
+        _check_alone(row, names, cells.get("batch", ""))
     generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
     if generated is not None and not cells.get("kind"):
         raise MeasurementError(f"{show(generated)} is that of a server: add the column kind, with serve there")
@@ -321,34 +329,54 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         part = _COMPUTE_INSTANCE.fullmatch(cell)
         if part is not None and part[1] != part[2]:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
-        if "profile" not in columns:
-            _check_whole(name, called, cell)
         words = {*called.split("_")}
+        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         if "kind" not in columns:
             _check_inference(name, called, cell)
+        counted = _OF_GPU.fullmatch(cell)
+        if counted is not None and int(counted[1]) > 1 and "percent" not in words:
+            _check_several(name, called, cell, columns)
+        if "profile" not in columns:
+            _check_whole(name, called, cell)
         if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
             units = "tokens" if other[1] else "batches"
             raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
-        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
-            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
-        counted = _OF_GPU.fullmatch(cell)
-        if counted is not None and int(counted[1]) > 1:
-            _check_several(name, called, cell, columns)
 
 
 def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
     """Raise MeasurementError if a number above 1 is one of GPUs, slices or batches, of which a row is that of one."""
-    if called in _OF_GPUS:
+    words = {*called.split("_")}
+    if words & _OF_GPUS or _ONE_OF_GPUS.fullmatch(called):
         raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
     if _ACCUMULATED.fullmatch(called) and "throughput_per_s" not in columns:
         raise MeasurementError(
             f"{show(name)} is {show(cell)}: state the seconds of one of its batches, or throughput_per_s"
         )
-    if called in _INSTANCES:
+    if "max" not in words and (words & _COPIES or (words & _COPY and words & _COUNTING)):
         raise MeasurementError(
             f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
             "are slices, state the figures of one, without that column"
         )
+
+
+def _check_alone(row: Mapping[str, str], names: Mapping[str, str], batch: str) -> None:
+    """Raise MeasurementError if a column that is not read says that the time of a row is not that of a batch alone."""
+    for name, text in row.items():
+        cell, called = text.strip(), plain(name)
+        counted = _OF_GPU.fullmatch(cell)
+        if names[name] in COLUMNS or counted is None or int(counted[1]) < 2:
+            continue
+        if _CONCURRENT.fullmatch(called):
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}: latency_s is the time of a batch alone, without the wait for others: "
+                "leave it empty and state throughput_per_s, or if these are processes, call that column procs"
+            )
+        if _WHOLE_BATCH.fullmatch(called) and counted[1] != batch:
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}, and batch {show(batch)}: state the seconds of one of its batches, or "
+                "throughput_per_s"
+            )
 
 
 def _check_whole(name: str, called: str, cell: str) -> None:
