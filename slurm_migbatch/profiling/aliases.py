@@ -18,9 +18,12 @@ maximum may be the GPU's memory.
 _OF_BATCH: Final = (
     "step_time", "batch_time", "iteration_time", "iter_time", "time_per_batch", "time_per_step", "time_per_iteration",
     "batch_latency", "latency_per_batch", "avg_step_time", "mean_step_time", "avg_batch_time", "mean_batch_time",
-    "p50", "p50_latency", "latency_p50", "median_latency", "latency_median",
+    "p50", "p50_latency", "median_latency",
 )  # fmt: skip
 """Names of the time of a batch or of a training step: the mean or, where a table has no other, the median."""
+_REQUESTS_AT_ONCE: Final = ("concurrency", "max_concurrency", "concurrent_requests", "num_concurrent_requests")
+_REQUESTS: Final = ("request_throughput", "request_throughput_req_s", "req_s", "requests_s", "requests_per_s", "rps")
+"""Names of the batch and of the throughput of a server, whose items are requests."""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -38,14 +41,15 @@ _NAMES: Final = (
     ("throughput_per_s", 1.0, "images_per_s imgs_per_s samples_per_s items_per_s inferences_per_s"),
     ("throughput_per_s", 1.0, "infer_samples_per_s"),
     ("latency_s", 1e-3, "infer_step_time"),
-    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s latency_mean_s latency_avg_s"),
-    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms latency_mean_ms latency_avg_ms"),
-    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us latency_mean_us latency_avg_us"),
-    ("latency_p99_s", 1e-3, "latency_p99_ms p99_latency_ms p99_ms"),
+    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s"),
+    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms"),
+    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us"),
+    ("latency_p99_s", 1e-3, "latency_p99_ms p99_ms"),
+    ("latency_p99_s", 1e-6, "latency_p99_us p99_us"),
     ("ttft_s", 1e-3, "ttft_ms median_ttft_ms"),
-    ("ttft_p99_s", 1e-3, "ttft_p99_ms p99_ttft_ms"),
+    ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
     ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
-    ("tpot_p99_s", 1e-3, "tpot_p99_ms p99_tpot_ms"),
+    ("tpot_p99_s", 1e-3, "tpot_p99_ms"),
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
         for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0), ("bytes", 2.0**-20))
@@ -69,9 +73,18 @@ _NAMES: Final = (
     ("flops_per_item", 2e9, "infer_gmacs gmacs"),
 )
 _WEAKER: Final = (
+    ("model", 1.0, "model_id"),
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
-    ("input_size", 1.0, "input_shape image_shape"),
+    ("input_size", 1.0, "input_shape image_shape train_img_size random_input_len"),
+    ("output", 1.0, "random_output_len"),
+    ("batch", 1.0, "per_device_train_batch_size micro_batch_size train_batch_size"),
+    ("throughput_per_s", 1.0, "train_samples_per_s"),
+    *(("batch", 1.0, name) for name in _REQUESTS_AT_ONCE),
+    *(("throughput_per_s", 1.0, name) for name in _REQUESTS),
+    ("latency_s", 1e-3, "e2el_ms median_e2el_ms mean_e2el_ms e2e_latency_ms request_latency_ms"),
+    ("ttft_s", 1e-3, "mean_ttft_ms avg_ttft_ms time_to_first_token_ms"),
+    ("tpot_s", 1e-3, "mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -79,12 +92,18 @@ _WEAKER: Final = (
 )
 """Names that mean a column unless another one of the table does."""
 WEAKER: Final = frozenset(name for _, _, names in _WEAKER for name in names.split())
+_OF_REQUESTS: Final = frozenset({*_REQUESTS_AT_ONCE, *_REQUESTS})
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
     name: (column, factor) for column, factor, names in (*_NAMES, *_WEAKER) for name in names.split()
 }
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
+_ANY_ORDER: Final = frozenset({"latency", "ttft", "tpot", "itl", "memory", "mem", "vram"})
+"""Words of names that mean the same in any order, unlike those of rates (`s/img`)."""
+_BY_WORDS: Final = {
+    tuple(sorted(name.split("_"))): name for name in ALIASES if not _ANY_ORDER.isdisjoint(name.split("_"))
+}
 _NOT_RUN: Final = re.compile(r"(?![0-9]).*?(?<![a-z0-9])(?:cuda|gpu)?oom(?![a-z0-9])", re.IGNORECASE)
 """Beginning of the cell of a figure of a point that did not run, `FAILED (OOM)`, besides those that report it in full
 (CUDA out of memory). Others without a number (N/A) are refused: an empty speed means the same, and they may mean that
@@ -197,6 +216,8 @@ commas also separate thousands (`131,072`).
 """
 _WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
 """An input size with its unit, as in that hint."""
+_SCATTER: Final = re.compile(r"(?<=[0-9]) ?(?:\N{PLUS-MINUS SIGN}|\+/-) ?[0-9.,]+$")
+"""What follows a mean in a cell: `20.5 +/- 1.1`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -224,16 +245,22 @@ def plain(name: str) -> str:
     return "_".join(_SPELT_OUT.get(word, word) for word in words)
 
 
+def _called(name: str) -> str:
+    """Return a column's name as `plain` does, or the alias that has the same words: `Latency (ms) avg`."""
+    usual = plain(name)
+    return _BY_WORDS.get(tuple(sorted(usual.split("_"))), usual)
+
+
 def renamed(header: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the common table for the columns of a header; others are unchanged.
 
     A name of the common table itself is never replaced, and no alias adds a column that the header already has.
     """
     own = set(header) & set(COLUMNS)
-    usual = {ALIASES[called][0] for called in map(plain, header) if called in ALIASES and called not in WEAKER}
+    usual = {ALIASES[called][0] for called in map(_called, header) if called in ALIASES and called not in WEAKER}
     names: list[str] = []
     for name in header:
-        called = plain(name)
+        called = _called(name)
         alias = ALIASES.get(called, (called, 1.0))[0]
         taken = called in WEAKER and (alias in usual or alias in names)
         names.append(alias if name not in own and alias in COLUMNS and alias not in own and not taken else name)
@@ -277,6 +304,7 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         # of a data type and a quantization, the latter is the precision of the weights
         if names[name] != "precision" or not before or cell not in _UNQUANTIZED:
             cells[names[name]] = cell
+    _check_names(row, names, cells)
     if cells.get("latency_s") and cells.get("kind", "").lower() != SERVE:
         _check_alone(row, names, cells.get("batch", ""))
     generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
@@ -358,6 +386,25 @@ def _check_several(name: str, called: str, cell: str, columns: Collection[str]) 
             f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
             "are slices, state the figures of one, without that column"
         )
+
+
+def _check_names(row: Mapping[str, str], names: Mapping[str, str], cells: dict[str, str]) -> None:
+    """Raise MeasurementError if a column that is read by its name is that of another kind; drop requests per second
+    beside another speed.
+    """
+    for name, text in row.items():
+        column, called = names[name], plain(name)
+        if not text.strip() or column not in COLUMNS or name == column:
+            continue
+        if "train" in called.split("_") and not cells.get("kind"):
+            raise MeasurementError(f"{show(name)} is that of a training: add the column kind, with train there")
+        if called in _OF_REQUESTS and cells.get("kind") != SERVE:
+            if column == "batch" or not cells.get("latency_s"):
+                raise MeasurementError(
+                    f"{show(name)} counts requests: of a server, add the column kind, with serve there; else state "
+                    f"{'the items of one in the column batch' if column == 'batch' else 'items per second'}"
+                )
+            cells[column] = ""
 
 
 def _check_alone(row: Mapping[str, str], names: Mapping[str, str], batch: str) -> None:
@@ -458,8 +505,8 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
             return str(max(map(int, filter(None, sides.groups()))))
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
-    number = _number(name, text, decimal)
-    factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
+    number = _number(name, _SCATTER.sub("", text), decimal)
+    factor = 1.0 if name == column else ALIASES.get(_called(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:

@@ -145,6 +145,14 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
         ("Inferences/Second", "750", "throughput_per_s", 750.0),
         ("images/sec", "750", "throughput_per_s", 750.0),
         ("FPS", "750", "throughput_per_s", 750.0),
+        ("latency (ms) mean", "52", "latency_s", 0.052),
+        ("latency_s_mean,latency_s_std", "0.052,0.01", "latency_s", 0.052),
+        ("latency (us) p99,throughput", "90000,750", "latency_p99_s", 0.09),
+        ("latency_ms,Used memory (GB)", "52,2", "memory_mib", 2048.0),
+        ("latency_ms,s/img", "52,0.01", "throughput_per_s", None),
+        ("latency_ms", "52.5 \N{PLUS-MINUS SIGN} 0.3", "latency_s", 0.0525),
+        ("latency_ms", "52+/-1.5", "latency_s", 0.052),
+        ("latency_ms,requests/s", "52,20", "throughput_per_s", None),
     ],
 )
 def test_usual_words_for_units_are_read(tmp_path: Path, name: str, cell: str, column: str, figure: float) -> None:
@@ -499,6 +507,27 @@ def test_throughput_of_concurrent_requests_or_of_a_larger_whole_batch_is_read(tm
         assert [row.throughput_per_s for row in scan([table(tmp_path, text)]).rows] == [500.0]
     served = "gpu,model,kind,batch,latency_s,concurrency\nh100-80gb,net,serve,8,0.5,8\n"
     assert [row.latency_s for row in scan([table(tmp_path, served)]).rows] == [0.5]
+
+
+def test_names_of_trainers_are_read_for_trainings_only(tmp_path: Path) -> None:
+    text = "gpu,model,{}per_device_train_batch_size,train_samples_per_second\na100-80gb,net,{}8,400\n"
+    (row,) = scan([table(tmp_path, text.format("kind,", "train,"))]).rows
+    assert (row.kind, row.batch, row.throughput_per_s) == ("train", 8, 400.0)
+    with pytest.raises(TableError, match="is that of a training: add the column kind, with train there"):
+        scan([table(tmp_path, text.format("", ""))])
+    timm = "gpu,model,infer_batch_size,infer_samples_per_sec,train_batch_size,train_samples_per_sec"
+    (row,) = scan([table(tmp_path, f"{timm}\na100-80gb,net,256,2560,64,700\n")]).rows
+    assert (row.kind, row.batch, row.throughput_per_s) == ("infer", 256, 2560.0)
+
+
+def test_requests_are_the_items_of_servers_only(tmp_path: Path) -> None:
+    text = "gpu,model_id,kind,max_concurrency,request_throughput,random_input_len,mean_ttft_ms\nh100-80gb,net,{},{}\n"
+    (row,) = scan([table(tmp_path, text.format("serve", "8,2.5,512,40"))]).rows
+    assert (row.batch, row.throughput_per_s, row.input_size, row.ttft_s) == (8, 2.5, 512, 0.04)
+    with pytest.raises(TableError, match="max_concurrency counts requests: of a server, add the column kind"):
+        scan([table(tmp_path, text.format("infer", "8,2.5,512,"))])
+    with pytest.raises(TableError, match=r"req/s counts requests: .* else state items per second"):
+        scan([table(tmp_path, "gpu,model,batch,req/s\na100-80gb,net,8,20\n")])
 
 
 def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:
