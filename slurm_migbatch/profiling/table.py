@@ -46,7 +46,6 @@ _OF_SPEED: Final = re.compile(
     r"throughput|latency|(?:^|_)(?:time|qps|rps|tps|ips|per_s|(?:it|req|requests|queries|batches|tokens|toks?)_s)(?:_|$)"
 )
 """Parts of the names of columns of speed."""
-_JSON: Final = (".json", ".jsonl")
 _SINGLE: Final = {"params": "parameters", "flops_per_item": "operations"}
 DISAGREE: Final = 1.5
 """Throughput and latency that differ by more than this factor are inconsistent."""
@@ -126,8 +125,12 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give its directory")
-    elif path.suffix.lower() in _JSON:
-        problems.add(path, 0, "is JSON: write its figures as CSV, with the columns gpu, model, batch and others")
+    elif csvfile.is_json(path):
+        lacking = [name for name in _REQUIRED if name not in aliases.renamed(header)]
+        why = csvfile.unreadable(path) or f"or add what it lacks: {', '.join(lacking)}"
+        problems.add(
+            path, 0, f"is JSON: write its figures as CSV, with the columns gpu, model, batch and others ({why})"
+        )
     elif why := csvfile.unreadable(path):
         problems.add(path, 0, why)
     else:

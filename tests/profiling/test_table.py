@@ -377,9 +377,51 @@ def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
     assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
 
 
+NESTED = """{"gpu": {"name": "NVIDIA A100-SXM4-80GB"}, "model": "net", "throughput": 9999, "batch": 8, "results": {
+  "1g.10gb": [{"latency": {"mean_ms": 40, "p99_ms": 44}, "queue": {"p50_ms": 3}, "all_ms": [39, 41]}],
+  "7g.80gb": {"latency": {"mean_ms": 6, "p99_ms": 7}}}}"""
+"""A measurement of two slices, with a throughput of both together."""
+
+
+def test_json_is_read(tmp_path: Path) -> None:
+    point = '{"gpu": "a100", "model": "net", "batch": %d, "latency_s": 0.5, "precision": null}'
+    for name, text in (("a.json", f"[{point % 1}, {point % 2}]"), ("a.jsonl", f"{point % 1}\n\n{point % 2}\n")):
+        (tmp_path / name).write_text(text)
+        assert [(row.batch, row.latency_s) for row in scan([tmp_path / name]).rows] == [(1, 0.5), (2, 0.5)]
+    (tmp_path / "b.json").write_text(NESTED)
+    assert [
+        (row.gpu, row.profile, row.batch, row.latency_s, row.latency_p99_s, row.throughput_per_s)
+        for row in scan([tmp_path / "b.json"]).rows
+    ] == [
+        ("NVIDIA A100-SXM4-80GB", "1g.10gb", 8, 0.04, 0.044, None),
+        ("NVIDIA A100-SXM4-80GB", "7g.80gb", 8, 0.006, 0.007, None),
+    ]
+
+
+def test_bad_object_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"gpu": "a100", "model": "net", "batch": 1, "latency_s": 1}\n'
+        '{"gpu": "a100", "model": "net", "batch": "x", "latency_s": 1}\n'
+    )
+    with pytest.raises(TableError, match=r"a\.jsonl:2: batch must be a number, not x"):
+        scan([tmp_path / "a.jsonl"])
+
+
+def test_table_in_markdown_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# Results\n\n| GPU | Model | MIG profile | Batch size | Latency (ms) |\n"
+        "|-----|-------|:---:|---:|---|\n| a100-80gb | net | 1g.10gb | 8 | 40 |\n"
+    )
+    (row,) = scan([tmp_path / "a.md"]).rows
+    assert (row.gpu, row.profile, row.batch, row.latency_s) == ("a100-80gb", "1g.10gb", 8, 0.04)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("a.json", '{"gpu": "a100", "model": "net", "latency_s": 1}', r"is JSON: .* \(or add what it lacks: batch\)"),
+        ("a.json", '{"gpu": "a100", "model', "is JSON: .* it is not JSON: Unterminated string"),
+        ("a.json", "[" * 100_000, "is JSON: .* it is not JSON: "),
         ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
         ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
         ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
