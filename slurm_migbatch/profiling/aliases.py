@@ -117,7 +117,7 @@ _OF_STATUS: Final = frozenset([
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
-_SLICE: Final = re.compile(
+SLICE: Final = re.compile(
     r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
     rf"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{{1,3}}gb(?:{SUFFIX_FORM}))(?![0-9a-z])[)\]]?",
     re.IGNORECASE,
@@ -245,7 +245,7 @@ def plain(name: str) -> str:
     return "_".join(_SPELT_OUT.get(word, word) for word in words)
 
 
-def _called(name: str) -> str:
+def usual_name(name: str) -> str:
     """Return a column's name as `plain` does, or the alias that has the same words: `Latency (ms) avg`."""
     usual = plain(name)
     return _BY_WORDS.get(tuple(sorted(usual.split("_"))), usual)
@@ -257,10 +257,10 @@ def renamed(header: Sequence[str]) -> tuple[str, ...]:
     A name of the common table itself is never replaced, and no alias adds a column that the header already has.
     """
     own = set(header) & set(COLUMNS)
-    usual = {ALIASES[called][0] for called in map(_called, header) if called in ALIASES and called not in WEAKER}
+    usual = {ALIASES[called][0] for called in map(usual_name, header) if called in ALIASES and called not in WEAKER}
     names: list[str] = []
     for name in header:
-        called = _called(name)
+        called = usual_name(name)
         alias = ALIASES.get(called, (called, 1.0))[0]
         taken = called in WEAKER and (alias in usual or alias in names)
         names.append(alias if name not in own and alias in COLUMNS and alias not in own and not taken else name)
@@ -325,11 +325,11 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
 def _check_failed(row: Mapping[str, str], names: Mapping[str, str]) -> None:
     """Raise MeasurementError if a column says that a point has no speed for another reason than memory."""
     speeds = [text for name, text in row.items() if names[name] in OF_SPEED]
-    if any(_says_oom(text.strip()) for text in speeds):
+    if any(says_oom(text.strip()) for text in speeds):
         return
     for name, text in row.items():
         cell = text.strip()
-        if plain(name) in _OF_STATUS and cell and not _says_oom(cell):
+        if plain(name) in _OF_STATUS and cell and not says_oom(cell):
             raise MeasurementError(
                 f"{show(name)} is {show(cell)}, but a row without a speed means that memory ran out: write OOM as "
                 "the speed if it did, else leave the row out"
@@ -443,7 +443,7 @@ def _check_inference(name: str, called: str, cell: str) -> None:
 
 
 def _says_slice(called: str, cell: str) -> bool:
-    if _SLICE.fullmatch(cell):
+    if SLICE.fullmatch(cell):
         return True
     words = {*called.split("_")}
     if called in _OF_SLICES or "mig" in words:
@@ -460,7 +460,7 @@ def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
 
     CUDA appends it to the name of the GPU inside a slice: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
     """
-    match = _SLICE.search(cells.get("gpu", ""))
+    match = SLICE.search(cells.get("gpu", ""))
     if match is None:
         return cells
     gpu = (cells["gpu"][: match.start()] + cells["gpu"][match.end() :]).strip()
@@ -498,7 +498,7 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         )
     if column in _TEXTS:
         return _word(column, text)
-    if _says_oom(text):
+    if says_oom(text):
         return ""
     if column == "input_size":
         if sides := _SIDES.fullmatch(text.lower()) or _SHAPE.fullmatch(text):
@@ -506,14 +506,15 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
     number = _number(name, _SCATTER.sub("", text), decimal)
-    factor = 1.0 if name == column else ALIASES.get(_called(name), ("", 1.0))[1]
+    factor = 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:
         return number
 
 
-def _says_oom(text: str) -> bool:
+def says_oom(text: str) -> bool:
+    """Return whether a cell says that memory ran out."""
     return bool(_NOT_RUN.match(text)) or reports_oom(text)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from slurm_migbatch.profiling import aliases, csvfile
 from slurm_migbatch.profiling.csvfile import Problems
+from slurm_migbatch.profiling.layout import Layout
 from slurm_migbatch.profiling.measurement import (
     COLUMNS,
     IDENTITY,
@@ -212,25 +213,33 @@ def _cell(value: object) -> str:
 def _neutral(
     path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
 ) -> Reading:
-    renamed = aliases.renamed(header)
-    if unusable := _unusable(header, renamed):
-        problems.add(path, 1, unusable)
-        return Reading([], [])
-    names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
     # one cell alone may not tell; lines that cannot be read are reported below
     cells_of = (row for _, row in csvfile.read(path, Problems(), dict))
+    layout = Layout.of(tuple(header), cells_of, sliced="profile" in aliases.renamed(header))
+    renamed = aliases.renamed(layout.header)
+    if unusable := _unusable(layout.header, renamed):
+        problems.add(path, 1, unusable)
+        return Reading([], [])
+    names, separator = dict(zip(layout.header, renamed, strict=True)), csvfile.separator(path)
+    cells_of = (line for _, row in csvfile.read(path, Problems(), dict) for line in layout.lines(row))
     decimal = aliases.decimal_mark(cells_of, names, separator)
-    gpu_column = header[renamed.index("gpu")]
+    gpu_column = layout.header[renamed.index("gpu")]
     unread = [name for name, column in names.items() if column not in COLUMNS and name]
 
-    def make(row: dict[str, str]) -> tuple[Measurement, str, tuple[str, ...]]:
-        point = Measurement.from_text(aliases.converted(row, names, decimal))
-        return point, row[gpu_column].strip(), tuple(row[name].strip() for name in unread)
+    def make(cells: dict[str, str]) -> list[tuple[Measurement, str, tuple[str, ...]]]:
+        return [
+            (
+                Measurement.from_text(aliases.converted(row, names, decimal)),
+                row[gpu_column].strip(),
+                tuple(row[name].strip() for name in unread),
+            )
+            for row in layout.lines(cells)
+        ]
 
     lines: list[_Line] = []
-    for number, (row, gpu, cells) in csvfile.read(path, problems, make):
-        lines.append(_Line(number, row, gpu, cells))
-        if why := impossible(row):
+    for number, points in csvfile.read(path, problems, make):
+        lines += [_Line(number, *point) for point in points]
+        if why := next(filter(None, (impossible(row) for row, _, _ in points)), ""):
             problems.add(path, number, f"cannot be: {why}")
     notices = [*_of_columns(path, names), *_of_lines(path, lines), *_of_repeated(path, lines, unread)]
     return Reading([line.row for line in lines], notices)
@@ -301,6 +310,8 @@ def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
     if not OF_SPEED.intersection(renamed) and not {"kind", *aliases.TIMED_TOKENS}.issubset(renamed):
         unread = [show(name) for name in header if _OF_SPEED.search(aliases.plain(name))]
         near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
+        if by_slice := next((name for name in header if aliases.SLICE.search(name)), None):
+            near = f" (a column for each slice must be called after a figure and its unit: {show(by_slice)} latency_ms)"
         return (
             f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run; name the "
             "column of items per second throughput_per_s, that of seconds per batch latency_s (of servers kind, "

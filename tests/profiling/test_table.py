@@ -407,6 +407,37 @@ def test_bad_object_is_named_by_its_number(tmp_path: Path) -> None:
         scan([tmp_path / "a.jsonl"])
 
 
+@pytest.mark.parametrize(
+    "names", ["Latency 1g.10gb (ms),Latency 7g.80gb (ms)", "1g.10gb latency_ms,7g.80gb latency_ms"]
+)
+def test_columns_for_each_slice_are_points_of_it(tmp_path: Path, names: str) -> None:
+    text = f"gpu,model,batch,{names}\na100-80gb,net,8,40,6\na100-80gb,net,16,OOM,11\na100-80gb,net,32,,21\n"
+    (tmp_path / "a.csv").write_text(text)
+    assert [(row.profile, row.batch, row.latency_s) for row in scan([tmp_path / "a.csv"]).rows] == [
+        ("1g.10gb", 8, 0.04), ("7g.80gb", 8, 0.006), ("1g.10gb", 16, None), ("7g.80gb", 16, 0.011),
+        ("7g.80gb", 32, 0.021),
+    ]  # fmt: skip
+
+
+def test_columns_for_each_slice_that_are_no_speeds_make_no_points_of_others(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_ms,1g.10gb memory_mb,fits 1g.10gb\na100-80gb,net,8,6,900,yes\n"
+    (tmp_path / "a.csv").write_text(text)
+    assert [(row.profile, row.latency_s, row.memory_mib) for row in scan([tmp_path / "a.csv"]).rows] == [
+        ("", 0.006, None)
+    ]
+
+
+def test_units_in_cells_are_read(tmp_path: Path) -> None:
+    text = "gpu,model,batch,Latency,Memory\na100-80gb,net,8,15 ms,2.5 GB\na100-80gb,net,16,0.03s,\n"
+    (tmp_path / "a.csv").write_text(text + "a100-80gb,net,32,OOM,\n")
+    assert [(row.latency_s, row.memory_mib) for row in scan([tmp_path / "a.csv"]).rows] == [
+        (0.015, 2560.0), (0.03, None), (None, None),
+    ]  # fmt: skip
+    (tmp_path / "a.csv").write_text(text + "a100-80gb,net,32,40,\n")
+    with pytest.raises(TableError, match="the unit of latency is not known"):
+        scan([tmp_path / "a.csv"])
+
+
 def test_table_in_markdown_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text(
         "# Results\n\n| GPU | Model | MIG profile | Batch size | Latency (ms) |\n"
@@ -424,6 +455,11 @@ def test_table_in_markdown_is_read(tmp_path: Path) -> None:
         ("a.json", "[" * 100_000, "is JSON: .* it is not JSON: "),
         ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
         ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
+        (
+            "a.csv",
+            "gpu,model,batch,1g.10gb\na100,net,1,9\n",
+            r"called after a figure and its unit: 1g\.10gb latency_ms",
+        ),
         ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
         ("a.csv", "gpu,model,batch,latency_s\na100,net,1,12 ms\n", "not 12 ms: write a number alone, in the column's"),
         ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if .* write OOM"),
