@@ -53,6 +53,8 @@ def _points(value: Any, common: Mapping[str, str]) -> Iterator[dict[str, str]]:
             if isinstance(each, (dict, list)):
                 yield from _points(each, common)
         return
+    if not isinstance(value, dict):
+        return
     own = {**common}
     inner: list[tuple[Any, str]] = []
     _collect(value, "", own, inner)

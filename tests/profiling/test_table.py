@@ -452,6 +452,7 @@ def test_table_in_markdown_is_read(tmp_path: Path) -> None:
     [
         ("a.json", '{"gpu": "a100", "model": "net", "latency_s": 1}', r"is JSON: .* \(or add what it lacks: batch\)"),
         ("a.json", '{"gpu": "a100", "model', "is JSON: .* it is not JSON: Unterminated string"),
+        ("a.json", "null", r"is JSON: .* \(is empty\)"),
         ("a.json", "[" * 100_000, "is JSON: .* it is not JSON: "),
         ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
         ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
