@@ -23,8 +23,8 @@ from slurm_migbatch.workload.refusal import show
 T = TypeVar("T")
 
 SUFFIXES: Final = (".csv", ".csv.gz")
-_FOUND: Final = (*SUFFIXES, ".tsv", ".tsv.gz")
-"""Ends of the names of the files that are read in a folder."""
+FOUND: Final = (*SUFFIXES, ".tsv", ".tsv.gz")
+"""Ends of the names of CSV and TSV files."""
 SEPARATORS: Final = ",;\t|"
 SHOWN_PROBLEMS: Final = 10
 """Number of bad lines named in an error; the others are counted."""
@@ -91,8 +91,8 @@ def is_csv(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def find(root: Path) -> list[Path]:
-    """Return the CSV and TSV files below a folder, by name; hidden ones are skipped, links followed.
+def find(root: Path, ends: tuple[str, ...] = FOUND) -> list[Path]:
+    """Return the files below a folder whose names end so, by name; hidden ones are skipped, links followed.
 
     A folder that several links lead to is read once. What is no plain file (a pipe, a device) is skipped: it may never
     end.
@@ -113,7 +113,7 @@ def find(root: Path) -> list[Path]:
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if path.name.lower().endswith(_FOUND) and path.is_file())
+    return sorted(path for path in files if path.name.lower().endswith(ends) and path.is_file())
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:

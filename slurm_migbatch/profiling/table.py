@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TextIO
 
-from slurm_migbatch.profiling import aliases, csvfile
+from slurm_migbatch.profiling import aliases, csvfile, jsonfile
 from slurm_migbatch.profiling.csvfile import Problems
 from slurm_migbatch.profiling.layout import Layout
 from slurm_migbatch.profiling.measurement import (
@@ -153,7 +153,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
     by_laboratory: dict[str, list[Path]] = {}
     ignored: list[Path] = []
     files, problems_before = csvfile.find(path), len(problems)
-    for file in files:
+    for file in csvfile.find(path, (*csvfile.FOUND, *jsonfile.ENDS)):
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
@@ -162,7 +162,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
             notices += new_notices
         elif owner is not None:
             by_laboratory.setdefault(owner.name, []).append(file)
-        else:
+        elif not csvfile.is_json(file):
             ignored.append(file)
     for laboratory in LABORATORIES:
         if own := by_laboratory.get(laboratory.name):

@@ -398,6 +398,15 @@ def test_json_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_points_in_json_are_found_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.5\n")
+    (tmp_path / "b.jsonl").write_text('{"gpu": "a100", "model": "net", "batch": 2, "latency_s": 0.5}\n')
+    for name, text in (("config.json", '{"model": "net"}'), ("list.json", "[1, 2]"), ("bad.json", "{")):
+        (tmp_path / name).write_text(text)
+    found = scan([tmp_path])
+    assert [row.batch for row in found.rows] == [1, 2] and not found.notices
+
+
 def test_bad_object_is_named_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"gpu": "a100", "model": "net", "batch": 1, "latency_s": 1}\n'
