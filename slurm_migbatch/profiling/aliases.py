@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
+from slurm_migbatch.profiling.jsonfile import MISSING
 from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
@@ -297,6 +298,9 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
 
     `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
+    if MISSING in row.values():
+        _check_missing(row, names)
+        row = {name: "" if text == MISSING else text for name, text in row.items()}
     _check_unread(row, names)
     cells: dict[str, str] = {}
     for name, text in row.items():
@@ -320,6 +324,16 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         _check_failed(row, names)
     stated = next((text.strip() for name, text in row.items() if names[name] == "profile"), "")
     return _with_slice(cells, stated)
+
+
+def _check_missing(row: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if an object in JSON has no figure that counts as a speed, not even an empty one."""
+    speeds = [name for name in row if names[name] in (*OF_SPEED, *TIMED_TOKENS[:2])]
+    if all(row[name] == MISSING for name in speeds):
+        raise MeasurementError(
+            f"it has none of {', '.join(map(show, speeds))}: leave it out, or if memory ran out there, add one that is "
+            "null"
+        )
 
 
 def _check_failed(row: Mapping[str, str], names: Mapping[str, str]) -> None:

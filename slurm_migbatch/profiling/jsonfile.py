@@ -3,7 +3,7 @@
 An object that holds lists of objects, or objects by slice (`"1g.10gb": {...}`), is a point for each of them, with its
 own values too, except speeds and memory, which are those of all together. The figures of an object in it are its own,
 under both names (`"ttft": {"p99_ms": 90}` is the column `ttft p99_ms`), unless its name says nothing (`metrics`). Lists
-of figures are ignored.
+of figures are ignored, and so are objects without a speed, such as the steps of a training with their losses.
 """
 
 from __future__ import annotations
@@ -19,22 +19,29 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 
 ENDS: Final = (".json", ".jsonl", ".ndjson")
 _NAMELESS: Final = frozenset([
-    "args", "arguments", "config", "configuration", "hardware", "info", "measurements", "metadata", "metrics",
-    "parameters", "params", "performance", "result", "results", "settings", "stats", "statistics", "summary",
+    "args", "arguments", "config", "configuration", "measurements", "metrics", "parameters", "params", "performance",
+    "result", "results", "settings", "stats", "statistics", "summary",
 ])  # fmt: skip
-
+_SETUP: Final = frozenset({"environment", "env", "hardware", "info", "metadata", "platform", "setup", "system"})
+"""The same of objects that say where something was measured: their speeds and memory are not those of points."""
 _OF_ALL: Final = re.compile(r"throughput|latency|time|ttft|tpot|itl|mem|vram|per_s|/s|_m?s$", re.IGNORECASE)
 """Parts of the names of speeds and memory."""
+_OF_SPEED: Final = re.compile(r"throughput|latency|time|ttft|tpot|per_s|/s|fps|qps|rps|_s$", re.IGNORECASE)
+MISSING: Final = "(missing)"
+"""Cell of a figure that an object has not: a speed that is null or empty means that memory ran out, one that is not
+there does not.
+"""
 
 
 def as_csv(text: str) -> str:
     """Return the points as CSV, one a line in their order. Raises ValueError and RecursionError."""
-    points = [point for value in _values(text) for point in _points(value, {})]
+    every = [point for value in _values(text) for point in _points(value, {})]
+    points = [point for point in every if any(map(_OF_SPEED.search, point))] or every
     names = list(dict.fromkeys(name for point in points for name in point))
     written = io.StringIO()
     lines = csv.writer(written, lineterminator="\n")
     lines.writerow(names)
-    lines.writerows([point.get(name, "") for name in names] for point in points)
+    lines.writerows([point.get(name, MISSING) for name in names] for point in points)
     return written.getvalue()
 
 
@@ -68,7 +75,8 @@ def _points(value: Any, common: Mapping[str, str]) -> Iterator[dict[str, str]]:
 def _collect(value: Mapping[str, Any], before: str, own: dict[str, str], inner: list[tuple[Any, str]]) -> None:
     """Add the figures of an object to `own`, and what are points in it, with their profile or "", to `inner`."""
     for name, each in value.items():
-        called = f"{before} {name}".strip()
+        bare = before.lower() in _SETUP and not _OF_ALL.search(name)
+        called = name if bare else f"{before} {name}".strip()
         if isinstance(each, dict) and _is_profile(name):
             inner.append((each, name))
         elif isinstance(each, dict):

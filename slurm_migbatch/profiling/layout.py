@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.profiling.aliases import SLICE, renamed, says_oom
+from slurm_migbatch.profiling.jsonfile import MISSING
 from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED
 
 _FACTORS: Final[Mapping[str, tuple[str, float]]] = {
@@ -50,7 +51,7 @@ class Layout:
             yield common
         for profile, columns in self.slices.items():
             own = {without: cells[name] for without, name in columns.items()}
-            if any(text.strip() for text in own.values()):
+            if any(text.strip() not in ("", MISSING) for text in own.values()):
                 yield {**dict.fromkeys(self.header, ""), **common, **own, "profile": profile}
 
     def _plain(self, name: str, text: str) -> str:
@@ -75,7 +76,7 @@ def _units(header: tuple[str, ...], rows: Iterable[Mapping[str, str]]) -> dict[s
     units: dict[str, set[str]] = {name: set() for name in header if not _is_read(name)}
     for row in rows:
         for name, found in units.items():
-            if (text := row[name].strip()) and not says_oom(text):
+            if (text := row[name].strip()) and text != MISSING and not says_oom(text):
                 match = _WITH_UNIT.fullmatch(text)
                 found.add("" if match is None else _FACTORS[match[2].lower()][0])
     stated = {name: found.pop() for name, found in units.items() if len(found) == 1}

@@ -377,7 +377,8 @@ def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
     assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
 
 
-NESTED = """{"gpu": {"name": "NVIDIA A100-SXM4-80GB"}, "model": "net", "throughput": 9999, "batch": 8, "results": {
+NESTED = """{"env": {"gpu": "NVIDIA A100-SXM4-80GB", "memory_gb": 60}, "model": "net", "throughput": 9999, "batch": 8,
+  "results": {
   "1g.10gb": [{"latency": {"mean_ms": 40, "p99_ms": 44}, "queue": {"p50_ms": 3}, "all_ms": [39, 41]}],
   "7g.80gb": {"latency": {"mean_ms": 6, "p99_ms": 7}}}}"""
 """A measurement of two slices, with a throughput of both together."""
@@ -390,12 +391,30 @@ def test_json_is_read(tmp_path: Path) -> None:
         assert [(row.batch, row.latency_s) for row in scan([tmp_path / name]).rows] == [(1, 0.5), (2, 0.5)]
     (tmp_path / "b.json").write_text(NESTED)
     assert [
-        (row.gpu, row.profile, row.batch, row.latency_s, row.latency_p99_s, row.throughput_per_s)
+        (row.gpu, row.profile, row.batch, row.latency_s, row.latency_p99_s, row.throughput_per_s or row.memory_mib)
         for row in scan([tmp_path / "b.json"]).rows
     ] == [
         ("NVIDIA A100-SXM4-80GB", "1g.10gb", 8, 0.04, 0.044, None),
         ("NVIDIA A100-SXM4-80GB", "7g.80gb", 8, 0.006, 0.007, None),
     ]
+
+
+def test_object_with_figures_is_read(tmp_path: Path) -> None:
+    text = '{"gpu": {"name": "a100-80gb"}, "model": {"id": "net"}, "config": {"batch_size": 8}, "latency": {"ms": 5}, '
+    (tmp_path / "a.json").write_text(text + '"hardware": {"memory_gb": 60}, "queue": {"latency_ms": 1}}')
+    (row,) = scan([tmp_path / "a.json"]).rows
+    assert (row.gpu, row.model, row.batch, row.latency_s, row.memory_mib) == ("a100-80gb", "net", 8, 0.005, None)
+
+
+def test_object_without_a_speed_is_not_taken_for_one_that_ran_out_of_memory(tmp_path: Path) -> None:
+    text = (
+        '{"gpu": "a100-80gb", "model": "net", "kind": "train", "batch": 8, "log_history": [{"loss": 1, "step": 1}, %s]}'
+    )
+    (tmp_path / "a.json").write_text(text % '{"step_time_ms": 20, "step": 2}, {"step_time_ms": null, "step": 3}')
+    assert [row.latency_s for row in scan([tmp_path / "a.json"]).rows] == [0.02]
+    (tmp_path / "a.json").write_text(text % '{"step_time_ms": 20}, {"eval_samples_per_second": 3}')
+    with pytest.raises(TableError, match=r"a\.json:2: it has none of step_time_ms: leave it out"):
+        scan([tmp_path / "a.json"])
 
 
 def test_points_in_json_are_found_in_a_folder(tmp_path: Path) -> None:
