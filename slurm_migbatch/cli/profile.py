@@ -65,7 +65,7 @@ def _source(value: str) -> str:
 @json_option
 @config_option
 def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json: bool, config: Config) -> None:
-    """Import measured points into the record: tables in the common CSV format, or folders with such or published data.
+    """Import measured points into the record: tables as CSV, Markdown or JSON, or folders with CSV or published data.
 
     A table has the columns gpu, model, batch and throughput_per_s or latency_s, and may have profile (empty for a whole
     GPU), procs, memory_mib, input_size, params, flops_per_item and those that `profile run` writes. Usual other names

@@ -43,6 +43,10 @@ a property of the stack, so one model determines it if it lies further off than 
 """
 CONTEXT: Final = 2.0
 """The same for memory that a stack's software takes for any model (contexts, libraries, their workspaces)."""
+PACE: Final = 1.0
+"""The same for how slow a stack is on all its models (clocks, framework): the less, the fewer they are. None is much
+faster than data sheets say, so a faster table is probably wrong.
+"""
 SLOPE: Final = 0.02
 """The same for the dependence on each feature."""
 RESIDUAL: Final = 0.5
@@ -276,6 +280,7 @@ class _Pooled:
     def _levels(self) -> Iterator[_Level]:
         products = np.array([name in self.surface.by_precision for name in self.surface.names])
         contexts = np.array([name in self.surface.by_context for name in self.surface.names])
+        paces = np.array([name in self.surface.by_stack for name in self.surface.names])
         stacks = {unit.stack for unit in self.units}
         groups = (
             (EVERYWHERE * self.surface.common, [""] * len(self.units)),
@@ -288,12 +293,13 @@ class _Pooled:
                 column = np.array([float(other == name) for other in names])
                 models = len({unit.model for unit, other in zip(self.units, names, strict=True) if other == name})
                 # one model's distance may be its own effect; the more models agree, the less likely is chance
-                variances = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
+                several = (1.0 - 1.0 / models) ** 2
+                variances = np.full(len(products), max(variance * several, 1e-9))
                 most = 0.0 * variances
                 if name.endswith("/transformers"):
                     most = PRECISION * products
                 elif name in stacks or not name:
-                    most = CONTEXT * contexts
+                    most = CONTEXT * contexts + (PACE * several * paces if name else 0.0)
                 yield _Level(name, column, variances, most)
 
     def _slopes(self, design: Array) -> Iterator[_Level]:
@@ -305,6 +311,9 @@ class _Pooled:
         columns = np.column_stack([level.column for level in self.levels])
         least = np.array([level.variance for level in self.levels]) * self.physical
         most = np.array([level.most for level in self.levels]) * self.physical
+        stacks = {unit.stack for unit in self.units}
+        paces = np.array([name in self.surface.by_stack for name in self.surface.names])
+        self.slower = np.outer([level.name in stacks for level in self.levels], paces)
         self.mean = 0.0 * least
         residual = np.diag(RESIDUAL * self.physical)
         outlier = np.ones(len(self.units))
@@ -344,6 +353,7 @@ class _Pooled:
         left = self.distance - columns @ self.mean
         total = np.maximum(np.abs(columns.T) @ (1.0 / noise), 1e-12)
         apart = self.mean + columns.T @ (left / noise) / total
+        apart = np.where((apart < 0.0) & self.slower, 0.0, apart)
         return np.asarray(np.maximum(apart**2 - 1.0 / total, 0.0), dtype=np.float64)
 
     def _effect(self, names: Sequence[str]) -> Effect:

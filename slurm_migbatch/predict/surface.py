@@ -73,6 +73,7 @@ class TimeSurface:
         names: the parameters in order.
         by_precision: those that the arithmetic precision changes by more than models differ.
         by_context: those that depend on the software more than on the model.
+        by_stack: those that are larger by the same factor where everything is slower.
         common: factor by which the common part of what physics misses is larger than usual, because the specifications
             are rough.
     """
@@ -80,6 +81,7 @@ class TimeSurface:
     names = ("host", "item", "start", "scale", "mix", "start_sm", "serial", "share", "input")
     by_precision = ("item",)
     by_context = ()
+    by_stack = ("host", "item", "serial")
     common = 1.0
 
     def curve(self, theta: Array, cells: Cells) -> Array:
@@ -162,6 +164,7 @@ class MemorySurface:
     names = ("base", "item", "slice")
     by_precision = ()
     by_context = ("base",)
+    by_stack = ()
     common = MEMORY_COMMON
 
     def curve(self, theta: Array, cells: Cells) -> Array:

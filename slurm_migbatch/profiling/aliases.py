@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
+from slurm_migbatch.profiling.jsonfile import MISSING
 from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
@@ -18,9 +19,12 @@ maximum may be the GPU's memory.
 _OF_BATCH: Final = (
     "step_time", "batch_time", "iteration_time", "iter_time", "time_per_batch", "time_per_step", "time_per_iteration",
     "batch_latency", "latency_per_batch", "avg_step_time", "mean_step_time", "avg_batch_time", "mean_batch_time",
-    "p50", "p50_latency", "latency_p50", "median_latency", "latency_median",
+    "p50", "p50_latency", "median_latency",
 )  # fmt: skip
 """Names of the time of a batch or of a training step: the mean or, where a table has no other, the median."""
+_REQUESTS_AT_ONCE: Final = ("concurrency", "max_concurrency", "concurrent_requests", "num_concurrent_requests")
+_REQUESTS: Final = ("request_throughput", "request_throughput_req_s", "req_s", "requests_s", "requests_per_s", "rps")
+"""Names of the batch and of the throughput of a server, whose items are requests."""
 _NAMES: Final = (
     ("gpu", 1.0, "gpu_name gpu_model gpu_type accelerator accelerator_name"),
     ("model", 1.0, "model_name network"),
@@ -38,14 +42,15 @@ _NAMES: Final = (
     ("throughput_per_s", 1.0, "images_per_s imgs_per_s samples_per_s items_per_s inferences_per_s"),
     ("throughput_per_s", 1.0, "infer_samples_per_s"),
     ("latency_s", 1e-3, "infer_step_time"),
-    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s latency_mean_s latency_avg_s"),
-    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms latency_mean_ms latency_avg_ms"),
-    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us latency_mean_us latency_avg_us"),
-    ("latency_p99_s", 1e-3, "latency_p99_ms p99_latency_ms p99_ms"),
+    ("latency_s", 1.0, "mean_latency_s avg_latency_s average_latency_s"),
+    ("latency_s", 1e-3, "latency_ms mean_latency_ms avg_latency_ms average_latency_ms"),
+    ("latency_s", 1e-6, "latency_us mean_latency_us avg_latency_us average_latency_us"),
+    ("latency_p99_s", 1e-3, "latency_p99_ms p99_ms"),
+    ("latency_p99_s", 1e-6, "latency_p99_us p99_us"),
     ("ttft_s", 1e-3, "ttft_ms median_ttft_ms"),
-    ("ttft_p99_s", 1e-3, "ttft_p99_ms p99_ttft_ms"),
+    ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
     ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
-    ("tpot_p99_s", 1e-3, "tpot_p99_ms p99_tpot_ms"),
+    ("tpot_p99_s", 1e-3, "tpot_p99_ms"),
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
         for unit, factor in (("mb", 1.0), ("mib", 1.0), ("gb", 1024.0), ("gib", 1024.0), ("bytes", 2.0**-20))
@@ -69,9 +74,18 @@ _NAMES: Final = (
     ("flops_per_item", 2e9, "infer_gmacs gmacs"),
 )
 _WEAKER: Final = (
+    ("model", 1.0, "model_id"),
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
-    ("input_size", 1.0, "input_shape image_shape"),
+    ("input_size", 1.0, "input_shape image_shape train_img_size random_input_len"),
+    ("output", 1.0, "random_output_len"),
+    ("batch", 1.0, "per_device_train_batch_size micro_batch_size train_batch_size"),
+    ("throughput_per_s", 1.0, "train_samples_per_s"),
+    *(("batch", 1.0, name) for name in _REQUESTS_AT_ONCE),
+    *(("throughput_per_s", 1.0, name) for name in _REQUESTS),
+    ("latency_s", 1e-3, "e2el_ms median_e2el_ms mean_e2el_ms e2e_latency_ms request_latency_ms"),
+    ("ttft_s", 1e-3, "mean_ttft_ms avg_ttft_ms time_to_first_token_ms"),
+    ("tpot_s", 1e-3, "mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -79,12 +93,18 @@ _WEAKER: Final = (
 )
 """Names that mean a column unless another one of the table does."""
 WEAKER: Final = frozenset(name for _, _, names in _WEAKER for name in names.split())
+_OF_REQUESTS: Final = frozenset({*_REQUESTS_AT_ONCE, *_REQUESTS})
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
     name: (column, factor) for column, factor, names in (*_NAMES, *_WEAKER) for name in names.split()
 }
 """Column of the common table and factor, by name in another table, such as the benchmarks of timm and vLLM. A MB or GB
 counts as a MiB or GiB: programs that print them mostly mean these, and too much memory ends no job.
 """
+_ANY_ORDER: Final = frozenset({"latency", "ttft", "tpot", "itl", "memory", "mem", "vram"})
+"""Words of names that mean the same in any order, unlike those of rates (`s/img`)."""
+_BY_WORDS: Final = {
+    tuple(sorted(name.split("_"))): name for name in ALIASES if not _ANY_ORDER.isdisjoint(name.split("_"))
+}
 _NOT_RUN: Final = re.compile(r"(?![0-9]).*?(?<![a-z0-9])(?:cuda|gpu)?oom(?![a-z0-9])", re.IGNORECASE)
 """Beginning of the cell of a figure of a point that did not run, `FAILED (OOM)`, besides those that report it in full
 (CUDA out of memory). Others without a number (N/A) are refused: an empty speed means the same, and they may mean that
@@ -98,7 +118,7 @@ _OF_STATUS: Final = frozenset([
 _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
-_SLICE: Final = re.compile(
+SLICE: Final = re.compile(
     r"[ _-]*[(\[]?(?<![0-9a-z])(?:mig[ _-]*)?"
     rf"((?:[1-9]c\.)?[1-9][0-9]?g[ ._-]?[0-9]{{1,3}}gb(?:{SUFFIX_FORM}))(?![0-9a-z])[)\]]?",
     re.IGNORECASE,
@@ -127,8 +147,16 @@ _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
 """Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
 """
-_INSTANCES: Final = frozenset({"instances", "n_instances", "num_instances", "instance_count"})
-"""Names of columns with a number of slices, or of programs on one."""
+_COPIES: Final = frozenset({"copies", "instances", "replicas", "tenants"})
+_COPY: Final = frozenset({"instance", "mig", "mps", "model", "models", "process", "processes", "replica"})
+_COUNTING: Final = frozenset({"count", "mps", "n", "num", "number"})
+"""Words in the names of columns with a number of slices, or of programs on one: one of the first, or one of each other
+set.
+"""
+_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|users)")
+"""Names of columns with a number of requests at a time."""
+_WHOLE_BATCH: Final = re.compile(r"(?:.*_)?(?:effective|global|total)_(?:[a-z]+_)?batch(?:_size)?")
+"""Names of columns with the items of a training step, of which a batch may be a part."""
 _KINDS: Final = {"inference": "infer", "serving": "serve"}
 _PRECISIONS: Final = {
     **dict.fromkeys(("float16", "half", "f16", "fp-16", "float-16"), "fp16"),
@@ -166,13 +194,11 @@ _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
 """A GPU by its number on a machine, in tables of others."""
 _OF_DATA: Final = frozenset({"data", "dataset", "split"})
 """Words of a column's name by which `train` is a part of a data set."""
-_OF_GPUS: Final = frozenset([
-    "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus", "number_of_gpus", "of_gpus", "gpu_count",
-    "gpu_num", "accelerators", "of_accelerators", "num_accelerators", "total_accelerators", "tp", "tp_size",
-    "tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size",
-    "num_devices", "device_count", "nnodes",
-])  # fmt: skip
-"""Names of columns with the number of GPUs, or of nodes of a cluster, that a row is of."""
+_OF_GPUS: Final = frozenset({"accelerators", "devices", "gpus", "ngpu", "ngpus", "nnodes", "tp"})
+_ONE_OF_GPUS: Final = re.compile(
+    r"(?:n|num)_gpu|gpu_(?:count|num)|(?:tensor|pipeline|data)_parallel(?:_size)?|world_size|device_count"
+)
+"""Words of the names of columns with the number of GPUs, or of nodes of a cluster, that a row is of, and such names."""
 _OF_GPU: Final = re.compile(r"([0-9]+)(?:\.0+)? ?(?:x|gpus?|nodes?)?", re.IGNORECASE)
 _BY: Final = r" ?[x\N{MULTIPLICATION SIGN}*] ?"
 _SIDES: Final = re.compile(
@@ -191,6 +217,8 @@ commas also separate thousands (`131,072`).
 """
 _WITH_UNIT: Final = re.compile(r"([0-9]+) ?(?:px|pixels?|tok|tokens?)", re.ASCII)
 """An input size with its unit, as in that hint."""
+_SCATTER: Final = re.compile(r"(?<=[0-9]) ?(?:\N{PLUS-MINUS SIGN}|\+/-) ?[0-9.,]+$")
+"""What follows a mean in a cell: `20.5 +/- 1.1`."""
 _GROUPED: Final = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DOTTED: Final = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?")
 """A number whose dots separate thousands, in a table that has decimal commas."""
@@ -218,16 +246,22 @@ def plain(name: str) -> str:
     return "_".join(_SPELT_OUT.get(word, word) for word in words)
 
 
+def usual_name(name: str) -> str:
+    """Return a column's name as `plain` does, or the alias that has the same words: `Latency (ms) avg`."""
+    usual = plain(name)
+    return _BY_WORDS.get(tuple(sorted(usual.split("_"))), usual)
+
+
 def renamed(header: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the common table for the columns of a header; others are unchanged.
 
     A name of the common table itself is never replaced, and no alias adds a column that the header already has.
     """
     own = set(header) & set(COLUMNS)
-    usual = {ALIASES[called][0] for called in map(plain, header) if called in ALIASES and called not in WEAKER}
+    usual = {ALIASES[called][0] for called in map(usual_name, header) if called in ALIASES and called not in WEAKER}
     names: list[str] = []
     for name in header:
-        called = plain(name)
+        called = usual_name(name)
         alias = ALIASES.get(called, (called, 1.0))[0]
         taken = called in WEAKER and (alias in usual or alias in names)
         names.append(alias if name not in own and alias in COLUMNS and alias not in own and not taken else name)
@@ -264,6 +298,9 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
 
     `names`: its names, by the header's; `decimal`: the table's `decimal_mark`. Raises MeasurementError.
     """
+    if MISSING in row.values():
+        _check_missing(row, names)
+        row = {name: "" if text == MISSING else text for name, text in row.items()}
     _check_unread(row, names)
     cells: dict[str, str] = {}
     for name, text in row.items():
@@ -271,6 +308,9 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
         # of a data type and a quantization, the latter is the precision of the weights
         if names[name] != "precision" or not before or cell not in _UNQUANTIZED:
             cells[names[name]] = cell
+    _check_names(row, names, cells)
+    if cells.get("latency_s") and cells.get("kind", "").lower() != SERVE:
+        _check_alone(row, names, cells.get("batch", ""))
     generated = next((name for name in row if names[name] in _OF_SERVERS and cells[names[name]]), None)
     if generated is not None and not cells.get("kind"):
         raise MeasurementError(f"{show(generated)} is that of a server: add the column kind, with serve there")
@@ -286,14 +326,24 @@ def converted(row: Mapping[str, str], names: Mapping[str, str], decimal: str) ->
     return _with_slice(cells, stated)
 
 
+def _check_missing(row: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if an object in JSON has no figure that counts as a speed, not even an empty one."""
+    speeds = [name for name in row if names[name] in (*OF_SPEED, *TIMED_TOKENS[:2])]
+    if all(row[name] == MISSING for name in speeds):
+        raise MeasurementError(
+            f"it has none of {', '.join(map(show, speeds))}: leave it out, or if memory ran out there, add one that is "
+            "null"
+        )
+
+
 def _check_failed(row: Mapping[str, str], names: Mapping[str, str]) -> None:
     """Raise MeasurementError if a column says that a point has no speed for another reason than memory."""
     speeds = [text for name, text in row.items() if names[name] in OF_SPEED]
-    if any(_says_oom(text.strip()) for text in speeds):
+    if any(says_oom(text.strip()) for text in speeds):
         return
     for name, text in row.items():
         cell = text.strip()
-        if plain(name) in _OF_STATUS and cell and not _says_oom(cell):
+        if plain(name) in _OF_STATUS and cell and not says_oom(cell):
             raise MeasurementError(
                 f"{show(name)} is {show(cell)}, but a row without a speed means that memory ran out: write OOM as "
                 "the speed if it did, else leave the row out"
@@ -321,34 +371,73 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         part = _COMPUTE_INSTANCE.fullmatch(cell)
         if part is not None and part[1] != part[2]:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
-        if "profile" not in columns:
-            _check_whole(name, called, cell)
         words = {*called.split("_")}
+        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
         if "kind" not in columns:
             _check_inference(name, called, cell)
+        counted = _OF_GPU.fullmatch(cell)
+        if counted is not None and int(counted[1]) > 1 and "percent" not in words:
+            _check_several(name, called, cell, columns)
+        if "profile" not in columns:
+            _check_whole(name, called, cell)
         if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
             units = "tokens" if other[1] else "batches"
             raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
-        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
-            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
-        counted = _OF_GPU.fullmatch(cell)
-        if counted is not None and int(counted[1]) > 1:
-            _check_several(name, called, cell, columns)
 
 
 def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
     """Raise MeasurementError if a number above 1 is one of GPUs, slices or batches, of which a row is that of one."""
-    if called in _OF_GPUS:
+    words = {*called.split("_")}
+    if words & _OF_GPUS or _ONE_OF_GPUS.fullmatch(called):
         raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on several GPUs")
     if _ACCUMULATED.fullmatch(called) and "throughput_per_s" not in columns:
         raise MeasurementError(
             f"{show(name)} is {show(cell)}: state the seconds of one of its batches, or throughput_per_s"
         )
-    if called in _INSTANCES:
+    if "max" not in words and (words & _COPIES or (words & _COPY and words & _COUNTING)):
         raise MeasurementError(
             f"{show(name)} is {show(cell)}: if these are processes on one slice, call that column procs; if they "
             "are slices, state the figures of one, without that column"
         )
+
+
+def _check_names(row: Mapping[str, str], names: Mapping[str, str], cells: dict[str, str]) -> None:
+    """Raise MeasurementError if a column that is read by its name is that of another kind; drop requests per second
+    beside another speed.
+    """
+    for name, text in row.items():
+        column, called = names[name], plain(name)
+        if not text.strip() or column not in COLUMNS or name == column:
+            continue
+        if "train" in called.split("_") and not cells.get("kind"):
+            raise MeasurementError(f"{show(name)} is that of a training: add the column kind, with train there")
+        if called in _OF_REQUESTS and cells.get("kind") != SERVE:
+            if column == "batch" or not cells.get("latency_s"):
+                raise MeasurementError(
+                    f"{show(name)} counts requests: of a server, add the column kind, with serve there; else state "
+                    f"{'the items of one in the column batch' if column == 'batch' else 'items per second'}"
+                )
+            cells[column] = ""
+
+
+def _check_alone(row: Mapping[str, str], names: Mapping[str, str], batch: str) -> None:
+    """Raise MeasurementError if a column that is not read says that the time of a row is not that of a batch alone."""
+    for name, text in row.items():
+        cell, called = text.strip(), plain(name)
+        counted = _OF_GPU.fullmatch(cell)
+        if names[name] in COLUMNS or counted is None or int(counted[1]) < 2:
+            continue
+        if _CONCURRENT.fullmatch(called):
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}: latency_s is the time of a batch alone, without the wait for others: "
+                "leave it empty and state throughput_per_s, or if these are processes, call that column procs"
+            )
+        if _WHOLE_BATCH.fullmatch(called) and counted[1] != batch:
+            raise MeasurementError(
+                f"{show(name)} is {show(cell)}, and batch {show(batch)}: state the seconds of one of its batches, or "
+                "throughput_per_s"
+            )
 
 
 def _check_whole(name: str, called: str, cell: str) -> None:
@@ -368,7 +457,7 @@ def _check_inference(name: str, called: str, cell: str) -> None:
 
 
 def _says_slice(called: str, cell: str) -> bool:
-    if _SLICE.fullmatch(cell):
+    if SLICE.fullmatch(cell):
         return True
     words = {*called.split("_")}
     if called in _OF_SLICES or "mig" in words:
@@ -385,7 +474,7 @@ def _with_slice(cells: dict[str, str], stated: str) -> dict[str, str]:
 
     CUDA appends it to the name of the GPU inside a slice: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
     """
-    match = _SLICE.search(cells.get("gpu", ""))
+    match = SLICE.search(cells.get("gpu", ""))
     if match is None:
         return cells
     gpu = (cells["gpu"][: match.start()] + cells["gpu"][match.end() :]).strip()
@@ -423,22 +512,23 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         )
     if column in _TEXTS:
         return _word(column, text)
-    if _says_oom(text):
+    if says_oom(text):
         return ""
     if column == "input_size":
         if sides := _SIDES.fullmatch(text.lower()) or _SHAPE.fullmatch(text):
             return str(max(map(int, filter(None, sides.groups()))))
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
-    number = _number(name, text, decimal)
-    factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
+    number = _number(name, _SCATTER.sub("", text), decimal)
+    factor = 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:
         return number
 
 
-def _says_oom(text: str) -> bool:
+def says_oom(text: str) -> bool:
+    """Return whether a cell says that memory ran out."""
     return bool(_NOT_RUN.match(text)) or reports_oom(text)
 
 

@@ -1,7 +1,8 @@
 """Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages.
 
 Cells are separated by the one of `,`, `;`, tab and `|` that the header has most of, or that a line before it states, as
-Excel writes it: `sep=;`. Empty lines and comments (`# ...`) before the header are skipped.
+Excel writes it: `sep=;`. Empty lines and comments (`# ...`) before the header are skipped, and the line below it in a
+table in Markdown. JSON is read as `jsonfile` describes, its points counted as lines.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
 
+from slurm_migbatch.profiling import jsonfile
 from slurm_migbatch.workload.refusal import show
 
 T = TypeVar("T")
 
 SUFFIXES: Final = (".csv", ".csv.gz")
-_FOUND: Final = (*SUFFIXES, ".tsv", ".tsv.gz")
-"""Ends of the names of the files that are read in a folder."""
+FOUND: Final = (*SUFFIXES, ".tsv", ".tsv.gz")
+"""Ends of the names of CSV and TSV files."""
 SEPARATORS: Final = ",;\t|"
 SHOWN_PROBLEMS: Final = 10
 """Number of bad lines named in an error; the others are counted."""
@@ -35,6 +37,9 @@ _LONGEST: Final = 65536
 """Most characters of a header that are searched for the separator."""
 LONGEST_ROW: Final = 1 << 20
 """Most characters of a row: a small compressed file may hold one that is larger than the memory."""
+LONGEST_JSON: Final = 1 << 26
+_RULE: Final = re.compile(r":?-+:?")
+"""A cell of the line below the header of a table in Markdown."""
 _STATED: Final = re.compile(rf'"?sep=([{re.escape(SEPARATORS)}])"?[{re.escape(SEPARATORS)}]*', re.IGNORECASE)
 """Excel's first line, which states the separator."""
 _GZIP: Final = b"\x1f\x8b"
@@ -86,8 +91,8 @@ def is_csv(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def find(root: Path) -> list[Path]:
-    """Return the CSV and TSV files below a folder, by name; hidden ones are skipped, links followed.
+def find(root: Path, ends: tuple[str, ...] = FOUND) -> list[Path]:
+    """Return the files below a folder whose names end so, by name; hidden ones are skipped, links followed.
 
     A folder that several links lead to is read once. What is no plain file (a pipe, a device) is skipped: it may never
     end.
@@ -108,7 +113,7 @@ def find(root: Path) -> list[Path]:
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if path.name.lower().endswith(_FOUND) and path.is_file())
+    return sorted(path for path in files if path.name.lower().endswith(ends) and path.is_file())
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
@@ -118,6 +123,26 @@ def open_text(path: Path, errors: str = "strict") -> TextIO:
     if packed:
         return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", errors=errors, newline="")
     return path.open(encoding="utf-8-sig", errors=errors, newline="")
+
+
+def is_json(path: Path) -> bool:
+    """Return whether the name is that of a file in JSON."""
+    return path.name.lower().removesuffix(".gz").endswith(jsonfile.ENDS)
+
+
+def _open_table(path: Path) -> TextIO:
+    """Return the file as text, which is CSV. Raises csv.Error if it should be JSON and is not, and OSError."""
+    file = open_text(path)
+    if not is_json(path):
+        return file
+    with file:
+        text = file.read(LONGEST_JSON + 1)
+    if len(text) > LONGEST_JSON:
+        raise csv.Error(f"it has more than {LONGEST_JSON} characters")
+    try:
+        return io.StringIO(jsonfile.as_csv(text), newline="")
+    except (ValueError, RecursionError) as error:
+        raise csv.Error(f"it is not JSON: {error}") from None
 
 
 def foreign(path: Path) -> str:
@@ -142,7 +167,7 @@ def header(path: Path) -> tuple[str, ...]:
     Raises OSError.
     """
     try:
-        with open_text(path) as file:
+        with _open_table(path) as file:
             return _names(next(_lines(file)[0], []))
     except _UNREADABLE:
         return ()
@@ -150,7 +175,7 @@ def header(path: Path) -> tuple[str, ...]:
 
 def separator(path: Path) -> str:
     """Return the character between the cells of a file whose `header` can be read. Raises OSError."""
-    with open_text(path) as file:
+    with _open_table(path) as file:
         return _before_header(file)[1]
 
 
@@ -159,7 +184,7 @@ def unreadable(path: Path) -> str:
     try:
         if why := foreign(path):
             return why
-        with open_text(path) as file:
+        with _open_table(path) as file:
             return "" if next(_lines(file)[0], []) else "is empty"
     except UnicodeDecodeError:
         return NOT_UTF8
@@ -176,13 +201,15 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
     """
     number = 1
     try:
-        with open_text(path) as file:
+        with _open_table(path) as file:
             lines, before = _lines(file)
             first = next(lines, [])
             names = _names(first)
+            before -= is_json(path)
             for cells in lines:
                 number = lines.line_num + before
-                if not any(cell.strip() for cell in cells) or cells == first:  # several files were joined
+                shown = [cell.strip() for cell in cells if cell.strip()]
+                if not shown or cells == first or all(map(_RULE.fullmatch, shown)):  # several files were joined
                     continue
                 if len(cells) != len(names):
                     problems.add(path, number, f"has {len(cells)} cells where the header has {len(names)}")

@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TextIO
 
-from slurm_migbatch.profiling import aliases, csvfile
+from slurm_migbatch.profiling import aliases, csvfile, jsonfile
 from slurm_migbatch.profiling.csvfile import Problems
+from slurm_migbatch.profiling.layout import Layout
 from slurm_migbatch.profiling.measurement import (
     COLUMNS,
     IDENTITY,
@@ -46,7 +47,6 @@ _OF_SPEED: Final = re.compile(
     r"throughput|latency|(?:^|_)(?:time|qps|rps|tps|ips|per_s|(?:it|req|requests|queries|batches|tokens|toks?)_s)(?:_|$)"
 )
 """Parts of the names of columns of speed."""
-_JSON: Final = (".json", ".jsonl")
 _SINGLE: Final = {"params": "parameters", "flops_per_item": "operations"}
 DISAGREE: Final = 1.5
 """Throughput and latency that differ by more than this factor are inconsistent."""
@@ -126,8 +126,12 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give its directory")
-    elif path.suffix.lower() in _JSON:
-        problems.add(path, 0, "is JSON: write its figures as CSV, with the columns gpu, model, batch and others")
+    elif csvfile.is_json(path):
+        lacking = [name for name in _REQUIRED if name not in aliases.renamed(header)]
+        why = csvfile.unreadable(path) or f"or add what it lacks: {', '.join(lacking)}"
+        problems.add(
+            path, 0, f"is JSON: write its figures as CSV, with the columns gpu, model, batch and others ({why})"
+        )
     elif why := csvfile.unreadable(path):
         problems.add(path, 0, why)
     else:
@@ -149,7 +153,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
     by_laboratory: dict[str, list[Path]] = {}
     ignored: list[Path] = []
     files, problems_before = csvfile.find(path), len(problems)
-    for file in files:
+    for file in csvfile.find(path, (*csvfile.FOUND, *jsonfile.ENDS)):
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
@@ -158,7 +162,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
             notices += new_notices
         elif owner is not None:
             by_laboratory.setdefault(owner.name, []).append(file)
-        else:
+        elif not csvfile.is_json(file):
             ignored.append(file)
     for laboratory in LABORATORIES:
         if own := by_laboratory.get(laboratory.name):
@@ -209,25 +213,33 @@ def _cell(value: object) -> str:
 def _neutral(
     path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
 ) -> Reading:
-    renamed = aliases.renamed(header)
-    if unusable := _unusable(header, renamed):
-        problems.add(path, 1, unusable)
-        return Reading([], [])
-    names, separator = dict(zip(header, renamed, strict=True)), csvfile.separator(path)
     # one cell alone may not tell; lines that cannot be read are reported below
     cells_of = (row for _, row in csvfile.read(path, Problems(), dict))
+    layout = Layout.of(tuple(header), cells_of, sliced="profile" in aliases.renamed(header))
+    renamed = aliases.renamed(layout.header)
+    if unusable := _unusable(layout.header, renamed):
+        problems.add(path, 1, unusable)
+        return Reading([], [])
+    names, separator = dict(zip(layout.header, renamed, strict=True)), csvfile.separator(path)
+    cells_of = (line for _, row in csvfile.read(path, Problems(), dict) for line in layout.lines(row))
     decimal = aliases.decimal_mark(cells_of, names, separator)
-    gpu_column = header[renamed.index("gpu")]
+    gpu_column = layout.header[renamed.index("gpu")]
     unread = [name for name, column in names.items() if column not in COLUMNS and name]
 
-    def make(row: dict[str, str]) -> tuple[Measurement, str, tuple[str, ...]]:
-        point = Measurement.from_text(aliases.converted(row, names, decimal))
-        return point, row[gpu_column].strip(), tuple(row[name].strip() for name in unread)
+    def make(cells: dict[str, str]) -> list[tuple[Measurement, str, tuple[str, ...]]]:
+        return [
+            (
+                Measurement.from_text(aliases.converted(row, names, decimal)),
+                row[gpu_column].strip(),
+                tuple(row[name].strip() for name in unread),
+            )
+            for row in layout.lines(cells)
+        ]
 
     lines: list[_Line] = []
-    for number, (row, gpu, cells) in csvfile.read(path, problems, make):
-        lines.append(_Line(number, row, gpu, cells))
-        if why := impossible(row):
+    for number, points in csvfile.read(path, problems, make):
+        lines += [_Line(number, *point) for point in points]
+        if why := next(filter(None, (impossible(row) for row, _, _ in points)), ""):
             problems.add(path, number, f"cannot be: {why}")
     notices = [*_of_columns(path, names), *_of_lines(path, lines), *_of_repeated(path, lines, unread)]
     return Reading([line.row for line in lines], notices)
@@ -298,6 +310,8 @@ def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
     if not OF_SPEED.intersection(renamed) and not {"kind", *aliases.TIMED_TOKENS}.issubset(renamed):
         unread = [show(name) for name in header if _OF_SPEED.search(aliases.plain(name))]
         near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
+        if by_slice := next((name for name in header if aliases.SLICE.search(name)), None):
+            near = f" (a column for each slice must be called after a figure and its unit: {show(by_slice)} latency_ms)"
         return (
             f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run; name the "
             "column of items per second throughput_per_s, that of seconds per batch latency_s (of servers kind, "

@@ -14,13 +14,20 @@ _REVISION: Final = re.compile(r"/(?:tree|blob|resolve|raw|snapshots)/.*", re.DOT
 """What follows a model's name in the addresses of a hub's pages and files, and in its cache on disk."""
 _SIDE: Final = re.compile(r"r?([1-9][0-9]{2})", re.ASCII)
 """The side of the images in a tag of a timm model, in pixels."""
+_PATCHED: Final = re.compile(r"(.*patch[0-9]+)-([1-9][0-9]{2})", re.ASCII)
+"""A name of a vision transformer that ends with that side: `vit-large-patch16-384`."""
 
 
 def spellings(name: str) -> tuple[str, ...]:
     """Return the forms of a name in lower case under which a model may be known, the most exact first: the name,
-    without the ending of a file, and without what follows the first dot, as tags of timm's models do.
+    without the ending of a file, without what follows the first dot, as tags of timm's models do, and for images of
+    the usual side.
+
+    The Lua shim has the same rule.
     """
-    return (name, without_ending(name), name.partition(".")[0])
+    stem = name.partition(".")[0]
+    match = _PATCHED.fullmatch(stem)
+    return (name, without_ending(name), stem, *((f"{match[1]}-224",) if match else ()))
 
 
 def without_place(name: str) -> str:
@@ -44,11 +51,12 @@ def without_ending(name: str) -> str:
 
 
 def tagged_side(name: str) -> int:
-    """Return the side in pixels of the images that a timm model's tag states, the largest of several; 0 if it states
-    none: 384 of `convnext_base.fb_in22k_ft_in1k_384`.
+    """Return the side in pixels of the images that a timm model's tag states, or the end of a vision transformer's
+    name, the largest of several; 0 if neither does: 384 of `convnext_base.fb_in22k_ft_in1k_384`.
 
     The Lua shim has the same rule.
     """
-    tag = name.rpartition("/")[2].replace("_", "-").partition(".")[2]
-    sides = (int(match[1]) for word in re.split(r"[.-]", tag) if (match := _SIDE.fullmatch(word)))
-    return max(sides, default=0)
+    stem, _, tag = name.rpartition("/")[2].replace("_", "-").partition(".")
+    sides = [int(match[1]) for word in re.split(r"[.-]", tag) if (match := _SIDE.fullmatch(word))]
+    patched = _PATCHED.fullmatch(stem)
+    return max([*sides, int(patched[2]) if patched else 0])

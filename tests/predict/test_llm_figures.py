@@ -134,6 +134,22 @@ def test_model_that_sees_has_room_for_an_image(engine: str, seeing: str, reading
     assert beside[0] > beside[1] + (0 if engine == "engine=llamacpp" else 1024)
 
 
+@pytest.mark.parametrize(
+    ("tag", "gb"),
+    [
+        ("qwen2.5vl:7b", 5.97),
+        ("llama3.2-vision:11b", 7.8),
+        ("gemma3:12b", 8.1),
+        ("qwen3.5:9b", 6.6),
+        ("gemma3:27b", 17.0),
+    ],
+)
+def test_gguf_model_that_sees_has_its_encoder_in_16_bits(tag: str, gb: float) -> None:
+    """`gb`: the size of its files in Ollama's library."""
+    held = need_of(workload(f"model={tag}"), 40_000).weights * 2**20 / 1e9
+    assert 0.99 * gb <= held <= 1.06 * gb
+
+
 def test_model_that_hears_has_no_room_for_an_image() -> None:
     hearing, reading = (workload(f"model={name} max_num_seqs=1") for name in ("acme-audio-7b", "acme-7b"))
     assert need_of(hearing, 20096).activations == pytest.approx(need_of(reading, 20096).activations, rel=0.2)

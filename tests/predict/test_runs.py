@@ -99,6 +99,8 @@ def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
         ("timm/convnext_base.fb_in22k_ft_in1k", None, None),
         ("resnet50.a1_in1k_160", None, None),
         ("bert-large.ft_384", None, None),
+        ("google/vit-base-patch16-384", None, 384),
+        ("regnety_320", None, None),
     ],
 )
 def test_run_counts_with_the_images_that_the_tag_of_its_model_states(

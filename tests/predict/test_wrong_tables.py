@@ -106,6 +106,13 @@ def test_slow_transformer_moves_other_transformers_but_not_cnns() -> None:
     assert abs(moved("resnet50")) < 0.05
 
 
+def test_stack_that_is_slower_on_all_models_is_learned() -> None:
+    """At least two thirds of the factor show in the guess for another model."""
+    rows = scaled(3.0)(table())
+    stores = [(name, learn([row for row in rows if row.model != name], KNOWLEDGE)) for name in MODELS]
+    assert np.mean([missed(learned, rows, name) for name, learned in stores]) < np.log(3.0) / 3
+
+
 def _nothing() -> Population:
     return Learned().population("time", "infer")
 

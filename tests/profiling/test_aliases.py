@@ -145,6 +145,14 @@ def test_micro_sign_of_a_unit_is_read(tmp_path: Path, micro: str) -> None:
         ("Inferences/Second", "750", "throughput_per_s", 750.0),
         ("images/sec", "750", "throughput_per_s", 750.0),
         ("FPS", "750", "throughput_per_s", 750.0),
+        ("latency (ms) mean", "52", "latency_s", 0.052),
+        ("latency_s_mean,latency_s_std", "0.052,0.01", "latency_s", 0.052),
+        ("latency (us) p99,throughput", "90000,750", "latency_p99_s", 0.09),
+        ("latency_ms,Used memory (GB)", "52,2", "memory_mib", 2048.0),
+        ("latency_ms,s/img", "52,0.01", "throughput_per_s", None),
+        ("latency_ms", "52.5 \N{PLUS-MINUS SIGN} 0.3", "latency_s", 0.0525),
+        ("latency_ms", "52+/-1.5", "latency_s", 0.052),
+        ("latency_ms,requests/s", "52,20", "throughput_per_s", None),
     ],
 )
 def test_usual_words_for_units_are_read(tmp_path: Path, name: str, cell: str, column: str, figure: float) -> None:
@@ -452,6 +460,23 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("num_gpus", "1", None),
         ("instances", "1", None),
         ("num_instances", "7", "num_instances is 7: if these are processes on one slice, call that column procs; if"),
+        ("num_mig_instances", "7", "num_mig_instances is 7: if these are processes on one slice"),
+        ("GPU instances", "7", "gpu instances is 7: if these are processes on one slice"),
+        ("MPS clients", "3", "mps clients is 3: if these are processes on one slice"),
+        ("mps_processes", "3", "mps_processes is 3: if these are processes on one slice"),
+        ("MIG count", "7", "mig count is 7: if these are processes on one slice"),
+        ("replicas", "2", "replicas is 2: if these are processes on one slice"),
+        ("num_models", "4", "num_models is 4: if these are processes on one slice"),
+        ("mps", "1", None),
+        ("max_instances", "7", None),
+        ("gpus_used", "4", "gpus_used is 4: leave out what ran on several GPUs"),
+        ("devices", "2", "devices is 2: leave out what ran on several GPUs"),
+        ("Concurrency", "4", "concurrency is 4: latency_s is the time of a batch alone, without the wait for others"),
+        ("concurrent_requests", "4", "concurrent_requests is 4: latency_s is the time of a batch alone"),
+        ("clients", "4", "clients is 4: latency_s is the time of a batch alone"),
+        ("concurrency", "1", None),
+        ("global_batch_size", "64", "global_batch_size is 64, and batch 1: state the seconds of one of its batches"),
+        ("effective batch", "1", None),
         ("uuid", "MIG-5f1c9f6e-1111-2222-3333-444444444444", "uuid is that of a slice: add a column profile"),
         ("uuid", "GPU-5f1c9f6e-1111-2222-3333-444444444444", None),
         ("tensor_parallel_size", "2", "tensor_parallel_size is 2: leave out what ran on several GPUs"),
@@ -474,6 +499,35 @@ def test_row_that_another_column_says_to_be_something_else_is_refused(
     else:
         with pytest.raises(TableError, match=rf"points\.csv:2: {message}"):
             scan([path])
+
+
+def test_throughput_of_concurrent_requests_or_of_a_larger_whole_batch_is_read(tmp_path: Path) -> None:
+    for name in ("concurrency", "global_batch_size"):
+        text = f"gpu,model,batch,throughput_per_s,latency_ms,{name}\na100-80gb,net,8,500,,4\n"
+        assert [row.throughput_per_s for row in scan([table(tmp_path, text)]).rows] == [500.0]
+    served = "gpu,model,kind,batch,latency_s,concurrency\nh100-80gb,net,serve,8,0.5,8\n"
+    assert [row.latency_s for row in scan([table(tmp_path, served)]).rows] == [0.5]
+
+
+def test_names_of_trainers_are_read_for_trainings_only(tmp_path: Path) -> None:
+    text = "gpu,model,{}per_device_train_batch_size,train_samples_per_second\na100-80gb,net,{}8,400\n"
+    (row,) = scan([table(tmp_path, text.format("kind,", "train,"))]).rows
+    assert (row.kind, row.batch, row.throughput_per_s) == ("train", 8, 400.0)
+    with pytest.raises(TableError, match="is that of a training: add the column kind, with train there"):
+        scan([table(tmp_path, text.format("", ""))])
+    timm = "gpu,model,infer_batch_size,infer_samples_per_sec,train_batch_size,train_samples_per_sec"
+    (row,) = scan([table(tmp_path, f"{timm}\na100-80gb,net,256,2560,64,700\n")]).rows
+    assert (row.kind, row.batch, row.throughput_per_s) == ("infer", 256, 2560.0)
+
+
+def test_requests_are_the_items_of_servers_only(tmp_path: Path) -> None:
+    text = "gpu,model_id,kind,max_concurrency,request_throughput,random_input_len,mean_ttft_ms\nh100-80gb,net,{},{}\n"
+    (row,) = scan([table(tmp_path, text.format("serve", "8,2.5,512,40"))]).rows
+    assert (row.batch, row.throughput_per_s, row.input_size, row.ttft_s) == (8, 2.5, 512, 0.04)
+    with pytest.raises(TableError, match="max_concurrency counts requests: of a server, add the column kind"):
+        scan([table(tmp_path, text.format("infer", "8,2.5,512,"))])
+    with pytest.raises(TableError, match=r"req/s counts requests: .* else state items per second"):
+        scan([table(tmp_path, "gpu,model,batch,req/s\na100-80gb,net,8,20\n")])
 
 
 def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:

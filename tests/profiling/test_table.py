@@ -377,11 +377,118 @@ def test_space_before_a_quoted_cell_is_not_part_of_it(tmp_path: Path) -> None:
     assert (row.model, row.batch, row.latency_s) == ("net", 2, 1.0)
 
 
+NESTED = """{"env": {"gpu": "NVIDIA A100-SXM4-80GB", "memory_gb": 60}, "model": "net", "throughput": 9999, "batch": 8,
+  "results": {
+  "1g.10gb": [{"latency": {"mean_ms": 40, "p99_ms": 44}, "queue": {"p50_ms": 3}, "all_ms": [39, 41]}],
+  "7g.80gb": {"latency": {"mean_ms": 6, "p99_ms": 7}}}}"""
+"""A measurement of two slices, with a throughput of both together."""
+
+
+def test_json_is_read(tmp_path: Path) -> None:
+    point = '{"gpu": "a100", "model": "net", "batch": %d, "latency_s": 0.5, "precision": null}'
+    for name, text in (("a.json", f"[{point % 1}, {point % 2}]"), ("a.jsonl", f"{point % 1}\n\n{point % 2}\n")):
+        (tmp_path / name).write_text(text)
+        assert [(row.batch, row.latency_s) for row in scan([tmp_path / name]).rows] == [(1, 0.5), (2, 0.5)]
+    (tmp_path / "b.json").write_text(NESTED)
+    assert [
+        (row.gpu, row.profile, row.batch, row.latency_s, row.latency_p99_s, row.throughput_per_s or row.memory_mib)
+        for row in scan([tmp_path / "b.json"]).rows
+    ] == [
+        ("NVIDIA A100-SXM4-80GB", "1g.10gb", 8, 0.04, 0.044, None),
+        ("NVIDIA A100-SXM4-80GB", "7g.80gb", 8, 0.006, 0.007, None),
+    ]
+
+
+def test_object_with_figures_is_read(tmp_path: Path) -> None:
+    text = '{"gpu": {"name": "a100-80gb"}, "model": {"id": "net"}, "config": {"batch_size": 8}, "latency": {"ms": 5}, '
+    (tmp_path / "a.json").write_text(text + '"hardware": {"memory_gb": 60}, "queue": {"latency_ms": 1}}')
+    (row,) = scan([tmp_path / "a.json"]).rows
+    assert (row.gpu, row.model, row.batch, row.latency_s, row.memory_mib) == ("a100-80gb", "net", 8, 0.005, None)
+
+
+def test_object_without_a_speed_is_not_taken_for_one_that_ran_out_of_memory(tmp_path: Path) -> None:
+    text = (
+        '{"gpu": "a100-80gb", "model": "net", "kind": "train", "batch": 8, "log_history": [{"loss": 1, "step": 1}, %s]}'
+    )
+    (tmp_path / "a.json").write_text(text % '{"step_time_ms": 20, "step": 2}, {"step_time_ms": null, "step": 3}')
+    assert [row.latency_s for row in scan([tmp_path / "a.json"]).rows] == [0.02]
+    (tmp_path / "a.json").write_text(text % '{"step_time_ms": 20}, {"eval_samples_per_second": 3}')
+    with pytest.raises(TableError, match=r"a\.json:2: it has none of step_time_ms: leave it out"):
+        scan([tmp_path / "a.json"])
+
+
+def test_points_in_json_are_found_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.5\n")
+    (tmp_path / "b.jsonl").write_text('{"gpu": "a100", "model": "net", "batch": 2, "latency_s": 0.5}\n')
+    for name, text in (("config.json", '{"model": "net"}'), ("list.json", "[1, 2]"), ("bad.json", "{")):
+        (tmp_path / name).write_text(text)
+    found = scan([tmp_path])
+    assert [row.batch for row in found.rows] == [1, 2] and not found.notices
+
+
+def test_bad_object_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"gpu": "a100", "model": "net", "batch": 1, "latency_s": 1}\n'
+        '{"gpu": "a100", "model": "net", "batch": "x", "latency_s": 1}\n'
+    )
+    with pytest.raises(TableError, match=r"a\.jsonl:2: batch must be a number, not x"):
+        scan([tmp_path / "a.jsonl"])
+
+
+@pytest.mark.parametrize(
+    "names", ["Latency 1g.10gb (ms),Latency 7g.80gb (ms)", "1g.10gb latency_ms,7g.80gb latency_ms"]
+)
+def test_columns_for_each_slice_are_points_of_it(tmp_path: Path, names: str) -> None:
+    text = f"gpu,model,batch,{names}\na100-80gb,net,8,40,6\na100-80gb,net,16,OOM,11\na100-80gb,net,32,,21\n"
+    (tmp_path / "a.csv").write_text(text)
+    assert [(row.profile, row.batch, row.latency_s) for row in scan([tmp_path / "a.csv"]).rows] == [
+        ("1g.10gb", 8, 0.04), ("7g.80gb", 8, 0.006), ("1g.10gb", 16, None), ("7g.80gb", 16, 0.011),
+        ("7g.80gb", 32, 0.021),
+    ]  # fmt: skip
+
+
+def test_columns_for_each_slice_that_are_no_speeds_make_no_points_of_others(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_ms,1g.10gb memory_mb,fits 1g.10gb\na100-80gb,net,8,6,900,yes\n"
+    (tmp_path / "a.csv").write_text(text)
+    assert [(row.profile, row.latency_s, row.memory_mib) for row in scan([tmp_path / "a.csv"]).rows] == [
+        ("", 0.006, None)
+    ]
+
+
+def test_units_in_cells_are_read(tmp_path: Path) -> None:
+    text = "gpu,model,batch,Latency,Memory\na100-80gb,net,8,15 ms,2.5 GB\na100-80gb,net,16,0.03s,\n"
+    (tmp_path / "a.csv").write_text(text + "a100-80gb,net,32,OOM,\n")
+    assert [(row.latency_s, row.memory_mib) for row in scan([tmp_path / "a.csv"]).rows] == [
+        (0.015, 2560.0), (0.03, None), (None, None),
+    ]  # fmt: skip
+    (tmp_path / "a.csv").write_text(text + "a100-80gb,net,32,40,\n")
+    with pytest.raises(TableError, match="the unit of latency is not known"):
+        scan([tmp_path / "a.csv"])
+
+
+def test_table_in_markdown_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# Results\n\n| GPU | Model | MIG profile | Batch size | Latency (ms) |\n"
+        "|-----|-------|:---:|---:|---|\n| a100-80gb | net | 1g.10gb | 8 | 40 |\n"
+    )
+    (row,) = scan([tmp_path / "a.md"]).rows
+    assert (row.gpu, row.profile, row.batch, row.latency_s) == ("a100-80gb", "1g.10gb", 8, 0.04)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("a.json", '{"gpu": "a100", "model": "net", "latency_s": 1}', r"is JSON: .* \(or add what it lacks: batch\)"),
+        ("a.json", '{"gpu": "a100", "model', "is JSON: .* it is not JSON: Unterminated string"),
+        ("a.json", "null", r"is JSON: .* \(is empty\)"),
+        ("a.json", "[" * 100_000, "is JSON: .* it is not JSON: "),
         ("a.csv", "model,batch_size,latency_s\nnet,1,1\n", r"gpu, model, batch \(it lacks gpu\) and any of"),
         ("a.json", '{"request_throughput": 2.0, "model_id": "net"}\n', "is JSON: write its figures as CSV"),
+        (
+            "a.csv",
+            "gpu,model,batch,1g.10gb\na100,net,1,9\n",
+            r"called after a figure and its unit: 1g\.10gb latency_ms",
+        ),
         ("a.csv", "gpu,model,batch,QPS\na100,net,1,9\n", r"unit of qps is not known\).* per second throughput_per_s"),
         ("a.csv", "gpu,model,batch,latency_s\na100,net,1,12 ms\n", "not 12 ms: write a number alone, in the column's"),
         ("a.csv", "gpu,model,batch,latency_s\na100,net,1,N/A\n", "not N/A: leave it empty if .* write OOM"),

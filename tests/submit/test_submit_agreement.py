@@ -263,6 +263,10 @@ def test_shim_and_service_refuse_many_times_the_largest_slice_alike(
         ("resnet50.a1_in1k_160.pt", "224px"),
         ("resnet50.x999", "224px"),
         ("bert-large.ft_384", "128tok"),
+        ("vit_base_patch16_384.augreg_in21k_ft_in1k", "384px"),
+        ("google/vit-large-patch16-384", "384px"),
+        ("vit_large_patch16_224", "224px"),
+        ("resnet-101", "224px"),
     ],
 )
 def test_images_are_as_large_as_the_tag_of_the_model_states(

@@ -14,6 +14,8 @@ VOCAB: Final = 152_000
 """Vocabulary of a decoder of which none is known: the largest that is common (Qwen's)."""
 SEEN_MIB: Final = 5040
 """Working memory of an encoder of images for the largest one: Qwen2.5-VL's, nearly the most of the public ones."""
+TOWER: Final = 700_000_000
+"""Most parameters of such an encoder beside a language model: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
 Bias = Literal["", "qkv", "mlp", "all"]
 Kind = Literal["decoder", "encoder", "both", "plain"]
 """A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
@@ -130,6 +132,11 @@ class Architecture:
     state: int = 0
     aside: int = 0
     seen_mib: int = 0
+
+    @property
+    def tower(self) -> int:
+        """Parameters of its encoder of images or sound, with embeddings that are only looked up."""
+        return (self.aside or min(self.extra, TOWER)) if self.seen_mib else 0
 
     @property
     def generates(self) -> bool:

@@ -98,9 +98,15 @@ def weights_mib(architecture: Architecture, kept: Precision) -> float:
         plain = architecture.parameters - architecture.routed
         return (plain * 16.0 + architecture.routed * kept.bits) / 8 / MIB
     if architecture.kind == "plain" or kept.bits == kept.embedding_bits:
-        return architecture.parameters * kept.bits / 8 / MIB
+        return architecture.parameters * kept.bits / 8 / MIB + widened_mib(architecture, kept)
     body = architecture.body - architecture.extra
     return (body * kept.bits + (architecture.embedding + architecture.extra) * kept.embedding_bits) / 8 / MIB
+
+
+def widened_mib(architecture: Architecture, kept: Precision) -> float:
+    """Return the MiB that a quantization adds back because GGUF keeps encoders of images and sound in 16 bits."""
+    narrow = kept.bits == kept.embedding_bits
+    return architecture.tower * max(16.0 - kept.bits, 0.0) / 8 / MIB if narrow else 0.0
 
 
 def need_of(workload: Workload, slice_mib: int) -> Need:

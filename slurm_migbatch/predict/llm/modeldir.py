@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.predict.llm import names
-from slurm_migbatch.predict.llm.architecture import SEEN_MIB
+from slurm_migbatch.predict.llm.architecture import SEEN_MIB, TOWER
 from slurm_migbatch.predict.llm.configuration import LIMITS
 from slurm_migbatch.predict.llm.describe import Described, DescribeError, of_config, of_size
 from slurm_migbatch.predict.llm.gguffile import GgufError, read, shards_of
@@ -101,7 +101,8 @@ def _of_gguf(files: list[Path]) -> Described:
     level = min(levels, key=lambda name: GGUF[name], default="f32")
     beside = [file for file in files[0].parent.glob("mmproj*.gguf") if file.is_file()]
     seeing = max((file.stat().st_size for file in beside), default=0)
-    parameters += math.ceil(seeing * 8 / GGUF[level])
+    bits, wide = GGUF[level], max(16.0 - GGUF[level], 0.0)  # of an encoder beside it, as `memory.widened_mib` counts it
+    parameters += math.ceil(max(seeing * 8 / (bits + wide), (seeing * 8 - TOWER * wide) / bits))
     numbers = of_size(described.numbers, min(parameters, LIMITS["params"])) | ({"seen": SEEN_MIB} if seeing else {})
     return replace(described, numbers=numbers, dtype="", quantization=level, counted=FILES)
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.llm import precision
-from slurm_migbatch.predict.llm.architecture import SEEN_MIB, Architecture
+from slurm_migbatch.predict.llm.architecture import SEEN_MIB, TOWER, Architecture
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.sizedmodels import architecture_of, item_of_generator, kind_of
@@ -61,8 +61,6 @@ SENSED: Final = re.compile(
     r"(?:video[a-z]*|idefics|bunny|cogvlm|instructblip|blip|minicpm)[0-9.]*"
 )
 """The same beside the name of a language model, whose parameters do not count the encoder: `idefics3-8b-llama3`."""
-TOWER: Final = 700_000_000
-"""Most parameters of such an encoder: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
 HEARS: Final = re.compile(r"[a-z]*(?:audio|asr|speech)[0-9.]*|voxtral|ultravox|salmonn")
 """Those of them that name an encoder of sound."""
 BESIDE: Final = 7_000_000_000

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.llm.architecture import Architecture
-from slurm_migbatch.predict.llm.memory import LOGIT_BYTES, MIB, Need, weights_mib
+from slurm_migbatch.predict.llm.memory import LOGIT_BYTES, MIB, Need, weights_mib, widened_mib
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.workload.catalog import GpuKind
@@ -260,7 +260,7 @@ def weights_read_mib(architecture: Architecture, kept: Precision, sequences: flo
     """Return the MiB of weights that one step reads: of routed experts, the mean over those that any sequence uses; no
     encoder, nor what is beside the decoder.
     """
-    read = weights_mib(architecture, kept)
+    read = weights_mib(architecture, kept) - widened_mib(architecture, kept)
     read -= (architecture.encoder * kept.bits + architecture.aside * kept.embedding_bits) / 8 / MIB
     lookup = architecture.vocab * architecture.width * kept.embedding_bits / 8 / MIB
     if not architecture.tied and not architecture.headless:
