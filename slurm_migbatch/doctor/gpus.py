@@ -13,6 +13,7 @@ from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
+from slurm_migbatch.node.processes import user_of
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
@@ -107,8 +108,8 @@ def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[Devic
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         try:
-            name, by_root = (process / "comm").read_text(errors="replace").strip(), process.stat().st_uid == 0
-            # by name only root's processes: any user can name a process slurmd and make it open many files
+            name, by_root = (process / "comm").read_text(errors="replace").strip(), user_of(process.name) == 0
+            # by name only processes that root started: a user can name one slurmd, also a setuid program, by a link
             if (names and not (name in names and by_root)) or (by_root and _is_ours(process)):
                 continue
             for device in {wanted[key] for key in _opened(process, wanted.values()) if key in wanted}:
