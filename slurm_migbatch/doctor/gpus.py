@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
 
 SLURM: Final = ("slurmd", "slurmstepd")
+SEARCH_S: Final = 10.0
+"""Seconds for finding the processes that have GPUs open: users choose how many descriptors and mounts theirs have."""
 _CURES: Final = {
     "nv-hostengine": "systemctl stop nvidia-dcgm",
     "dcgm-exporter": "systemctl stop dcgm-exporter",
@@ -96,9 +99,9 @@ def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
 
 def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[DeviceHolder]:
     """Yield processes of this host that have one of these devices open; with `names` only root's processes of these
-    names. migbatch's own are left out.
+    names. migbatch's own are left out. After SEARCH_S no more are looked for.
     """
-    wanted = {}
+    wanted, end = {}, time.monotonic() + SEARCH_S
     for device in devices:
         try:
             wanted[_identity(os.stat(device))] = device  # noqa: PTH116
@@ -112,7 +115,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[Devic
             # by name only processes that root started: a user can name one slurmd, also a setuid program, by a link
             if (names and not (name in names and by_root)) or (by_root and _is_ours(process)):
                 continue
-            for device in {wanted[key] for key in _opened(process, wanted.values()) if key in wanted}:
+            for device in {wanted[key] for key in _opened(process, wanted.values(), end) if key in wanted}:
                 yield DeviceHolder(int(process.name), name, device)
         except OSError:
             continue  # it has ended
@@ -123,17 +126,19 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return (0, 0, status.st_rdev) if status.st_rdev else (status.st_dev, status.st_ino, 0)
 
 
-def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+def _opened(place: Path, devices: Iterable[str], end: float) -> Iterator[tuple[int, int, int]]:
     """Yield the identities of the files that a process has open and that are named like one of these devices.
 
     Other files are not examined, because their file system, such as a user's, may never answer.
     """
     names = {Path(device).name for device in devices}
     for entry in islice((place / "fd").iterdir(), MOST):
+        if time.monotonic() > end:
+            return
         try:
             if entry.readlink().name.removesuffix(" (deleted)") not in names:
                 continue
-            status = status_of(int(place.name), entry.name)
+            status = status_of(int(place.name), entry.name, end)
         except OSError:
             continue
         if status is not None:
