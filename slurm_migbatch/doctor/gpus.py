@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,11 +14,14 @@ from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
+from slurm_migbatch.node.processes import user_of
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
 
 SLURM: Final = ("slurmd", "slurmstepd")
+SEARCH_S: Final = 10.0
+"""Seconds for finding the processes that have GPUs open: users choose how many descriptors and mounts theirs have."""
 _CURES: Final = {
     "nv-hostengine": "systemctl stop nvidia-dcgm",
     "dcgm-exporter": "systemctl stop dcgm-exporter",
@@ -95,9 +99,9 @@ def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
 
 def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[DeviceHolder]:
     """Yield processes of this host that have one of these devices open; with `names` only root's processes of these
-    names. migbatch's own are left out.
+    names. migbatch's own are left out. After SEARCH_S no more are looked for.
     """
-    wanted = {}
+    wanted, end = {}, time.monotonic() + SEARCH_S
     for device in devices:
         try:
             wanted[_identity(os.stat(device))] = device  # noqa: PTH116
@@ -107,11 +111,11 @@ def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[Devic
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         try:
-            name, by_root = (process / "comm").read_text(errors="replace").strip(), process.stat().st_uid == 0
-            # by name only root's processes: any user can name a process slurmd and make it open many files
+            name, by_root = (process / "comm").read_text(errors="replace").strip(), user_of(process.name) == 0
+            # by name only processes that root started: a user can name one slurmd, also a setuid program, by a link
             if (names and not (name in names and by_root)) or (by_root and _is_ours(process)):
                 continue
-            for device in {wanted[key] for key in _opened(process, wanted.values()) if key in wanted}:
+            for device in {wanted[key] for key in _opened(process, wanted.values(), end) if key in wanted}:
                 yield DeviceHolder(int(process.name), name, device)
         except OSError:
             continue  # it has ended
@@ -122,17 +126,19 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return (0, 0, status.st_rdev) if status.st_rdev else (status.st_dev, status.st_ino, 0)
 
 
-def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+def _opened(place: Path, devices: Iterable[str], end: float) -> Iterator[tuple[int, int, int]]:
     """Yield the identities of the files that a process has open and that are named like one of these devices.
 
     Other files are not examined, because their file system, such as a user's, may never answer.
     """
     names = {Path(device).name for device in devices}
     for entry in islice((place / "fd").iterdir(), MOST):
+        if time.monotonic() > end:
+            return
         try:
             if entry.readlink().name.removesuffix(" (deleted)") not in names:
                 continue
-            status = status_of(int(place.name), entry.name)
+            status = status_of(int(place.name), entry.name, end)
         except OSError:
             continue
         if status is not None:

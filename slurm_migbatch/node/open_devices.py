@@ -84,7 +84,7 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
             try:
                 if not _NAME.search(os.readlink(entry.path)):
                     continue
-                status = status_of(pid, entry.name)
+                status = status_of(pid, entry.name, end)
                 if status is None:
                     continue
                 minor = os.minor(status.st_rdev)
@@ -95,13 +95,14 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
                 continue
 
 
-def status_of(pid: int, name: str) -> os.stat_result | None:
-    """Return the status of a descriptor's file; None if it is on a file system that may not answer, or gives no access.
+def status_of(pid: int, name: str, end: float) -> os.stat_result | None:
+    """Return the status of a descriptor's file; None if it is on a file system that may not answer, or gives no access,
+    or if that is not known by `end` (monotonic).
 
     Its user may put another file in its place at any time. So an O_PATH descriptor is opened, which accesses no file
     system, and is used only if its mount is the one that was checked. Raises OSError.
     """
-    mount = _answering_mount(pid, name)
+    mount = _answering_mount(pid, name, end)
     if mount is None:
         return None
     handle = os.open(f"/proc/{pid}/fd/{name}", os.O_PATH | os.O_CLOEXEC)
@@ -111,7 +112,7 @@ def status_of(pid: int, name: str) -> os.stat_result | None:
         os.close(handle)
 
 
-def _answering_mount(pid: int, name: str) -> str | None:
+def _answering_mount(pid: int, name: str, end: float) -> str | None:
     """Return the mount of a descriptor; None if its file system may not answer, or if it is an O_PATH one.
 
     Raises OSError.
@@ -121,16 +122,23 @@ def _answering_mount(pid: int, name: str) -> str | None:
     if facts is None or facts[0] & os.O_PATH:
         return None
     # the process may have moved to another mount namespace, in which its file is not mounted
-    fs_type = _fs_type(str(pid), facts[1]) or _fs_type("self", facts[1])
+    fs_type = _fs_type(str(pid), facts[1], end) or _fs_type("self", facts[1], end)
     return facts[1] if fs_type in _ANSWERING else None
 
 
-def _fs_type(process: str, mount: str) -> str:
-    """Return the type of the file system of a mount; empty if a process has no such mount. Raises OSError."""
+def _fs_type(process: str, mount: str, end: float) -> str:
+    """Return the type of the file system of a mount; empty if it is not found by `end`: a user may have 100,000 mounts
+    with long paths. Raises OSError.
+    """
     with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        # 36 35 98:0 /root /where options tags - type source options
-        rows = (line.partition(" - ") for line in file)
-        return next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == mount), "")
+        for line in file:
+            # 36 35 98:0 /root /where options tags - type source options
+            head, _, tail = line.partition(" - ")
+            if head.partition(" ")[0] == mount:
+                return tail.partition(" ")[0]
+            if time.monotonic() > end:
+                break
+    return ""
 
 
 def facts_of(text: bytes) -> tuple[int, str] | None:

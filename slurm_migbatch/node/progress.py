@@ -83,8 +83,7 @@ def _create(directory: int, name: str, uid: int, size: int) -> None:
         os.fchmod(handle, 0o600)
         tmpfs.reserve(directory, handle, size)
         os.fchown(handle, uid, -1)
-        with suppress(OSError):  # not supported by every kernel; it only keeps the user from shortening the file
-            tmpfs.set_append_only(handle, True)
+        _protect(handle)
     except OSError:
         os.close(handle)
         _remove(directory, name)
@@ -202,18 +201,37 @@ def shorten_steps(directory: int, job: int, restart: int, uid: int) -> None:
 
 def _refill(directory: int, handle: int, size: int, content: bytes = b"") -> None:
     """Replace the content of an open file, and reserve `size` bytes for it. Raises OSError."""
-    _empty(handle)
-    tmpfs.reserve(directory, handle, size)
-    os.write(handle, content)
-    with suppress(OSError):
+    try:
+        _empty(handle)
+        tmpfs.reserve(directory, handle, size)
+        os.write(handle, content)
+    finally:
+        _protect(handle)
+
+
+def _protect(handle: int) -> None:
+    """Make a file append-only. Raises OSError if its user has added attributes while it was not: it becomes root's."""
+    with suppress(OSError):  # not supported by every kernel; it only keeps the user from shortening the file
         tmpfs.set_append_only(handle, True)
+    try:
+        untouched = not _attributes(handle)
+    except OSError:  # more names than Linux lists
+        untouched = False
+    if not untouched:
+        with suppress(OSError):
+            _empty(handle, for_good=True)
+        raise OSError(errno.EPERM, "its user has added attributes to it")
+
+
+def _attributes(handle: int) -> list[str]:
+    return [name for name in os.listxattr(handle) if name.startswith("user.")]
 
 
 def _empty(handle: int, *, for_good: bool = False) -> None:
     """Truncate an open file to zero bytes; it is no longer append-only afterwards. Raises OSError.
 
     While it is not, its owner may add extended attributes (from Linux 6.6 on), also through a descriptor that he keeps.
-    They take space from all files, so they are removed, and root becomes the owner `for_good`.
+    They take the kernel's memory, so they are removed, here and by `_protect`, and root becomes the owner `for_good`.
     """
     effects.point("progress empty")
     with suppress(OSError):
@@ -222,9 +240,8 @@ def _empty(handle: int, *, for_good: bool = False) -> None:
         os.fchown(handle, 0, 0)
         os.fchmod(handle, 0o600)
     os.ftruncate(handle, 0)
-    for name in os.listxattr(handle):
-        if name.startswith("user."):
-            os.removexattr(handle, name)
+    for name in _attributes(handle):
+        os.removexattr(handle, name)
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from slurm_migbatch.node.libc import last_error
 MAX_BYTES = 64 << 20
 """Most memory of all files together."""
 
-INODES = 65536
 TRIES = 16
 
 ALONE_S = 5.0
@@ -63,9 +62,13 @@ def is_mounted(directory: int) -> bool:
 
 
 def mount(directory: int, mode: int) -> None:
-    """Mount a tmpfs over the directory, which then must be opened again. Raises OSError."""
+    """Mount a tmpfs over the directory, which then must be opened again. Raises OSError.
+
+    The number of files is not limited: only root creates them, and extended attributes would count as files. A user who
+    adds some would take space from others.
+    """
     effects.point("mount")
-    _mount(directory, _FLAGS, f"size={_page()},nr_inodes={INODES},mode={mode:o}")
+    _mount(directory, _FLAGS, f"size={_page()},nr_inodes=0,mode={mode:o}")
 
 
 def uncover(directory: int, name: str) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, and_, select
 
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run, portions
-from slurm_migbatch.store.queries import COUNTED
+from slurm_migbatch.store.queries import COUNTED, LISTED
 from slurm_migbatch.workload.lesson import Lesson
 
 
@@ -37,7 +37,9 @@ def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesso
             yield OldLesson(number=lesson.number, lesson=asdict(plain))
 
 
-_ENDED = select(Run.__table__, Decision.hints, Decision.facts).outerjoin(Decision, Decision.id == Run.decision)
+_ENDED = (
+    select(Run.__table__, Decision.hints, Decision.facts).outerjoin(Decision, Decision.id == Run.decision).where(LISTED)
+)
 
 
 def _read(connection: Connection, statement: Select[Any]) -> list[Lesson]:

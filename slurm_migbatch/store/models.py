@@ -35,7 +35,7 @@ _LONGEST = 8192
 
 #: a change of these makes an ended run a new lesson
 _TEACHING = (
-    "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
+    "submitted", "gid", "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
     "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "predicted_latency_ms",
     "predicted_throughput_per_s", "predicted_memory_mib",
 )  # fmt: skip

@@ -19,6 +19,8 @@ from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
 #: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
 COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
+#: a run that Slurm has listed; root of a node can report any other, of any user, and nothing is learned from it
+LISTED: ColumnElement[bool] = or_(Run.submitted.is_not(None), Run.gid.is_not(None))
 #: the fields of a run that its name, as Slurm prints it, depends on
 NAMED_BY = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _NAMED = re.compile(r":(v\d+)")

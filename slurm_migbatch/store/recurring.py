@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import STOP_SIGNALS
 from slurm_migbatch.store.models import Decision, MeasuredPoint, Run
+from slurm_migbatch.store.queries import LISTED
 from slurm_migbatch.workload.loans import LOAN
 
 _DONE: Final = frozenset({"COMPLETED", "TIMEOUT"})
@@ -72,7 +73,7 @@ def recurring_runs(connection: Connection, since: int, limit: int) -> list[Recur
     statement = (
         select(*COLUMNS)
         .join(Decision, Decision.id == Run.decision)
-        .where(Run.lesson > max(since, 0))
+        .where(Run.lesson > max(since, 0), LISTED)
         .order_by(Run.lesson)
         .limit(limit)
     )

@@ -67,9 +67,17 @@ def locked_by(file: Path) -> str:
                 first, last = int(words[6]), math.inf if words[7] == "EOF" else int(words[7])
                 if first <= _WRITE_LOCKS[-1] and last >= _WRITE_LOCKS[0]:
                     found.add(words[4])
-        return ", ".join([f"process {pid} of uid {Path('/proc', pid).stat().st_uid}" for pid in sorted(found)])
+        return ", ".join([_named(pid, file) for pid in sorted(found)])
     except (OSError, ValueError):
         return ""
+
+
+def _named(pid: str, file: Path) -> str:
+    """Return a process by its number in /proc/locks, which is -1 for a lock of an open file (F_OFD_SETLK)."""
+    try:
+        return f"process {pid} of uid {Path('/proc', pid).stat().st_uid}"
+    except OSError:
+        return f"a process that Linux does not name (`fuser -v {file}-shm` lists those that have the file open)"
 
 
 class LogBound:

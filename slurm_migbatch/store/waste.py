@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, func, select
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.store import clean, recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
-from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of
+from slurm_migbatch.store.queries import COUNTED, LISTED, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
 
@@ -86,7 +86,7 @@ def runs_alike(connection: Connection, keys: Collection[str], before: float, eac
         newest = (
             select(*recurring.COLUMNS)
             .join(Decision, Decision.id == Run.decision)
-            .where(Decision.recurring == key, Run.lesson > 0, Run.ended <= before)
+            .where(Decision.recurring == key, Run.lesson > 0, Run.ended <= before, LISTED)
             .order_by(Run.lesson.desc())
             .limit(each)
         )

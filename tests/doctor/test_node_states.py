@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -451,6 +452,21 @@ def test_only_migbatch_processes_of_root_are_not_listed_as_holders(
         assert process.stdout is not None and process.stdout.readline()
         assert [holder.pid for holder in gpus.holders([str(device)])] == [process.pid] * listed
         process.communicate(b"\n")
+
+
+def test_setuid_program_that_a_user_calls_slurmd_is_not_taken_for_slurmd(open_tmp_path: Path) -> None:
+    """It runs as root, under the name of the user's link to it, with the files that the user has opened."""
+    device, program = open_tmp_path / "nvidia0", open_tmp_path / "slurmd"
+    device.touch(0o644)
+    shutil.copy(shutil.which("sleep") or "", program)
+    program.chmod(0o4755)
+    with device.open() as held, subprocess.Popen([program, "600"], stdin=held, user=65534) as process:
+        try:
+            assert Path(f"/proc/{process.pid}").stat().st_uid == 0
+            assert list(gpus.holders([str(device)], gpus.SLURM)) == []
+            assert [holder.pid for holder in gpus.holders([str(device)])] == [process.pid]
+        finally:
+            process.kill()
 
 
 def test_process_names_are_printed_without_control_characters(

@@ -1,6 +1,7 @@
 """Device descriptors that outlive a job: they delay no other job, and no other user gets the same instance."""
 
 import array
+import contextlib
 import itertools
 import os
 import re
@@ -137,11 +138,32 @@ def test_time_limit_of_a_scan_applies_within_one_process(tmp_path, crowd, monkey
     (tmp_path / "nvidia-cap7").touch()
     holder = crowd(1, 10, ALICE, *[tmp_path / "nvidia-cap7"] * 50)
     seen, clock, checked = [], itertools.count(), open_devices.status_of
-    monkeypatch.setattr(open_devices, "status_of", lambda pid, name: seen.append(name) or checked(pid, name))
+    monkeypatch.setattr(open_devices, "status_of", lambda pid, name, end: seen.append(name) or checked(pid, name, end))
     monkeypatch.setattr(os, "listdir", lambda _: [str(holder.pid)])
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     open_devices.OpenDeviceScan().scan(1, {7: BOB}, 10.0)
     assert 0 < len(seen) <= 10
+
+
+def test_time_limit_of_a_scan_applies_within_one_list_of_mounts(tmp_path, crowd, monkeypatch):
+    """A user namespace may have 100,000 mounts with paths of 4,096 bytes, and reading their list takes a minute."""
+    open_to_users(tmp_path)
+    (tmp_path / "nvidia-cap7").touch()
+    holder, clock = crowd(1, 10, ALICE, tmp_path / "nvidia-cap7"), itertools.count()
+
+    def mounts():
+        for number in range(1000):
+            yield f"{number} 1 0:1 / /mnt rw - ext4 disk rw\n"
+        raise AssertionError("reads on")
+
+    def opened(path, *args, **more):
+        return contextlib.nullcontext(mounts()) if path.endswith("/mountinfo") else open(path, *args, **more)
+
+    monkeypatch.setattr(open_devices, "open", opened, raising=False)
+    monkeypatch.setattr(open_devices, "facts_of", lambda _: (0, "no mount of the list"))
+    monkeypatch.setattr(os, "listdir", lambda _: [str(holder.pid)])
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    assert open_devices.OpenDeviceScan().scan(1, {7: BOB}, 100.0) == []
 
 
 def test_process_with_another_users_device_open_is_reported(open_node, crowd, caplog):

@@ -340,18 +340,17 @@ def test_agent_starts_on_a_journal_whose_damage_only_a_full_check_finds(node):
 
 @pytest.mark.parametrize("moment", ["emptied", "ended"])
 def test_user_cannot_take_the_space_of_others_progress_files_by_attributes(node, moment):
-    """From Linux 6.6 on a tmpfs holds users' extended attributes, in the space of its inodes."""
+    """From Linux 6.6 on a tmpfs holds users' extended attributes, in the kernel's memory."""
     node.prolog(1, "[mig:1g.10gb:1]")
     directory = node.executor.paths.progress
     kept = os.open(f"{node.config.progress_path}/1.0", os.O_RDWR | os.O_APPEND)
-    free = os.fstatvfs(directory).f_ffree
     if moment == "emptied":  # as if the user had won the race while the file was not append-only
         tmpfs.set_append_only(kept, False)
         os.setxattr(kept, "user.a", b"x" * 60000)
         progress.shorten(directory, 1, 0, ALICE)
-        assert os.fstatvfs(directory).f_ffree == free
     else:
         node.epilog(1)
+    assert os.listxattr(kept) == []
 
     def fill():
         os.setresgid(ALICE, ALICE, ALICE)
@@ -363,4 +362,46 @@ def test_user_cannot_take_the_space_of_others_progress_files_by_attributes(node,
         return 1
 
     assert os.WEXITSTATUS(in_child(fill)[0]) == 0
+    os.close(kept)
+
+
+@pytest.mark.parametrize("number", [1, 10_000])
+@pytest.mark.parametrize("moment", ["made", "emptied"])
+def test_user_who_adds_attributes_while_his_file_is_not_append_only_loses_it(node, monkeypatch, moment, number):
+    """A thread that does nothing else wins this race within seconds. Linux lists no more names than 64 KiB."""
+    directory, protect = node.executor.paths.progress, tmpfs.set_append_only
+    where = f"{node.config.progress_path}/1.0"
+
+    def late(handle, on):
+        for i in range(number if on else 0):
+            os.setxattr(handle, f"user.{i}", b"x" * 8)
+        protect(handle, on)
+
+    if moment == "emptied":
+        node.prolog(1, "[mig:1g.10gb:1]")
+        kept = os.open(where, os.O_RDWR | os.O_APPEND)
+    monkeypatch.setattr(tmpfs, "set_append_only", late)
+    if moment == "made":
+        assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+        assert not os.path.exists(where)
+    else:
+        with pytest.raises(progress.ProgressError, match="attributes"):
+            progress.shorten(directory, 1, 0, ALICE)
+        assert os.stat(where).st_uid == 0
+        if number == 1:
+            assert os.listxattr(kept) == []
+        os.close(kept)
+    monkeypatch.undo()
+    assert node.epilog(1)[0] == exits.OK
+    assert os.listdir(directory) == []
+
+
+def test_attributes_of_a_file_take_no_space_from_others(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    kept = os.open(f"{node.config.progress_path}/1.0", os.O_RDWR | os.O_APPEND)
+    tmpfs.set_append_only(kept, False)
+    for i in range(1100):  # more than a limit of 65,536 files leaves for them
+        os.setxattr(kept, f"user.{i}", b"x" * 65000)
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    assert os.path.exists(f"{node.config.progress_path}/2.0")
     os.close(kept)

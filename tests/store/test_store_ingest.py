@@ -230,6 +230,7 @@ def test_figures_of_a_run_on_a_shared_slice_are_no_lesson(store: Store) -> None:
     node = Node(store)
     figures = {"items": 1000.0, "throughput_per_s": 10.0, "tasks": 1}
     for job, ts in ((1, 10), (2, 1000)):
+        store.upsert_jobs([{"job_id": job, "state": "PENDING", "submit": ts - 5.0}])
         node.send(node.start(ts, job), node.event("progress", ts + 100, job=job, restart=0, **figures))
         node.send(node.stop(ts + 100, job, **({"shared": True} if job == 1 else {})))
     lessons = {lesson.job: lesson for lesson in store.lessons(0, 10)}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.store.recurring import recurring_runs
 from slurm_migbatch.workload.lesson import Lesson
 from tests.support.store_events import Node, job, run_of, slice_entry
 
@@ -283,6 +284,7 @@ def taught(store: Store, since: int = 0) -> list[Lesson]:
 
 def test_lesson_contains_all_that_is_known_of_its_run(store: Store) -> None:
     store.record_decisions([DECISION])
+    store.upsert_jobs([job(7)])
     node = Node(store)
     node.send(node.event("inventory", 50, gpus=[GPU]))
     node.send(node.start(100, 7, decision="abc"), report(node, 159, items=600, throughput_per_s=12.0, latency_ms=25.0))
@@ -299,6 +301,7 @@ def test_lesson_contains_all_that_is_known_of_its_run(store: Store) -> None:
 
 def test_lesson_says_whether_the_job_reported_that_it_ran_out_of_memory(store: Store) -> None:
     store.record_decisions([DECISION])
+    store.upsert_jobs([job(7)])
     node = Node(store)
     node.send(node.event("inventory", 50, gpus=[GPU]))
     node.send(node.start(100, 7, decision="abc"), report(node, 159, oom=True), stop(node, 160))
@@ -308,14 +311,29 @@ def test_lesson_says_whether_the_job_reported_that_it_ran_out_of_memory(store: S
 def test_runs_without_reports_or_decision_give_partial_lessons(store: Store) -> None:
     node = Node(store)
     held = [slice_entry(0), slice_entry(1), slice_entry(4, 4, "3g.40gb")]
+    store.upsert_jobs([job(7)])
     node.send(node.start(100, 7, *held), {**node.stop(160, 7, *held), "memory_mib": 800})
     (lesson,) = taught(store)
     assert (lesson.model, lesson.profile, lesson.gpu, lesson.slices) == (None, None, None, 3)
     assert (lesson.elapsed_s, lesson.memory_mib, lesson.throughput_per_s) == (60, 800, None)
 
 
+def test_nothing_is_learned_from_runs_that_slurm_has_not_listed(store: Store) -> None:
+    """Root of a node can report jobs that do not exist, of any user, and with the decision of another user's job."""
+    store.record_decisions([{**DECISION, "recurring": "key of alice's job"}])
+    node = Node(store)
+    node.send(node.event("inventory", 50, gpus=[GPU]))
+    node.send(node.start(100, 4_000_000_000, decision="abc"), {**node.stop(160, 4_000_000_000), "memory_mib": 10})
+    node.send(node.start(200, 7, decision="abc"), {**node.stop(260, 7), "memory_mib": 5000})
+    assert taught(store) == store.read(recurring_runs, 0, 10) == []
+    store.upsert_jobs([job(7, "COMPLETED", exit_code="0:0", nodes=["n1"], start=200.0, end=260.0)])
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+    assert [run.peak_mib for run in store.read(recurring_runs, 0, 10)] == [5000]
+
+
 def test_lesson_is_repeated_when_its_run_changes_later(store: Store) -> None:
     node = Node(store)
+    store.upsert_jobs([job(7), job(8)])
     node.send(node.start(100, 7, decision="abc"), node.start(101, 8), node.stop(150, 8), node.stop(160, 7))
     first = taught(store)
     assert [(lesson.job, lesson.number, lesson.model) for lesson in first] == [(8, 1, None), (7, 2, None)]
@@ -331,6 +349,7 @@ def test_reader_that_continues_by_number_misses_no_lesson(store: Store) -> None:
     """Runs end in a different order than they began, several in one message, and pages are short."""
     node = Node(store)
     jobs = list(range(1, 30))
+    store.upsert_jobs([job(n) for n in jobs])
     node.send(*[node.start(100 + n, n, slice_entry(n % 7)) for n in jobs])
     for batch in itertools.batched(reversed(jobs), 4) if hasattr(itertools, "batched") else [tuple(jobs)]:
         node.send(*[node.stop(500 + n, n, slice_entry(n % 7)) for n in batch])
@@ -354,14 +373,15 @@ def test_runs_of_earlier_schemas_are_lessons_too(url: str) -> None:
         for number, ended in ((1, "200.0"), (2, "NULL")):
             connection.execute(
                 text(
-                    "INSERT INTO runs (job_id, restart, reuse, latest, state, state_from, started, ended, began,"
-                    f" span_class, slice_count) VALUES ({number}, 0, 0, TRUE, 'COMPLETED', 'slurm', 100.0, {ended},"
-                    " 100.0, 1, 1)"
+                    "INSERT INTO runs (job_id, restart, reuse, latest, state, state_from, submitted, started, ended,"
+                    f" began, span_class, slice_count) VALUES ({number}, 0, 0, TRUE, 'COMPLETED', 'slurm', 90.0, 100.0,"
+                    f" {ended}, 90.0, 1, 1)"
                 )
             )
     engine.dispose()
     with open_store(url) as store:
         assert [lesson.job for lesson in taught(store)] == [1]
         node = Node(store)
+        store.upsert_jobs([job(5)])
         node.send(node.start(300, 5), node.stop(310, 5))
         assert [lesson.job for lesson in taught(store, 1)] == [5]

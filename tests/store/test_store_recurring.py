@@ -10,6 +10,7 @@ import pytest
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
 from tests.support.store_events import Node, run_of, slice_entry
+from tests.support.store_events import job as job_of_alice
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def ran(store: Store, job: int, node: Node, decision: str = "d1", **stop: object
     """A run of a job from its start to its end, as it is then read."""
     newest = store.read(newest_lesson)
     exit_code = stop.pop("exit_code", 0)
+    store.upsert_jobs([job_of_alice(job, submit=90.0)])
     node.send(node.start(100, job, decision=decision), node.stop(200, job, exit_code=exit_code, **stop))  # type: ignore[arg-type]
     (row,) = store.read(recurring_runs, newest, 10)
     assert row.number == store.read(newest_lesson)
@@ -62,6 +64,7 @@ def test_end_of_a_recurring_run_is_classified(store: Store) -> None:
     assert ran(store, 1, node, exit_code=1).ended == "failed"
     assert ran(store, 2, node, exit_code=143).ended == "cut"
     for job, exit_code, ended in ((3, 0, "done"), (4, 1, "oom")):  # the job's own report counts if it failed
+        store.upsert_jobs([job_of_alice(job)])
         node.send(node.start(300, job, decision="d1"))
         report = node.event("progress", 350, job=job, restart=0, tasks=0, oom=True, final=True)
         node.send(report, node.stop(400, job, exit_code=exit_code))
@@ -101,6 +104,7 @@ def test_runs_that_the_filter_cannot_recognize_have_no_key(store: Store) -> None
     node = Node(store)
     decided(store, "d1", None)
     assert ran(store, 1, node).recurring == ""
+    store.upsert_jobs([job_of_alice(2), job_of_alice(3)])
     node.send(node.start(100, 2), node.stop(200, 2))  # without a decision
     assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10) == []
     decided(store, "d2")
@@ -132,6 +136,7 @@ def test_invalid_energy_is_not_recorded(store: Store, energy: Any) -> None:
 def test_activity_of_several_nodes_is_their_weighted_average(store: Store) -> None:
     first, second = Node(store), Node(store, "n2", "bb")
     decided(store, "d1")
+    store.upsert_jobs([job_of_alice(1)])
     for node in (first, second):
         node.send(node.start(100, 1, decision="d1"))
     first.send(first.stop(200, 1, activity={"seconds": 100.0, "sm": 0.9, "tensor": 0.0, "dram": 0.2}))

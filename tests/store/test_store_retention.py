@@ -243,11 +243,13 @@ def test_run_and_lesson_numbers_are_not_reused(store: Store) -> None:
     """If the whole record is old, the newest run and lesson stay: readers continue from their numbers."""
     node = EventNode(store)
     for number in range(1, 6):
+        store.upsert_jobs([{"job_id": number, "state": "PENDING", "submit": 1000.0}], live=(), now=1000.0)
         node.send(node.start(1000.0 + number, number), node.stop(2000.0 + number, number))
     with Session(store.engine) as session, session.begin():
         session.query(NodeEvent).update({"received": 2000.0})
     prune(store)
     assert states(store) == [(5, 0, "COMPLETED")]
+    store.upsert_jobs([{"job_id": 6, "state": "PENDING", "submit": NOW - 1}])
     node.send(node.start(NOW, 6), node.stop(NOW + 9, 6))
     assert [lesson.number for lesson in store.lessons()] == [5, 6]
 

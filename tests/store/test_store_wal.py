@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -230,3 +232,19 @@ def test_log_shrinks_by_itself_after_the_last_reader(file: Path, monkeypatch: py
 
 def test_log_of_a_server_is_not_ours() -> None:
     Store(create_engine("sqlite://"), readonly=False).bound_log(never)
+
+
+def test_lock_of_an_open_file_hides_no_other_process(tmp_path: Path) -> None:
+    """Linux lists it without a process; whoever may read the record can hold one."""
+    file, shared = tmp_path / "record.db", tmp_path / "record.db-shm"
+    shared.write_bytes(bytes(200))
+    with shared.open("r+b") as nameless:
+        fcntl.fcntl(nameless, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_RDLCK, 0, 120, 1, 0))
+        assert "does not name" in wal.locked_by(file) and str(shared) in wal.locked_by(file)
+        hold = f"import fcntl\nheld = open({str(shared)!r}, 'rb')\nfcntl.lockf(held, fcntl.LOCK_SH, 1, 121)\n"
+        hold += "input(print(flush=True))"
+        line = [sys.executable, "-c", hold]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            assert f"process {process.pid} of uid 0" in wal.locked_by(file)
+            process.communicate(b"\n")

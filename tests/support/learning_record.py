@@ -56,10 +56,10 @@ class Record:
             facts = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
             runs.append({
                 "id": n, "job_id": n, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
-                "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "started": 10.0 * n,
-                "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}", "profile": profile,
-                "slice_count": 1, "measured_latency_ms": 1e3 * seconds, "measured_memory_mib": 2000.0 + 10 * batch,
-                "measured_facts": facts, "lesson": n,
+                "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "submitted": 10.0 * n,
+                "started": 10.0 * n, "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}",
+                "profile": profile, "slice_count": 1, "measured_latency_ms": 1e3 * seconds,
+                "measured_memory_mib": 2000.0 + 10 * batch, "measured_facts": facts, "lesson": n,
             })  # fmt: skip
             lease = {"run_id": n, "job_id": n, "restart": 0, "node": "n1", "journal": "j", "position": 0}
             slot = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}

@@ -155,9 +155,9 @@ def _runs(
             {"id": id, "ts": at, "hints": hints, "candidates": [], "facts": {}},
             {
                 "id": number, "job_id": number, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
-                "state_from": "slurm", "user": f"user{chance.randrange(USERS)}", "started": at, "ended": at + 50.0,
-                "began": at, "span_class": 3, "decision": id, "profile": info.profile.name, "slice_count": 1,
-                "measured_latency_ms": seconds * 1e3, "measured_throughput_per_s": batch / seconds,
+                "state_from": "slurm", "user": f"user{chance.randrange(USERS)}", "submitted": at, "started": at,
+                "ended": at + 50.0, "began": at, "span_class": 3, "decision": id, "profile": info.profile.name,
+                "slice_count": 1, "measured_latency_ms": seconds * 1e3, "measured_throughput_per_s": batch / seconds,
                 "measured_memory_mib": min(memory, 0.95 * info.memory_mib), "measured_facts": sources, "lesson": number,
             },
             {
