@@ -91,8 +91,8 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
     legend: dict[str, Any] = {}
     batches = [point.batch for point in curve.points]
     rates = [point.rate or 0.0 for point in curve.points]
-    delays = [1000 * (point.seconds or 0.0) for point in curve.points]
-    tails = [(point.batch, 1000 * point.latency_p99_s) for point in curve.points if point.latency_p99_s]
+    delays = [_ms(point.seconds or 0.0) for point in curve.points]
+    tails = [(point.batch, _ms(point.latency_p99_s)) for point in curve.points if point.latency_p99_s]
     if batches:
         (line,) = left.plot(batches, rates, "o-", color=colour, markersize=4, gid=f"throughput-{number}")
         right.plot(batches, delays, "o-", color=colour, markersize=4, gid=f"latency-{number}")
@@ -111,7 +111,7 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
     if curve.knee is not None:
         batch = curve.knee.batch
         (mark,) = left.plot([batch], [curve.knee.rate or 0.0], gid=f"knee-throughput-{number}", **ring)
-        right.plot([batch], [1000 * (curve.knee.seconds or 0.0)], gid=f"knee-latency-{number}", **ring)
+        right.plot([batch], [_ms(curve.knee.seconds or 0.0)], gid=f"knee-latency-{number}", **ring)
         legend[f"smallest batch with {KNEE_SHARE:.0%} of the best throughput"] = mark
     for panel, axes in enumerate((left, right)):
         for batch in curve.unfit:
@@ -121,6 +121,11 @@ def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, numb
             )  # fmt: skip
             legend["does not fit"] = mark
     return legend
+
+
+def _ms(seconds: float) -> float:
+    """Return milliseconds of nine digits: the margins of a logarithmic axis are empty if values differ in the last."""
+    return float(f"{1000 * seconds:.9g}")
 
 
 def decades(axis: Axis) -> None:

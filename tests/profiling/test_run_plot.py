@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -96,6 +97,12 @@ def coordinates(group):
             yield from ((float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.-]+) ([\d.-]+)", path.get("d")))
     for use in group.iter(f"{SVG}use"):
         yield float(use.get("x")), float(use.get("y"))
+
+
+def test_points_with_nearly_equal_values_are_drawn():
+    near = Measurement(gpu="g", model="m", batch=1, throughput_per_s=1e6, latency_s=1.0000000000000002e-06)
+    drawing = ET.fromstring(draw([replace(near, latency_p99_s=1e-06)], "t"))
+    assert "latency-p99-0" in marked(drawing)
 
 
 def test_larger_values_are_drawn_higher_and_farther_right():
