@@ -480,6 +480,19 @@ def test_short_run_on_a_node_whose_clock_is_behind_is_recorded_once(store: Store
     assert len(found.slices) == 1
 
 
+@pytest.mark.parametrize(("began", "jobs"), [(221, 1), (600, 2)])
+def test_run_that_a_node_whose_clock_is_ahead_reports_after_its_end_is_recorded_once(
+    store: Store, began: int, jobs: int
+) -> None:
+    """migbatchd was down while the job ran. Clocks differ by less than five minutes: later it is another job."""
+    row = {"job_id": 7, "submit": 200.0, "start": 201.0, "end": 202.0, "restarts": 0, "state": "COMPLETED"}
+    store.upsert_jobs([{**row, "nodes": "n1"}], live=[], now=250.0)
+    node = Node(store)
+    node.send(node.start(began, 7), node.stop(began + 1, 7, exit_code=0))
+    assert [row.run["reuse"] for row in store.runs()] == list(range(jobs))
+    assert len(store.runs()[-1].slices) == 1
+
+
 def test_id_that_slurm_gives_again_after_a_run_that_it_never_listed_is_another_job(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.stop(110, 7))
