@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def migbatchd(path: str) -> None:
         lock.acquire()
     except OSError as error:
         advice = "run migbatchd as root or as SlurmUser; `migbatch install --role controller` names files of others"
+        if error.errno == errno.ENOSPC:
+            advice = f"free space in {lock.path.parent}"
         raise Failure(f"{lock.path}: {error.strerror}; {advice}") from None
     try:
         asyncio.run(serve(config, path))

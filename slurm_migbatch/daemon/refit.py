@@ -30,6 +30,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.children import be_killed_first
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.predict import state
 from slurm_migbatch.predict.bounds import impossible
 from slurm_migbatch.predict.check import coverage, expected_by, misses, ratios, worse
 from slurm_migbatch.predict.facts import ModelFacts
@@ -136,8 +137,10 @@ def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def digest(facts: Iterable[ModelFacts]) -> str:
-    """Return a digest of the specifications of models used in a fit."""
-    text = json.dumps([asdict(fact) for fact in facts], sort_keys=True)
+    """Return a digest of the specifications of models used in a fit, and of the format of what is learned: after an
+    upgrade that changes it nothing learned before can be used.
+    """
+    text = json.dumps([state.FORMAT, *(asdict(fact) for fact in facts)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -173,7 +176,7 @@ def _changed(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> str
     if reach.imported > index.seen.get("imported", 0.0):
         return "imported measurements"
     if index.current > 0 and index.seen.get("facts") != digest(facts):
-        return "changed specifications of models"
+        return "changed specifications of models or another release"
     return ""
 
 

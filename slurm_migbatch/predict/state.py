@@ -169,7 +169,10 @@ class Learned:
             StateError: it is invalid, or of a newer release.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            raise StateError(f"not a learned model of format {FORMAT}: it was written by another release")
+            raise StateError(
+                f"not a learned model of format {FORMAT}: another release wrote it; migbatchd learns again from the "
+                "record, `migbatch model refit` does so at once"
+            )
         try:
             populations = {
                 _pair(name): Population.from_dict(SURFACES[_pair(name)[0]], value)

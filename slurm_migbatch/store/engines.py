@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -233,14 +234,14 @@ def _use_wal(connect: Any, path: Path) -> None:
         try:
             connection = connect()
         except sqlite3.Error as error:
-            raise StoreError(f"cannot open {path}: {error}") from None
+            raise _cannot_open(path, error) from None
         try:
             mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
             break
         except sqlite3.OperationalError as error:
             # SQLite does not wait by itself when two connections change the journal mode
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise StoreError(f"cannot open {path}: {error}") from None
+                raise _cannot_open(path, error) from None
             time.sleep(0.02)
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{path} is not a usable database: {error}") from None
@@ -248,3 +249,9 @@ def _use_wal(connect: Any, path: Path) -> None:
             connection.close()
     if mode != "wal":
         raise StoreError(f"{path}: SQLite cannot keep a write-ahead log there ({mode}); use a local disk")
+
+
+def _cannot_open(path: Path, error: sqlite3.Error) -> StoreError:
+    """Return the error for the user: SQLite says "disk I/O error" if the disk is full."""
+    advice = "" if shutil.disk_usage(path.parent).free else f"; the disk is full: free space in {path.parent}"
+    return StoreError(f"cannot open {path}: {error}{advice}")

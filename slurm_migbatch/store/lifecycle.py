@@ -84,6 +84,7 @@ def run_of(
         and same_restart is not None
         and _is_over(same_restart, moment, started=reported_by_node)
         and _is_past(newest, moment)
+        and (_is_begun_again if reported_by_node else _is_submitted_later)(same_restart, moment)
     )
     # Slurm counts a restart before it sets the new time, so a restarted job may change it
     is_resubmitted = (
@@ -167,6 +168,23 @@ def _is_past(newest: Run | None, moment: float) -> bool:
         return True
     waits = newest.ended is None and newest.started is None and newest.submitted is not None
     return waits and moment > (newest.submitted or 0.0) + CLOCKS_DIFFER_S
+
+
+def _is_submitted_later(run: Run, submitted: float) -> bool:
+    """Return whether Slurm's time of a submission is not that of `run`, which has ended.
+
+    The run's own times may be those of its node's clock, which may be behind.
+    """
+    if run.submitted is None:
+        return _has_ended(run, submitted - CLOCKS_DIFFER_S)
+    return submitted > run.submitted
+
+
+def _is_begun_again(run: Run, moment: float) -> bool:
+    """Return whether a start that a node reports is not that of `run`, which has ended: its own is reported already, or
+    was earlier even if the node's clock is ahead of slurmctld's.
+    """
+    return run.slice_count > 0 or _has_ended(run, moment - CLOCKS_DIFFER_S)
 
 
 def _requeued(run: Run, moment: float) -> None:

@@ -20,6 +20,7 @@ from slurm_migbatch.daemon.facts import chooser_of, known_models, models_of
 from slurm_migbatch.daemon.refit import due, gather, news, run, seen_of, watch
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.predict import state
 from slurm_migbatch.predict.check import Coverage
 from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
@@ -155,7 +156,18 @@ def test_changed_model_specifications_cause_a_refit(site, record):
     run(site)
     assert run(site)["refit"] is None
     other = dataclasses.replace(site, models={"net": FACTS, "more": dataclasses.replace(FACTS, gflops=1.0)})
-    assert run(other)["refit"]["reason"] == "changed specifications of models"
+    assert run(other)["refit"]["reason"] == "changed specifications of models or another release"
+
+
+def test_models_of_another_release_are_learned_again_without_new_runs(site, record, monkeypatch, caplog):
+    record.add(10)
+    run(site)
+    monkeypatch.setattr(state, "FORMAT", state.FORMAT + 1)
+    assert chooser_of(site).predictor.version == "prior"
+    assert "another release wrote it; migbatchd learns again from the record" in caplog.text
+    assert run(site)["refit"]["outcome"] == "taken"
+    assert chooser_of(site).predictor.version == "learned-2"
+    assert run(site)["refit"] is None
 
 
 def test_forced_refit_without_data_reports_nothing(site, record):

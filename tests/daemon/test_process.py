@@ -4,6 +4,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -221,6 +223,37 @@ def test_port_in_use_ends_migbatchd_with_an_error(daemon):
         assert daemon.start().wait(PATIENCE_S) == 1
     assert f"cannot listen on 127.0.0.1 port {daemon.port}" in daemon.log
     assert "Traceback" not in daemon.log
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("content", ["record", "run directory"])
+def test_full_disk_at_the_start_is_named_with_what_to_do(daemon, small_disk, content):
+    store, run_dir = {"url": f"sqlite:///{small_disk}/migbatch.db"}, {"run_dir": str(small_disk / "run")}
+    daemon.write(**({"store": store} if content == "record" else {"daemon": run_dir}))
+    first = daemon.start()
+    daemon.serving()
+    first.terminate()
+    assert first.wait(PATIENCE_S) == 0
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    assert daemon.start().wait(PATIENCE_S) == 1
+    (error,) = [line for line in daemon.log.splitlines() if line.startswith("migbatchd: error: ")]
+    assert error.endswith(f"free space in {small_disk if content == 'record' else small_disk / 'run'}"), error
+    assert "Traceback" not in daemon.log
+    ballast.unlink()
+    daemon.start()
+    daemon.serving()
 
 
 def test_no_code_in_the_working_directory_is_run(daemon, tmp_path):

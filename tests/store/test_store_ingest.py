@@ -467,6 +467,41 @@ def test_misfit_within_the_second_of_its_runs_end_belongs_to_that_run(store: Sto
     assert states(store) == [(7, 0, "CANCELLED")]
 
 
+@pytest.mark.parametrize("listed", [True, False], ids=["pending", "never"])
+def test_short_run_on_a_node_whose_clock_is_behind_is_recorded_once(store: Store, listed: bool) -> None:
+    """The run ended, by its node's clock, before it was submitted, by slurmctld's."""
+    node = Node(store)
+    row = {"job_id": 7, "user": "alice", "submit": 200.0, "restarts": 0, "state": "PENDING"}
+    if listed:
+        store.upsert_jobs([row], live=[7], now=200.5)
+    node.send(node.start(180, 7), node.stop(181, 7, exit_code=0))
+    store.upsert_jobs([{**row, "state": "COMPLETED", "start": 201.0, "end": 202.0}], live=[], now=203.0)
+    (found,) = store.runs()
+    assert [found.run[name] for name in ("state", "submitted", "started", "ended")] == ["COMPLETED", 200, 201, 202]
+    assert len(found.slices) == 1
+
+
+@pytest.mark.parametrize(("began", "jobs"), [(221, 1), (600, 2)])
+def test_run_that_a_node_whose_clock_is_ahead_reports_after_its_end_is_recorded_once(
+    store: Store, began: int, jobs: int
+) -> None:
+    """migbatchd was down while the job ran. Clocks differ by less than five minutes: later it is another job."""
+    row = {"job_id": 7, "submit": 200.0, "start": 201.0, "end": 202.0, "restarts": 0, "state": "COMPLETED"}
+    store.upsert_jobs([{**row, "nodes": "n1"}], live=[], now=250.0)
+    node = Node(store)
+    node.send(node.start(began, 7), node.stop(began + 1, 7, exit_code=0))
+    assert [row.run["reuse"] for row in store.runs()] == list(range(jobs))
+    assert len(store.runs()[-1].slices) == 1
+
+
+def test_id_that_slurm_gives_again_after_a_run_that_it_never_listed_is_another_job(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), node.stop(110, 7))
+    later = {"job_id": 7, "user": "bob", "submit": 500.0, "restarts": 0, "state": "PENDING"}
+    store.upsert_jobs([later], live=[7], now=500.5)
+    assert states(store) == [(7, 0, "COMPLETED"), (7, 0, "PENDING")]
+
+
 def test_requeued_jobs_id_reused_after_a_reset_of_slurms_ids_is_another_job(store: Store) -> None:
     node = Node(store)
     row = {"job_id": 7, "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
