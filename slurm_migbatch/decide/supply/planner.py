@@ -57,6 +57,7 @@ from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.node_plans import node_plans
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.decide.supply.room import RoomMaker
+from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -101,7 +102,7 @@ class _Standing:
     nodes: Sequence[Node]
     preference: Sequence[Profile]
     possible: bool
-    used: float
+    used: PartsOfUsers
     now: float
     until: float
 
@@ -113,7 +114,7 @@ class _Standing:
         previous: Sequence[Reservation],
         preference: Sequence[Profile],
         moving: Moving,
-        used: float,
+        used: PartsOfUsers,
     ) -> bool:
         """Return whether this is the plan for these arguments of `Planner.plan`."""
         return (
@@ -121,7 +122,8 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and (preference, moving.possible, used) == (self.preference, self.possible, self.used)
+            and used is self.used
+            and (preference, moving.possible) == (self.preference, self.possible)
             and len(nodes) == len(self.nodes)
             and all(map(is_, nodes, self.nodes))
             and len(demands) == len(self.plan.demands)
@@ -147,7 +149,7 @@ class Planner:
         *,
         anew: bool = False,
         moving: Moving = NOTHING_MOVES,
-        used: float = 1.0,
+        used: PartsOfUsers = NOTHING_ENDED,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -159,7 +161,7 @@ class Planner:
                 of each size.
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
-            used: the part of their time limits that jobs usually use.
+            used: the parts of their time limits that ended jobs have used; the same object while they are unchanged.
         """
         standing = self._standing
         if (
@@ -190,7 +192,7 @@ class _PlanRound:
         now: float,
         previous: Sequence[Reservation],
         moving: Moving,
-        used: float,
+        used: PartsOfUsers,
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
