@@ -252,7 +252,8 @@ class NodePlan:
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
     `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there. `held_back`:
-    slices in use by profile for which a reservation has waited too long: once they end, no other job should get them.
+    slices in use by profile for which a reservation has waited too long: once they end, no other job should get them;
+    and those for which Slurm would keep the node free (`supply.planned_starts`).
     """
 
     node: str

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import is_
 from typing import TypeAlias
 
@@ -55,6 +55,7 @@ from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuCla
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.node_plans import node_plans
+from slurm_migbatch.decide.supply.planned_starts import hindering
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.decide.supply.room import RoomMaker
 from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
@@ -196,7 +197,7 @@ class _PlanRound:
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
-        self._moving = moving
+        self._moving, self._now = moving, now
         self._pending = DemandQueue.of(demands)
         #: number of pending demands
         self._queued = len(demands)
@@ -218,6 +219,8 @@ class _PlanRound:
         self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: those of them for which nothing could be reserved: only reserved space is tried for them
         self._done: set[DemandShape | tuple[DemandShape, ...]] = set()
+        #: position of the first demand of each kind without a place for all of its copies
+        self._waiting: dict[DemandShape, int] = {}
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._room = RoomMaker(self.fleet, self.demands)
@@ -245,8 +248,9 @@ class _PlanRound:
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
+        hidden = hindering(self._placed_claims(), self._waiting, self.fleet.nodes)
         return ClusterPlan(
-            nodes=node_plans(self.fleet, preference, before, anew=anew),
+            nodes=node_plans(self.fleet, preference, before, hidden, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             parts={(demand := self.demands[number]).job: demand.parts for number in sorted(self.copies)},
@@ -268,6 +272,17 @@ class _PlanRound:
             return -math.inf
         next_end = min([admission.next_end for admission in self.fleet.admissions.values()], default=math.inf)
         return min(next_end, self.reserver.lasts_until)
+
+    def _placed_claims(self) -> Iterator[tuple[str, int, Profile, float]]:
+        """Yield the claims of pending demands: node, position, profile, and when they should end."""
+        claims = chain(
+            self.fleet.on_fixed,
+            ((gpu.node, claim) for gpu in self.fleet.claimed() for claim in (*gpu.settled, *gpu.claims)),
+        )
+        for name, claim in claims:
+            if claim[0] < self._queued:
+                end = _end(self.demands, self._now, claim)
+                yield name, claim[0], claim[2], math.inf if end is None else end
 
     def _placed(self) -> dict[int, Placed]:
         """Return the nodes and copies of the demands that have a place, and whether its slots are offered already."""
@@ -311,7 +326,10 @@ class _PlanRound:
             if self._serve(number, copy, demand) or self._backfill.place(number, copy, demand):
                 self.copies[number] += 1
             else:
-                if demand.loan or demand.kind in self._done:
+                if demand.loan:
+                    return
+                self._waiting.setdefault(demand.kind, number)
+                if demand.kind in self._done:
                     return
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)
