@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
-from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
-from tests.support.supply_gpus import H100, P, layout, slot
+from tests.support.supply_gpus import H100, P, slot
 from tests.support.supply_world import World
 
 NOW = 1000.0
@@ -19,12 +19,13 @@ def want(job: int, name: str, limit_s: float | None = 3600.0, pool: str = "n1", 
     return Demand(job, ((P(name), count),), frozenset(pool.split()), limit_s=limit_s)
 
 
-def hidden(*demands: Demand, until: float | None = NOW + 600, offered: str = "") -> dict[Profile, int]:
+def hidden(*demands: Demand, until: float | None = NOW + 600, moving: Moving = NOTHING_MOVES) -> dict[Profile, int]:
     """Return what is not counted on a node with 4g.40gb in use on one of two GPUs, and 3g.40gb on the other."""
     leases = [(Lease(slot("4g.40gb@0"), 1, until),), (Lease(slot("3g.40gb@0"), 2, until),)]
-    gpus = tuple(Gpu(uuid, H100, of, layout(offered)) for uuid, of in zip("ab", leases, strict=True))
+    gpus = tuple(Gpu(uuid, H100, of) for uuid, of in zip("ab", leases, strict=True))
     used = Counter({P("4g.40gb"): 1, P("3g.40gb"): 1})
-    return dict(Planner().plan([Node("n1", gpus, used=used)], demands, NOW).nodes["n1"].held_back)
+    plan = Planner().plan([Node("n1", gpus, used=used)], demands, NOW, moving=moving)
+    return dict(plan.nodes["n1"].held_back)
 
 
 def test_slices_in_use_are_not_counted_while_slurm_would_start_no_longer_job_beside_them() -> None:
@@ -46,6 +47,10 @@ def test_slices_in_use_are_not_counted_while_slurm_would_start_no_longer_job_bes
 )
 def test_slices_in_use_are_counted_otherwise(demands: list[Demand], until: float | None) -> None:
     assert hidden(*demands, until=until) == {}
+
+
+def test_slices_in_use_are_counted_while_training_jobs_may_be_moved() -> None:
+    assert hidden(want(10, "4g.40gb"), want(11, "2g.20gb"), moving=Moving(possible=True)) == {}
 
 
 def test_job_starts_in_free_space_although_slurm_plans_others_on_every_node() -> None:

@@ -248,7 +248,8 @@ class _PlanRound:
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
-        hidden = hindering(self._placed_claims(), self._waiting, self.fleet.nodes)
+        # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
+        hidden = {} if self._moving.possible else hindering(self._placed_claims(), self._waiting, self.fleet.nodes)
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, hidden, anew=anew),
             reservations=tuple(self.reserver.made),
