@@ -18,8 +18,9 @@ the next start of the same type need no call: slurmctld places nothing on a node
 after the Epilog the slot can be used again.
 
 Except for slices in use for which a job of other slices has waited too long (`NodePlan.held_back`): without a call the
-next job of the same type would start there, and the one after it, as long as any are pending. They are not counted,
-unless a slice of their type is offered there, so a start of that type waits for the next round.
+next job of the same type would start there, and the one after it, as long as any are pending. And except for those for
+which Slurm would keep the node free, while a job has a place there (`decide.supply.planned_starts`). They are not
+counted, unless a slice of their type is offered there, so a start of that type waits for the next round.
 
 The filler type keeps the sum over all types equal to what Slurm has registered; otherwise the next registration of
 slurmd would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` resets the

@@ -275,3 +275,16 @@ def test_longer_jobs_that_usually_end_early_keep_no_reserved_space_from_short_on
     assert (site.state(first), site.state(large)) == ("RUNNING", "PENDING")
     site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETED"))
     assert not site.nodes.misfits
+
+
+def test_a_job_starts_beside_slices_for_which_slurm_would_keep_the_nodes_free(site: Site) -> None:
+    site.round()
+    first = [submit(site, "--gres=mig:4g.40gb:1", "-t", "60", seconds=seconds) for seconds in (40, 600, 600, 600)]
+    site.until("one runs on each GPU", lambda: all(site.state(job) == "RUNNING" for job in first))
+    waiting = [submit(site, "--gres=mig:4g.40gb:1", "-t", "60") for _ in range(4)]
+    longer = [submit(site, "--gres=mig:2g.20gb:1", "-t", "180") for _ in range(4)]
+    site.until("the longer jobs run", lambda: all(site.state(job) == "RUNNING" for job in longer))
+    assert {site.state(job) for job in waiting[1:]} == {"PENDING"}
+    site.until("the next one has the place of the first", lambda: site.state(waiting[0]) == "RUNNING")
+    assert not site.nodes.misfits
+    assert not site.states() & {"DRAIN", "INVALID_REG", "DOWN"}

@@ -160,7 +160,7 @@ class Demand:
     `parts` are slices on each of `nodes` nodes; `copies` equal jobs (array tasks). `pool` names the nodes on which
     Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
     heterogeneous job) are useful only all together, each on nodes of its own; such a component may have no parts.
-    A `loan` gets only what is left after all others; nothing is moved or reserved for it.
+    A `loan` gets only what is left after all others; nothing is moved or reserved for it. `uid` is its user's number.
     """
 
     job: int
@@ -171,6 +171,7 @@ class Demand:
     limit_s: float | None = None
     apart: int | None = None
     loan: bool = False
+    uid: int = 0
 
     #: the properties of the demand that determine where it fits
     kind: DemandShape = field(init=False, repr=False, compare=False)
@@ -251,7 +252,8 @@ class NodePlan:
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may count. `withdrawn`: profiles with an unused slot in the old plan that is not in this one.
     `fixed`: the slots must not be changed now, only Slurm's counts. `open`: Slurm may start jobs there. `held_back`:
-    slices in use by profile for which a reservation has waited too long: once they end, no other job should get them.
+    slices in use by profile for which a reservation has waited too long: once they end, no other job should get them;
+    and those for which Slurm would keep the node free (`supply.planned_starts`).
     """
 
     node: str

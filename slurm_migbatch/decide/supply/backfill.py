@@ -1,8 +1,8 @@
 """Use reserved space for jobs that end, by their time limits, before the job for which it is reserved can start.
 
 Slurm decides which job gets an offered slot, so a slot of a profile is offered in reserved space only if every pending
-job that could take it should end in time, by the part of its time limit that jobs usually use. So, unlike in EASY
-backfilling, the job with the reservation can be delayed: by such a job that takes longer, and by what is submitted
+job that could take it should end in time, by the part of its time limit that its user's jobs usually use. So, unlike in
+EASY backfilling, the job with the reservation can be delayed: by such a job that takes longer, and by what is submitted
 within the seconds until the next plan. From `Reservation.held_from` on, space is no longer used in this way.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from slurm_migbatch.decide.capacity.model import Demand, DemandShape
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.reserve import Reserver
+from slurm_migbatch.decide.supply.used_limits import PartsOfUsers, UsualParts
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 
@@ -33,17 +34,17 @@ _START_S: Final = 10.0
 _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
-"""Pending jobs to examine for each profile, of those with the longest time limits."""
+"""Pending jobs to examine for each profile, of those that should last longest."""
 _TESTED: Final = 500
 """Pending jobs that Slurm tests in one pass of backfill (bf_max_job_test)."""
 _SHORTER: Final = 0.9
 """A place is sought again for time limits below this part of one for which there is none."""
 
 
-class _Limit(NamedTuple):
-    """The time limit of a pending job, infinite if it has none, and the nodes of its pool."""
+class _Length(NamedTuple):
+    """How long a pending job should last, infinite if it has no time limit, and the nodes of its pool."""
 
-    limit_s: float
+    usual_s: float
     job: int
     pool: frozenset[str]
 
@@ -60,12 +61,14 @@ class Backfill:
 
     Args:
         demands: all pending work.
-        used: the part of their time limits that jobs usually use.
+        used: the parts of their time limits that ended jobs have used.
     """
 
-    def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: float) -> None:
+    def __init__(
+        self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: PartsOfUsers
+    ) -> None:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
-        self._used = used
+        self._usual = UsualParts(used)
         #: time limits for which there is no place, by kind of demands, and by kind and node; space only shrinks, until
         #: offered slots are withdrawn
         self._hopeless: dict[DemandShape, float] = {}
@@ -190,23 +193,31 @@ class Backfill:
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
         """Return whether a job that should last longer, without `jobs`, could take a slice of a profile on a node.
 
-        May be wrongly true if very many jobs have longer limits and cannot use the node.
+        May be wrongly true if very many jobs last longer and cannot use the node.
         """
-        time_s /= self._used  # as a time limit
-        if _first_limit(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # usual in a long queue
+        if _first_length(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # in a long queue
             return True
-        limits = self._longest.get(profile, [])
-        default_s = limits[-1].limit_s if len(limits) == _MOST else -math.inf
-        return _first_limit(limits, node, jobs, default_s) > time_s
+        lengths = self._longest.get(profile, [])
+        default_s = lengths[-1].usual_s if len(lengths) == _MOST else -math.inf
+        return _first_length(lengths, node, jobs, default_s) > time_s
 
     @cached_property
-    def _first_longest(self) -> dict[Profile, list[_Limit]]:
-        """The longest limits of the first demands, by profile."""
-        return _longest_of(islice(self._demands, _FIRST))
+    def _first_longest(self) -> dict[Profile, list[_Length]]:
+        """The longest of the first demands, by profile."""
+        return self._longest_of(islice(self._demands, _FIRST))
 
     @cached_property
-    def _longest(self) -> dict[Profile, list[_Limit]]:
-        return _longest_of(self._demands)
+    def _longest(self) -> dict[Profile, list[_Length]]:
+        return self._longest_of(self._demands)
+
+    def _longest_of(self, demands: Iterable[Demand]) -> dict[Profile, list[_Length]]:
+        """Return the `_MOST` longest demands for each profile."""
+        found: dict[Profile, list[_Length]] = {}
+        for demand in demands:
+            usual_s = math.inf if demand.limit_s is None else demand.limit_s * self._usual.of(demand.uid)
+            for profile, _ in demand.parts:
+                found.setdefault(profile, []).append(_Length(usual_s, demand.job, demand.pool))
+        return {profile: heapq.nlargest(_MOST, lengths, key=itemgetter(0)) for profile, lengths in found.items()}
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
         if any(self._reserver.offered_with(gpu_claims.index)):
@@ -220,16 +231,6 @@ class Backfill:
         self._fleet.change(gpu_claims, self._fleet.book.start(changed), gpu_claims.claims)
 
 
-def _longest_of(demands: Iterable[Demand]) -> dict[Profile, list[_Limit]]:
-    """Return the `_MOST` longest time limits of demands for each profile."""
-    found: dict[Profile, list[_Limit]] = {}
-    for demand in demands:
-        limit_s = math.inf if demand.limit_s is None else demand.limit_s
-        for profile, _ in demand.parts:
-            found.setdefault(profile, []).append(_Limit(limit_s, demand.job, demand.pool))
-    return {profile: heapq.nlargest(_MOST, limits, key=itemgetter(0)) for profile, limits in found.items()}
-
-
 def _start(demand: Demand, free_at: Mapping[Profile, Mapping[str, Sequence[float]]]) -> float:
     """Return when a demand could start in slots that are free at these times by profile and node; infinite: never."""
     if len(demand.parts) != 1 or demand.apart is not None or demand.loan:
@@ -240,9 +241,9 @@ def _start(demand: Demand, free_at: Mapping[Profile, Mapping[str, Sequence[float
     return starts[demand.nodes - 1] if len(starts) >= demand.nodes else math.inf
 
 
-def _first_limit(limits: Iterable[_Limit], node: str, jobs: frozenset[int], default_s: float) -> float:
-    """Return the first time limit of a job that could use the node, without `jobs`; `default_s` if there is none."""
-    return next((limit.limit_s for limit in limits if limit.job not in jobs and node in limit.pool), default_s)
+def _first_length(lengths: Iterable[_Length], node: str, jobs: frozenset[int], default_s: float) -> float:
+    """Return how long the first job that could use the node lasts, without `jobs`; `default_s` if there is none."""
+    return next((length.usual_s for length in lengths if length.job not in jobs and node in length.pool), default_s)
 
 
 def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import is_
 from typing import TypeAlias
 
@@ -55,8 +55,10 @@ from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuCla
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.node_plans import node_plans
+from slurm_migbatch.decide.supply.planned_starts import hindering
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.decide.supply.room import RoomMaker
+from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -101,7 +103,7 @@ class _Standing:
     nodes: Sequence[Node]
     preference: Sequence[Profile]
     possible: bool
-    used: float
+    used: PartsOfUsers
     now: float
     until: float
 
@@ -113,7 +115,7 @@ class _Standing:
         previous: Sequence[Reservation],
         preference: Sequence[Profile],
         moving: Moving,
-        used: float,
+        used: PartsOfUsers,
     ) -> bool:
         """Return whether this is the plan for these arguments of `Planner.plan`."""
         return (
@@ -121,7 +123,8 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and (preference, moving.possible, used) == (self.preference, self.possible, self.used)
+            and used is self.used
+            and (preference, moving.possible) == (self.preference, self.possible)
             and len(nodes) == len(self.nodes)
             and all(map(is_, nodes, self.nodes))
             and len(demands) == len(self.plan.demands)
@@ -147,7 +150,7 @@ class Planner:
         *,
         anew: bool = False,
         moving: Moving = NOTHING_MOVES,
-        used: float = 1.0,
+        used: PartsOfUsers = NOTHING_ENDED,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -159,7 +162,7 @@ class Planner:
                 of each size.
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
-            used: the part of their time limits that jobs usually use.
+            used: the parts of their time limits that ended jobs have used; the same object while they are unchanged.
         """
         standing = self._standing
         if (
@@ -190,11 +193,11 @@ class _PlanRound:
         now: float,
         previous: Sequence[Reservation],
         moving: Moving,
-        used: float,
+        used: PartsOfUsers,
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
-        self._moving = moving
+        self._moving, self._now = moving, now
         self._pending = DemandQueue.of(demands)
         #: number of pending demands
         self._queued = len(demands)
@@ -216,6 +219,8 @@ class _PlanRound:
         self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: those of them for which nothing could be reserved: only reserved space is tried for them
         self._done: set[DemandShape | tuple[DemandShape, ...]] = set()
+        #: position of the first demand of each kind without a place for all of its copies
+        self._waiting: dict[DemandShape, int] = {}
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._room = RoomMaker(self.fleet, self.demands)
@@ -243,8 +248,10 @@ class _PlanRound:
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
+        # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
+        hidden = {} if self._moving.possible else hindering(self._placed_claims(), self._waiting, self.fleet.nodes)
         return ClusterPlan(
-            nodes=node_plans(self.fleet, preference, before, anew=anew),
+            nodes=node_plans(self.fleet, preference, before, hidden, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             parts={(demand := self.demands[number]).job: demand.parts for number in sorted(self.copies)},
@@ -266,6 +273,17 @@ class _PlanRound:
             return -math.inf
         next_end = min([admission.next_end for admission in self.fleet.admissions.values()], default=math.inf)
         return min(next_end, self.reserver.lasts_until)
+
+    def _placed_claims(self) -> Iterator[tuple[str, int, Profile, float]]:
+        """Yield the claims of pending demands: node, position, profile, and when they should end."""
+        claims = chain(
+            self.fleet.on_fixed,
+            ((gpu.node, claim) for gpu in self.fleet.claimed() for claim in (*gpu.settled, *gpu.claims)),
+        )
+        for name, claim in claims:
+            if claim[0] < self._queued:
+                end = _end(self.demands, self._now, claim)
+                yield name, claim[0], claim[2], math.inf if end is None else end
 
     def _placed(self) -> dict[int, Placed]:
         """Return the nodes and copies of the demands that have a place, and whether its slots are offered already."""
@@ -309,7 +327,10 @@ class _PlanRound:
             if self._serve(number, copy, demand) or self._backfill.place(number, copy, demand):
                 self.copies[number] += 1
             else:
-                if demand.loan or demand.kind in self._done:
+                if demand.loan:
+                    return
+                self._waiting.setdefault(demand.kind, number)
+                if demand.kind in self._done:
                     return
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)

@@ -199,7 +199,7 @@ def plan_supply(
         preference,
         anew=anew,
         moving=moving,
-        used=memory.limits.usual,
+        used=memory.limits.parts,
     )
     memory.reservations = plan.reservations
     moves = _stopped(snapshot, plan, wanted, nodes, memory, settings, may_begin=not ending) if stops else ()
