@@ -7,7 +7,7 @@ import os
 import sys
 
 from slurm_migbatch.cli.ending import Failure, ending, leave
-from slurm_migbatch.cli.options import Option, completed, parse
+from slurm_migbatch.cli.options import ReportOption, completed, parse
 from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _words(*flags: str, name: str = "", metavar: str, help: str) -> Option:
+def _words(*flags: str, name: str = "", metavar: str, help: str) -> ReportOption:
     """Return an option of comma-separated words that may be repeated."""
-    return Option(flags, help, metavar, name, many=True)
+    return ReportOption(flags, help, metavar, name, many=True)
 
 
 OPTIONS = (
     _words("-j", "--jobs", metavar="JOBS", help="Only these: 12, 12_3, 12_[1-5], 12+1; 12.s0 means 12."),
     _words("-u", "--user", "--uid", name="users", metavar="USERS", help="Only jobs of these users (names or numbers)."),
-    Option(("-a", "--allusers"), "Jobs of all users (default for root and with -j or -N); else only yours."),
+    ReportOption(("-a", "--allusers"), "Jobs of all users (default for root and with -j or -N); else only yours."),
     _words("-A", "--accounts", metavar="ACCOUNTS", help="Only jobs of these accounts."),
     _words("-r", "--partition", name="partitions", metavar="NAMES", help="Only jobs in these partitions."),
     _words("-q", "--qos", metavar="NAMES", help="Only jobs with one of these QOS."),
@@ -32,10 +32,10 @@ OPTIONS = (
     ),
     _words("-W", "--wckeys", metavar="NAMES", help="Only jobs with one of these wckeys."),
     _words("--name", name="names", metavar="NAMES", help="Only jobs with one of these names."),
-    Option(("-k", "--timelimit-min"), "Only jobs with this time limit.", "TIME", "limit_min", default=""),
-    Option(("-K", "--timelimit-max"), "With -k: up to this time limit.", "TIME", "limit_max", default=""),
+    ReportOption(("-k", "--timelimit-min"), "Only jobs with this time limit.", "TIME", "limit_min", default=""),
+    ReportOption(("-K", "--timelimit-max"), "With -k: up to this time limit.", "TIME", "limit_max", default=""),
     _words("-M", "--clusters", metavar="NAMES", help="Only jobs of these clusters; `all` for all in the record."),
-    Option(("-L", "--allclusters"), "Jobs of every cluster in the record."),
+    ReportOption(("-L", "--allclusters"), "Jobs of every cluster in the record."),
     _words(
         "-N",
         "--nodelist",
@@ -50,11 +50,11 @@ OPTIONS = (
         metavar="STATES",
         help="Only jobs in these states within the window: CD,F or names.",
     ),
-    Option(("-S", "--starttime"), "Start of the window.", "TIME", "start", default=""),
-    Option(("-E", "--endtime"), "End of the window.", "TIME", "end", default=""),
-    Option(("-T", "--truncate"), "Limit times and durations to the window."),
-    Option(("-D", "--duplicates"), "Include earlier runs of requeued jobs."),
-    Option(("-X", "--allocations"), "One line per job, none for its slices."),
+    ReportOption(("-S", "--starttime"), "Start of the window.", "TIME", "start", default=""),
+    ReportOption(("-E", "--endtime"), "End of the window.", "TIME", "end", default=""),
+    ReportOption(("-T", "--truncate"), "Limit times and durations to the window."),
+    ReportOption(("-D", "--duplicates"), "Include earlier runs of requeued jobs."),
+    ReportOption(("-X", "--allocations"), "One line per job, none for its slices."),
     _words(
         "-o",
         "--format",
@@ -62,22 +62,22 @@ OPTIONS = (
         metavar="COLUMNS",
         help="Columns: name, name%20, name%-20 (left), +name adds to the default.",
     ),
-    Option(("-b", "--brief"), "JobID, State and ExitCode."),
-    Option(("-l", "--long"), "Most columns."),
-    Option(("-n", "--noheader"), "No header."),
-    Option(("-p", "--parsable"), "Columns separated and lines ended by '|'."),
-    Option(("-P", "--parsable2"), "Columns separated by '|'."),
-    Option(("--delimiter",), "Separator of columns in -p and -P.", "TEXT", default="|", shown=True),
-    Option(("--json",), "Everything as JSON: raw numbers, units in the names.", name="as_json"),
-    Option(("--yaml",), "Everything as YAML.", name="as_yaml"),
-    Option(("--noconvert",), "Print sizes in MiB (M)."),
-    Option(("--units",), "Print sizes in this unit.", "K|M|G|T|P", default=""),
-    Option(("--db",), "Database to read.", "URL"),
-    Option(("-c", "--completion"), "Refused: there is no job completion log."),
+    ReportOption(("-b", "--brief"), "JobID, State and ExitCode."),
+    ReportOption(("-l", "--long"), "Most columns."),
+    ReportOption(("-n", "--noheader"), "No header."),
+    ReportOption(("-p", "--parsable"), "Columns separated and lines ended by '|'."),
+    ReportOption(("-P", "--parsable2"), "Columns separated by '|'."),
+    ReportOption(("--delimiter",), "Separator of columns in -p and -P.", "TEXT", default="|", shown=True),
+    ReportOption(("--json",), "Everything as JSON: raw numbers, units in the names.", name="as_json"),
+    ReportOption(("--yaml",), "Everything as YAML.", name="as_yaml"),
+    ReportOption(("--noconvert",), "Print sizes in MiB (M)."),
+    ReportOption(("--units",), "Print sizes in this unit.", "K|M|G|T|P", default=""),
+    ReportOption(("--db",), "Database to read.", "URL"),
+    ReportOption(("-c", "--completion"), "Refused: there is no job completion log."),
     _words("-x", "--associations", metavar="IDS", help="Only jobs of these associations of slurmdbd."),
-    Option(("-e", "--helpformat"), "List the names of the columns.", instead=True),
-    Option(("-V", "--version"), "Show the version.", instead=True),
-    Option(("--usage",), "Show the usage.", instead=True),
+    ReportOption(("-e", "--helpformat"), "List the names of the columns.", instead=True),
+    ReportOption(("-V", "--version"), "Show the version.", instead=True),
+    ReportOption(("--usage",), "Show the usage.", instead=True),
 )
 
 

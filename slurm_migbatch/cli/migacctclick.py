@@ -9,7 +9,7 @@ import click
 
 from slurm_migbatch.cli.ending import EXIT_FAILED
 from slurm_migbatch.cli.migacct import OPTIONS, show
-from slurm_migbatch.cli.options import Option
+from slurm_migbatch.cli.options import ReportOption
 
 
 class _Command(click.Command):
@@ -76,7 +76,7 @@ def _now_print(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _of_click(option: Option) -> click.Option:
+def _of_click(option: ReportOption) -> click.Option:
     more: dict[str, Any] = {"help": option.help}
     if option.instead:
         more |= {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _now_print}

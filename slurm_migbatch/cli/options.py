@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Option(Value):
+class ReportOption(Value):
     """One option.
 
     Attributes:
@@ -42,7 +42,7 @@ class Option(Value):
         return self.name or max(self.flags, key=len).lstrip("-").replace("-", "_")
 
 
-def completed(options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
+def completed(options: Sequence[ReportOption], arguments: Sequence[str]) -> list[str]:
     """Return the arguments with every unambiguous beginning of a long option completed, as Slurm's commands do."""
     keys = {flag: option.key for option in options for flag in option.flags if flag.startswith("--")}
     keys["--help"] = "help"
@@ -57,7 +57,7 @@ def completed(options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, Any] | None:
+def parse(options: Sequence[ReportOption], arguments: Sequence[str]) -> Mapping[str, Any] | None:
     """Return the values of all options by name, given ones last, in the order in which they were last given; None if
     click must parse the command line.
     """

@@ -18,7 +18,7 @@ from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.profile_options import RunOptions
 from slurm_migbatch.cli.profile_output import milliseconds, no_progress
 from slurm_migbatch.daemon.addresses import is_local, resolved
-from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
+from slurm_migbatch.profiling.completions import RunningServer, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device
 from slurm_migbatch.profiling.ladder import LadderFindings, ServedModel, climb
 from slurm_migbatch.profiling.load import LoadEffort, LoadPoint, LoadRefused, LoadResult, Percentiles, Prompts
@@ -98,7 +98,7 @@ def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, 
 class _Measuring:
     """Measures a point on a server; the text of each length is determined once."""
 
-    def __init__(self, served: Served, effort: LoadEffort, device: Device) -> None:
+    def __init__(self, served: RunningServer, effort: LoadEffort, device: Device) -> None:
         self._served, self._effort, self._device = served, effort, device
         self._prompts: dict[int, Prompts] = {}
 
@@ -169,7 +169,7 @@ def _print(found: LadderFindings, table: Path, earlier: int) -> None:
     click.echo(f"{table}: {len(found.results)} new rows" + (f", {earlier} existing" if earlier else ""))
 
 
-def _json(subject: ServedModel, served: Served, found: LadderFindings, table: Path) -> dict[str, Any]:
+def _json(subject: ServedModel, served: RunningServer, found: LadderFindings, table: Path) -> dict[str, Any]:
     def times(of: Percentiles | None) -> dict[str, float] | None:
         return None if of is None else {"mean": of.mean, **{f"p{100 * share:g}": t for share, t in of.at.items()}}
 

@@ -15,7 +15,7 @@ from slurm_migbatch.decide.actions import MoveOrder
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.decide.lending.ledger import first_task
 from slurm_migbatch.decide.lending.loan import JobView
-from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
+from slurm_migbatch.decide.lending.model import GIVING, LoanOrder, OrderKind
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.supply.moves import MOVE, PREEMPT
 from slurm_migbatch.slurm.client import JobRow, SlurmClient, SlurmError, SlurmRefused
@@ -33,7 +33,7 @@ def apply_orders(
     """Apply the orders; return their results."""
     outcomes: list[OrderOutcome] = []
     rows = {order.job: job_views[order.job].row for order in orders}
-    names = {order.job: name_of(rows[order.job], first_only=order.kind is Kind.RELEASE) for order in orders}
+    names = {order.job: name_of(rows[order.job], first_only=order.kind is OrderKind.RELEASE) for order in orders}
 
     def apply(group: Sequence[LoanOrder], call: Callable[[list[str]], None]) -> None:
         if not group:
@@ -45,11 +45,11 @@ def apply_orders(
             outcomes.append(OrderOutcome(order, before, after, at, errors.get(names[order.job], "")))
 
     resume = partial(_resume, client, frozenset(names[job] for job, row in rows.items() if row.state == "SUSPENDED"))
-    for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
-        signalled = [order for order in orders if order.kind is Kind.SIGNAL and order.signal == signal]
+    for signal in dict.fromkeys(order.signal for order in orders if order.kind is OrderKind.SIGNAL):
+        signalled = [order for order in orders if order.kind is OrderKind.SIGNAL and order.signal == signal]
         apply(signalled, partial(resume, partial(client.signal_all, name=signal)))
-    apply([order for order in orders if order.kind is Kind.REQUEUE], partial(resume, client.requeue_all))
-    changing = [order for order in orders if order.kind not in (Kind.SIGNAL, Kind.REQUEUE)]
+    apply([order for order in orders if order.kind is OrderKind.REQUEUE], partial(resume, client.requeue_all))
+    changing = [order for order in orders if order.kind not in (OrderKind.SIGNAL, OrderKind.REQUEUE)]
     now = clock()
     updates = {names[order.job]: _fields(order, rows[order.job], now) for order in changing}
     emptying = {names[order.job]: fields for order in changing if (fields := emptied(rows[order.job].gres))}
@@ -70,9 +70,9 @@ def _resume(
 
 def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:
     """Return what an order changes: the job's state or GRES before, and the signal, state or GRES after."""
-    if order.kind is Kind.SIGNAL:
+    if order.kind is OrderKind.SIGNAL:
         return row.state, order.signal
-    if order.kind is Kind.REQUEUE:
+    if order.kind is OrderKind.REQUEUE:
         return row.state, "PENDING"
     return row.gres, _fields(order, row, now)["Gres"]
 
@@ -147,12 +147,12 @@ def name_of(row: JobRow, *, first_only: bool = False) -> str:
 
 
 def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
-    kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
+    kind = LOAN if order.profile is None else GUEST if order.kind is OrderKind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind, order.away)
     if order.kind in GIVING and waits_for_begin(row, now):
         # not in the future if possible: the scheduler might not run when it is reached (`BeginTimes`)
         fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
-    if order.kind is Kind.SHARE:
+    if order.kind is OrderKind.SHARE:
         fields["ReqNodeList"] = order.node  # a guest's GRES does not name its host
     elif GUEST in row.gres and row.requested_nodes:
         fields["ReqNodeList"] = ""

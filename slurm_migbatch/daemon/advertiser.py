@@ -48,7 +48,7 @@ from typing import NamedTuple
 from slurm_migbatch.daemon.plans import GpuSlots, Plans
 from slurm_migbatch.decide.capacity.demand import FILLER, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
-from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Sharing, is_guest
+from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, NodeGuests, is_guest
 from slurm_migbatch.decide.snapshot import PublishedPlan
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
@@ -96,7 +96,7 @@ class Advertiser:
         self._shrunk: dict[str, dict[str, int]] = {}
         #: of nodes that needed no change when last examined: the input, and whether it exceeded the constant sum
         self._settled: dict[str, tuple[tuple[object, ...], bool]] = {}
-        self._sharing: Mapping[str, Sharing] = {}
+        self._sharing: Mapping[str, NodeGuests] = {}
 
     def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
         """Learn the counts that nodes were given before a restart of the service, including the filler."""
@@ -129,7 +129,7 @@ class Advertiser:
         rows: Mapping[str, NodeRow],
         jobs: Mapping[int, JobRow],
         monotonic: Callable[[], float],
-        sharing: Mapping[str, Sharing],
+        sharing: Mapping[str, NodeGuests],
     ) -> Advertised:
         """Bring Slurm and the nodes to these plans, as far as possible now.
 
@@ -224,7 +224,7 @@ class Advertiser:
         self._published[plan.node] = (version, plan.layouts)
         return version
 
-    def _shared(self, node: str) -> Sharing:
+    def _shared(self, node: str) -> NodeGuests:
         return self._sharing.get(node, ALONE)
 
     def _is_published(self, plan: NodePlan) -> bool:

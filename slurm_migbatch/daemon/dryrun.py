@@ -12,7 +12,7 @@ from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.loan import JobView
-from slurm_migbatch.decide.lending.model import Kind, LoanOrder
+from slurm_migbatch.decide.lending.model import LoanOrder, OrderKind
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,15 @@ class DryRun:
     """Remembers logged orders; creates the rows for the record."""
 
     def __init__(self) -> None:
-        self._orders: dict[tuple[int, Kind], tuple[str, float]] = {}
+        self._orders: dict[tuple[int, OrderKind], tuple[str, float]] = {}
         self._changes: dict[str, str] = {}
 
     def recall(self, actions: Iterable[Mapping[str, Any]]) -> None:
         """Load from the record what was logged before a restart."""
-        kinds = {kind.value for kind in Kind}
+        kinds = {kind.value for kind in OrderKind}
         for row in actions:
             if row["dry_run"] and row["kind"] in kinds:  # the rows of dispatch are in the same table
-                self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
+                self._orders[row["job_id"], OrderKind(row["kind"])] = row["after"] or "", row["ts"]
 
     def orders(self, orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], now: float) -> list[dict[str, Any]]:
         """Return rows of orders on training jobs that were not logged yet."""

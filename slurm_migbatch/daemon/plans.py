@@ -23,7 +23,7 @@ Guests = Mapping[int, Place]
 _AHEAD_MS = 30 * 366 * 86400 * 1000
 
 
-class Plan(PublishedPlan):
+class NumberedPlan(PublishedPlan):
     """A node's layout, numbered; a higher version replaces a lower one."""
 
     def to_wire(self) -> dict[str, object]:
@@ -55,7 +55,7 @@ class Plans(Protocol):
 
 @dataclass
 class _Node:
-    plan: Plan | None = None
+    plan: NumberedPlan | None = None
     have: int = 0
     last_contact: float = 0.0
 
@@ -87,14 +87,14 @@ class NodePlans:
             plan = entry.plan
             if plan is not None and (plan.gpus, plan.guests) == (frozen, shared) and plan.version >= entry.have:
                 return plan.version
-            entry.plan = Plan(self._next_version(entry), frozen, shared)
+            entry.plan = NumberedPlan(self._next_version(entry), frozen, shared)
             version = entry.plan.version
             self._wake(node)
         return version
 
     # the next three read one value each, which needs no lock; a round calls them for every node
 
-    def current(self, node: str) -> Plan | None:
+    def current(self, node: str) -> NumberedPlan | None:
         """Return the plan that `node` should have; None until one was published."""
         entry = self._nodes.get(node)
         return entry.plan if entry is not None else None
@@ -129,7 +129,7 @@ class NodePlans:
                 have = 0
             entry.have = have
             if entry.plan is not None and have > entry.plan.version:
-                entry.plan = Plan(self._next_version(entry), entry.plan.gpus, entry.plan.guests)
+                entry.plan = NumberedPlan(self._next_version(entry), entry.plan.gpus, entry.plan.guests)
             self._acked.notify_all()
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
@@ -137,7 +137,7 @@ class NodePlans:
         with self._acked:
             return self._acked.wait_for(lambda: node in self._nodes and self._nodes[node].have >= version, timeout)
 
-    async def newer(self, node: str, have: int, timeout: float) -> Plan | None:
+    async def newer(self, node: str, have: int, timeout: float) -> NumberedPlan | None:
         """Return the plan of `node` once it differs from version `have`; None after `timeout` seconds."""
         event = asyncio.Event()
         waiter = (asyncio.get_running_loop(), event)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.children import Child
 from slurm_migbatch.daemon.metrics import Metrics
-from slurm_migbatch.daemon.tasks import Ended
+from slurm_migbatch.daemon.tasks import ProcessEnded
 
 #: started by name, because the daemon does not import modules of this higher layer
 _PROGRAM = "slurm_migbatch.query.server"
@@ -52,6 +52,6 @@ class QuerySupervisor:
                 if "serving" in message:
                     self.error = ""
                 self._answers = message.get("answers", self._answers)
-            raise Ended(f"the query service exited with {await child.process.wait()}")
+            raise ProcessEnded(f"the query service exited with {await child.process.wait()}")
         finally:
             await asyncio.shield(child.end())

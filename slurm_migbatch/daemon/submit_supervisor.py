@@ -12,7 +12,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.children import ONE_THREAD, Child
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Metrics
-from slurm_migbatch.daemon.tasks import Ended
+from slurm_migbatch.daemon.tasks import ProcessEnded
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -108,8 +108,8 @@ class SubmitSupervisor:
             self.ran(self._past())
             await self._listen(child)
             if self._missing is not None:
-                raise Ended(f"the submit service was ended because {self._missing} is missing")
-            raise Ended(f"the submit service exited with {await child.process.wait()}")
+                raise ProcessEnded(f"the submit service was ended because {self._missing} is missing")
+            raise ProcessEnded(f"the submit service exited with {await child.process.wait()}")
         finally:
             self._child = self._missing = None
             self.serving.clear()

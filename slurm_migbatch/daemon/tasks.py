@@ -18,7 +18,7 @@ _LONGEST_S: Final = 60.0
 _ENDED: Final = "it is started again; if it was not killed (-9: perhaps for lack of memory), its last lines say why"
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """A process that a loop needs has ended by itself, as when it was killed."""
 
 
@@ -26,7 +26,7 @@ async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop until it returns; errors are logged, unexpected ones with their traceback, and it starts again."""
 
     def reporter(error: Exception) -> FaultReporter:
-        if isinstance(error, Ended):
+        if isinstance(error, ProcessEnded):
             return FaultReporter(name, _ENDED, log, longest=_LONGEST_S)
         return FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=_LONGEST_S)
 
@@ -38,7 +38,7 @@ async def run_forever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
         except Exception as error:
             if fault is None or time.monotonic() - began > _LONGEST_S:
                 fault = reporter(error)
-            if not (fault.open or isinstance(error, Ended)):
+            if not (fault.open or isinstance(error, ProcessEnded)):
                 log.exception("internal error in %s", name)
             await asyncio.sleep(fault.failed(error))
 

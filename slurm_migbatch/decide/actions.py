@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
-from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing
+from slurm_migbatch.decide.capacity.sharing import ALONE, NodeGuests
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Offer:
 
     plan: NodePlan
     state: Node
-    sharing: Sharing = ALONE
+    sharing: NodeGuests = ALONE
     why: str = "free space"
 
 

@@ -14,7 +14,7 @@ from slurm_migbatch.doctor.programs import Reader, closed_to
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.store.engines import make_engine, without_password
 from slurm_migbatch.store.errors import StoreError
-from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.models import StoredNode
 from slurm_migbatch.store.restore import unfinished
 from slurm_migbatch.store.sqlitefile import log_bytes
 from slurm_migbatch.store.wal import LARGE_BYTES
@@ -84,7 +84,7 @@ def check_server(url: str) -> Iterator[Finding]:
         return
     try:
         with engine.connect() as connection:
-            if not inspect(connection).has_table(Node.__tablename__):
+            if not inspect(connection).has_table(StoredNode.__tablename__):
                 return
             refusal = _refusal(connection)
     except SQLAlchemyError as error:
@@ -107,12 +107,12 @@ def check_server(url: str) -> Iterator[Finding]:
 
 def _refusal(connection: Connection) -> DBAPIError | None:
     """Return the server's error for statements that would write no row; None if it accepts them."""
-    columns = list(Node.__table__.columns)
+    columns = list(StoredNode.__table__.columns)
     no_rows = select(*columns).where(false())
     statements = (
-        insert(Node).from_select([column.name for column in columns], no_rows),
-        update(Node).where(false()).values(seen=Node.seen),
-        delete(Node).where(false()),
+        insert(StoredNode).from_select([column.name for column in columns], no_rows),
+        update(StoredNode).where(false()).values(seen=StoredNode.seen),
+        delete(StoredNode).where(false()),
     )
     try:
         for statement in statements:

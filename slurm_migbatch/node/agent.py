@@ -192,7 +192,7 @@ class Agent:
             if env.node != self._config.node:
                 raise HookEnvError(f"this is the agent of node {self._config.node}, not of {env.node}")
             code, line = executor.run(env, lambda: _is_closed(link))
-        except protocol.RequestError as error:
+        except protocol.HookRequestError as error:
             log.warning("%s: its hook does the work itself; restart the agent after an upgrade", error)
             return
         except HookEnvError as error:

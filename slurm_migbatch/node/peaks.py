@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 20
 RunId = tuple[int, int]
 
 
-class Peak(NamedTuple):
+class RunPeak(NamedTuple):
     """One run: seconds for which its slices were sampled, the peak MiB by MIG UUID, sums of activity and of energy."""
 
     watched_s: float
@@ -32,12 +32,12 @@ class Peak(NamedTuple):
     busy: tuple[float, ...] = ()
     energy: tuple[float, ...] = ()
 
-    def with_sample(self, found: Mapping[str, int], seconds: float) -> Peak:
+    def with_sample(self, found: Mapping[str, int], seconds: float) -> RunPeak:
         """Return the peak after one more sample, `seconds` after the last."""
         most = {uuid: max(self.mib.get(uuid, 0), found.get(uuid, 0)) for uuid in {*self.mib, *found}}
         return self._replace(watched_s=self.watched_s + seconds, mib=most)
 
-    def with_activity(self, found: Activity) -> Peak:
+    def with_activity(self, found: Activity) -> RunPeak:
         """Return the peak with the activity of one slice over some seconds."""
         seconds, *shares = found
         totals = self.busy or (0.0,) * len(found)
@@ -45,7 +45,7 @@ class Peak(NamedTuple):
             busy=tuple(a + b for a, b in zip(totals, (seconds, *(seconds * s for s in shares)), strict=True))
         )
 
-    def with_energy(self, seconds: float, joules: float) -> Peak:
+    def with_energy(self, seconds: float, joules: float) -> RunPeak:
         """Return the peak with the energy of one slice's GPU over some seconds."""
         totals = self.energy or (0.0, 0.0)
         return self._replace(energy=(totals[0] + seconds, totals[1] + joules))
@@ -70,14 +70,14 @@ class Peak(NamedTuple):
         return max(self.mib.values()) if self.mib and self.watched_s >= held_s / 2 else None
 
 
-def load(run_dir: int) -> dict[RunId, Peak]:
+def load(run_dir: int) -> dict[RunId, RunPeak]:
     """Read all peaks; empty if there is no file or its form is unknown."""
     try:
         stored = json.loads(read(NAME, MAX_BYTES, run_dir))
         if stored["version"] != 1:
             return {}
         return {
-            _run(name): Peak(
+            _run(name): RunPeak(
                 float(row["watched_s"]),
                 {str(uuid): int(mib) for uuid, mib in row["mib"].items()},
                 tuple(float(total) for total in row.get("busy", ())),
@@ -89,7 +89,7 @@ def load(run_dir: int) -> dict[RunId, Peak]:
         return {}
 
 
-def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId]) -> None:
+def store(run_dir: int, peaks: Mapping[RunId, RunPeak], running: Collection[RunId]) -> None:
     """Write the peaks of the runs that still exist. Raises OSError."""
     rows = {
         f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy, "energy": p.energy}

@@ -9,25 +9,25 @@ MAX_REQUEST = 65536
 END = b"\0\0"
 
 
-class RequestError(HookEnvError):
+class HookRequestError(HookEnvError):
     """A request in another form, perhaps of a hook that was installed since the agent started."""
 
 
 def parse(request: bytes) -> HookEnv:
     """Parse the hook's environment from a request. Raises RequestError, and HookEnvError for invalid values."""
     if len(request) > MAX_REQUEST or not request.endswith(END):
-        raise RequestError("the request is truncated or too long")
+        raise HookRequestError("the request is truncated or too long")
     head, *fields = request[: -len(END)].split(b"\0")
     environ: dict[bytes, bytes] = {}
     for field in fields:
         key, equals, value = field.partition(b"=")
         if not equals or key not in ALLOWED or key in environ:
-            raise RequestError(f"the request has the unknown field {key[:40]!a}")
+            raise HookRequestError(f"the request has the unknown field {key[:40]!a}")
         environ[key] = value
     try:
         hook = head.decode("ascii")
     except UnicodeDecodeError:
-        raise RequestError("the request has no hook") from None
+        raise HookRequestError("the request has no hook") from None
     return HookEnv.read(hook, environ)
 
 

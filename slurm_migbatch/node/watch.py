@@ -67,7 +67,7 @@ class Watcher:
     def __init__(self, config: NodeConfig, gpus: Gpus) -> None:
         self._config = config
         self._gpus = gpus
-        self._peaks: dict[peaks.RunId, peaks.Peak] = {}
+        self._peaks: dict[peaks.RunId, peaks.RunPeak] = {}
         self._sampled: float | None = None
         self._untold: set[str] = set()  # GPUs without activity data
         self._unmetered: set[str] = set()  # GPUs without energy data
@@ -216,7 +216,7 @@ class Watcher:
                 continue
             known = self._peaks.get(run)
             seconds = since if known else min(since, max(every, time.time() - min(row.since for row in slices)))
-            peak = (known or peaks.Peak(0.0, {})).with_sample(memory_used, seconds)
+            peak = (known or peaks.RunPeak(0.0, {})).with_sample(memory_used, seconds)
             for activity in self._activities(gpus, run, slices):
                 peak = peak.with_activity(activity)
             for span_s, joules in self._energy_since(gpus, run, slices, now):

@@ -46,7 +46,7 @@ from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.recurring import SAMPLED
 from slurm_migbatch.predict.samples import RUNS, SHORT, SILENT
-from slurm_migbatch.predict.state import KINDS, SURFACES, Peak
+from slurm_migbatch.predict.state import KINDS, SURFACES, MemoryBounds
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.values.grouping import grouped
 from slurm_migbatch.workload.gpufacts import short_name
@@ -404,7 +404,7 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
     return peaks_by_profile
 
 
-def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key, tuple[Peak, ...]]:
+def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key, tuple[MemoryBounds, ...]]:
     """Return what work needs by its own runs, where there were enough of them, whatever is known of other work.
 
     At most: what the next run exceeds with no more than the rest of the probability `confidence`, but no less than what
@@ -413,12 +413,12 @@ def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key
     nobody's need, so less work counts only if no fewer users ran it, and more work only if more users did.
     """
     agreed = grouped(_memories(observations).items(), lambda item: item[0][:3])
-    found: dict[Key, tuple[Peak, ...]] = {}
+    found: dict[Key, tuple[MemoryBounds, ...]] = {}
     weighed = (observation for observation in observations if observation.row.memory_mib is not None)
     for key, group in grouped(weighed, lambda observation: observation.key).items():
         works = grouped(group, lambda observation: (observation.row.batch, observation.row.input_size or 0))
         users_of = {work: len(_by_user(own)) for work, own in works.items()}
-        peaks: list[Peak] = []
+        peaks: list[MemoryBounds] = []
         for work, own in sorted(works.items(), key=lambda work: -len(work[1]))[:MOST_CELLS]:
             batch, size = work
             users = [profiles for runs in _by_user(own).values() if (profiles := _by_profile(runs))]
@@ -431,13 +431,13 @@ def peaks_of(observations: Sequence[Observation], confidence: float) -> dict[Key
             ]
             if most is not None and within:
                 least = _least(users, confidence)
-                peaks.append(Peak(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
+                peaks.append(MemoryBounds(batch, size, SAMPLED * least, SAMPLED * max(most, *within)))
         if peaks:
             found[key] = tuple(peak._replace(least=_possible(peak, peaks, users_of)) for peak in peaks)
     return found
 
 
-def _possible(peak: Peak, peaks: Sequence[Peak], users_of: Mapping[tuple[int, int], int]) -> float:
+def _possible(peak: MemoryBounds, peaks: Sequence[MemoryBounds], users_of: Mapping[tuple[int, int], int]) -> float:
     """Return what work needs at least, if more work that more users ran needs no less."""
     users = users_of[peak.batch, peak.input]
     more = [other for other in peaks if other.batch >= peak.batch and other.input >= peak.input]

@@ -60,7 +60,7 @@ class Tried(NamedTuple):
     profile: str
 
 
-class Peak(NamedTuple):
+class MemoryBounds(NamedTuple):
     """MiB that work of a batch and an input size (0: not stated) needs at least and at most, by its runs."""
 
     batch: int
@@ -89,7 +89,7 @@ class Learned:
     """Work that needs more memory than a slice has, by model, kind of work and GPU."""
     held: Mapping[tuple[str, str, str], tuple[Tried, ...]] = field(default_factory=dict)
     """Work that needs no more memory than a slice has, by the same."""
-    peaks: Mapping[tuple[str, str, str], tuple[Peak, ...]] = field(default_factory=dict)
+    peaks: Mapping[tuple[str, str, str], tuple[MemoryBounds, ...]] = field(default_factory=dict)
     """Memory of work of which enough runs ended, by the same (`runs.peaks_of`)."""
 
     def population(self, figure: str, kind: str) -> Population:
@@ -213,11 +213,11 @@ def _read_tried(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Tried, 
     return found
 
 
-def _read_peaks(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[Peak, ...]]:
-    found: dict[tuple[str, str, str], tuple[Peak, ...]] = {}
+def _read_peaks(data: Iterable[Any]) -> dict[tuple[str, str, str], tuple[MemoryBounds, ...]]:
+    found: dict[tuple[str, str, str], tuple[MemoryBounds, ...]] = {}
     for model, kind, gpu, batch, size, least, most in data:
         key = (str(model), str(kind), str(gpu))
-        peak = Peak(int(batch), int(size), float(least), float(most))
+        peak = MemoryBounds(int(batch), int(size), float(least), float(most))
         possible = kind in KINDS and 1 <= peak.batch <= 10**9 and 0 <= peak.input <= 10**9
         if not possible or not 0 < peak.least < 1e9 or not 0 < peak.most < 1e9:
             raise ValueError("the memory of runs is out of range")

@@ -202,7 +202,7 @@ class ServerConnection:
 
 
 @dataclass(frozen=True)
-class Served:
+class RunningServer:
     """A server that answers: the model's name there, the engine (empty: unknown), the longest sequence
     (None: unknown), and the request form.
     """
@@ -231,7 +231,7 @@ class Served:
         return _timed(stream, sent, outputs, line)
 
 
-def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> Served:
+def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> RunningServer:
     """Return the server at an address: its model and request form. `name`: of several models the one to use.
 
     Raises:
@@ -240,7 +240,7 @@ def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> 
     line = ServerConnection(address, key, timeout)
     try:
         model = _model(line, name)
-        served = Served(
+        served = RunningServer(
             address,
             str(model.get("id") or name),
             _OWNERS.get(str(model.get("owned_by") or "").lower(), ""),
@@ -280,11 +280,13 @@ def _longest(model: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _with_working_form(served: Served, line: ServerConnection) -> Served:
+def _with_working_form(served: RunningServer, line: ServerConnection) -> RunningServer:
     last: ServerError | None = None
     for form in FORMS:
         for wishes in WISHES:
-            candidate = Served(served.address, served.name, served.engine, served.longest, form, wishes, served.key)
+            candidate = RunningServer(
+                served.address, served.name, served.engine, served.longest, form, wishes, served.key
+            )
             try:
                 candidate.ask(line, "one two three", _PROBE)
                 return candidate

@@ -20,7 +20,7 @@ _WITH_UNIT: Final = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?({'|'.join(_FACTORS)})"
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How the columns of a table are read.
 
     `header`: the columns afterwards. `slices`: for a table with columns for each slice their names there, by the name
@@ -32,7 +32,7 @@ class Layout:
     units: Mapping[str, str]
 
     @classmethod
-    def of(cls, header: tuple[str, ...], rows: Iterable[Mapping[str, str]], *, sliced: bool) -> Layout:
+    def of(cls, header: tuple[str, ...], rows: Iterable[Mapping[str, str]], *, sliced: bool) -> TableLayout:
         """Return the layout of a table; `sliced`: it has a column with the slices."""
         slices = {} if sliced else _by_slice(header)
         moved = {name for columns in slices.values() for name in columns.values()}

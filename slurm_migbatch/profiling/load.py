@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from slurm_migbatch.profiling.completions import Answered, Cancelled, Served, ServerConnection, ServerError
+from slurm_migbatch.profiling.completions import Answered, Cancelled, RunningServer, ServerConnection, ServerError
 from slurm_migbatch.profiling.timing import P99_SAMPLE
 
 SHARES: Final = (0.5, 0.9, 0.95, 0.99)
@@ -147,7 +147,7 @@ class Prompts:
         return " ".join(_WORDS[byte % len(_WORDS)] for byte in drawn)
 
     @classmethod
-    def asked(cls, served: Served, line: ServerConnection, tokens: int, salt: str) -> Prompts:
+    def asked(cls, served: RunningServer, line: ServerConnection, tokens: int, salt: str) -> Prompts:
         """Measure on the server how many tokens some words are; if it does not report them, a word is one token."""
         counts: list[tuple[int, int]] = []
         for number, words in enumerate((_FEWEST, max(tokens // 8, 2 * _FEWEST))):
@@ -164,7 +164,7 @@ class _Loop:
     """The connections of one point: each in a thread, which sends one request after the other."""
 
     def __init__(
-        self, served: Served, point: LoadPoint, prompts: Prompts, effort: LoadEffort, salt: str, end: float
+        self, served: RunningServer, point: LoadPoint, prompts: Prompts, effort: LoadEffort, salt: str, end: float
     ) -> None:
         self._served, self._point, self._prompts, self._salt = served, point, prompts, salt
         self._effort = effort
@@ -256,7 +256,7 @@ class _Loop:
 
 
 def measure_load(
-    served: Served,
+    served: RunningServer,
     point: LoadPoint,
     prompts: Prompts,
     effort: LoadEffort,

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from slurm_migbatch.profiling import aliases, csvfile, jsonfile
 from slurm_migbatch.profiling.csvfile import Problems
-from slurm_migbatch.profiling.layout import Layout
+from slurm_migbatch.profiling.layout import TableLayout
 from slurm_migbatch.profiling.measurement import (
     COLUMNS,
     IDENTITY,
@@ -215,7 +215,7 @@ def _neutral(
 ) -> Reading:
     # one cell alone may not tell; lines that cannot be read are reported below
     cells_of = (row for _, row in csvfile.read(path, Problems(), dict))
-    layout = Layout.of(tuple(header), cells_of, sliced="profile" in aliases.renamed(header))
+    layout = TableLayout.of(tuple(header), cells_of, sliced="profile" in aliases.renamed(header))
     renamed = aliases.renamed(layout.header)
     if unusable := _unusable(layout.header, renamed):
         problems.add(path, 1, unusable)

@@ -38,7 +38,7 @@ _MOST_SLICES: Final = 64
 
 
 @dataclass(frozen=True)
-class Grid:
+class GridWidths:
     """Widths of the columns of GPUs: node names, a memory slice; the maximum number of slices of a GPU.
 
     `jobs`: names of jobs by their number.
@@ -51,7 +51,7 @@ class Grid:
     jobs: Mapping[int, str]
 
     @classmethod
-    def of(cls, gpus: Sequence[GpuRow], width: int, jobs: Mapping[int, str]) -> Grid:
+    def of(cls, gpus: Sequence[GpuRow], width: int, jobs: Mapping[int, str]) -> GridWidths:
         """Return the widths for these GPUs on a page of a width."""
         slices = max(1, min(_MOST_SLICES, max((gpu.slices for gpu in gpus), default=8)))
         names = max(4, longest_name((gpu.node for gpu in gpus), width))

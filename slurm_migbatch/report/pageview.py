@@ -13,7 +13,7 @@ from rich.text import Text
 
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.cells import Cells, columns, job_text, longest_name
-from slurm_migbatch.report.gpugrid import CLOSED, FREE, PATTERN, STYLE, Grid, ordered_gpus
+from slurm_migbatch.report.gpugrid import CLOSED, FREE, PATTERN, STYLE, GridWidths, ordered_gpus
 from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, EventRow, LoanRow, Page, QueueRow
 from slurm_migbatch.report.pagestate import EVENTS, GPUS, LOANS, QUEUE, Extent, PageState
 
@@ -258,7 +258,7 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
 
     gpus = ordered_gpus(page.gpus, page.at, state)
     names = {row.job: row.name for row in page.names}
-    grid = Grid.of(gpus, width, names)
+    grid = GridWidths.of(gpus, width, names)
 
     def gpu(at: int) -> Text:
         same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node

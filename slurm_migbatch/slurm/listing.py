@@ -69,7 +69,7 @@ SQUEUE_FIELDS = (
 )
 
 
-class Sharing(NamedTuple):
+class SharingField(NamedTuple):
     """The last field of a row, which shows whether a job shares its nodes, and its value for --exclusive.
 
     Since 26.05 OverSubscribe is NO for most jobs.
@@ -79,8 +79,8 @@ class Sharing(NamedTuple):
     alone: str
 
 
-_OVERSUBSCRIBE: Final = Sharing(SQUEUE_FIELDS[-1], "NO")
-_EXCLUSIVE: Final = Sharing("Exclusive", "NODE")
+_OVERSUBSCRIBE: Final = SharingField(SQUEUE_FIELDS[-1], "NO")
+_EXCLUSIVE: Final = SharingField("Exclusive", "NODE")
 
 _STATE = SQUEUE_FIELDS.index("State")
 #: of the largest number that Slurm has, of 64 bits; root of a node may write others into the name of its system
@@ -103,12 +103,12 @@ def new_mark() -> str:
     return f"\x1f{secrets.token_urlsafe(8)}"
 
 
-def sharing_of(version: tuple[int, int]) -> Sharing:
+def sharing_of(version: tuple[int, int]) -> SharingField:
     """Return which field a release of Slurm has."""
     return _EXCLUSIVE if version >= (26, 5) else _OVERSUBSCRIBE
 
 
-def squeue_command(mark: str, *, ordered: bool = True, sharing: Sharing = _OVERSUBSCRIBE) -> tuple[str, ...]:
+def squeue_command(mark: str, *, ordered: bool = True, sharing: SharingField = _OVERSUBSCRIBE) -> tuple[str, ...]:
     """Return the squeue command whose output `parse_jobs` reads; `mark` must not be guessable.
 
     Jobs come in the order in which Slurm considers them: priority, then submit time, then id
@@ -148,7 +148,7 @@ def _columns(fields: Sequence[str], mark: str, widths: Mapping[str, int] = _WIDT
     return "--Format=" + ",".join(f"{name}:{widths.get(name, 0)}{mark}" for name in fields)
 
 
-def parse_jobs(output: str, mark: str, sharing: Sharing = _OVERSUBSCRIBE) -> list[JobRow]:
+def parse_jobs(output: str, mark: str, sharing: SharingField = _OVERSUBSCRIBE) -> list[JobRow]:
     """Return the rows of the output of `squeue_command`; an invalid one is UNREAD. Raises SlurmError."""
     return [_job_or_unread(values, sharing.alone) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
@@ -174,7 +174,7 @@ class JobReader:
         self._joint = new_mark()
         self._rows: dict[bytes, JobRow] = {}
 
-    def read(self, output: str, mark: str, sharing: Sharing = _OVERSUBSCRIBE) -> list[JobRow]:
+    def read(self, output: str, mark: str, sharing: SharingField = _OVERSUBSCRIBE) -> list[JobRow]:
         """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
         before, current, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
@@ -226,7 +226,7 @@ def _job_or_unread(values: Sequence[str], alone: str) -> JobRow:
 def _job(job_id: int, values: Sequence[str], alone: str) -> JobRow:
     """Return the row for the values of `SQUEUE_FIELDS`. Texts that many jobs share are interned.
 
-    `alone`: see `Sharing`.
+    `alone`: see `SharingField`.
     """
     (
         _, array_job, task, het_job, restarts, uid, user, account, partition, state, reason, priority, submit,

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 
-from slurm_migbatch.store.models import Gpu, Node, NodeEvent, NodeJournal
+from slurm_migbatch.store.models import NodeEvent, NodeJournal, StoredGpu, StoredNode
 from slurm_migbatch.store.queries import among
 
 #: events that describe all GPUs of a node
@@ -32,7 +32,7 @@ def gpu_seconds(
     counts_by_node = _descriptions(connection, start, end, nodes)
     pruned = set(connection.scalars(select(NodeJournal.node).where(NodeJournal.forgotten.is_not(None))))
     seconds: dict[str, float] = {}
-    for node, seen in connection.execute(select(Node.node, Node.seen)):
+    for node, seen in connection.execute(select(StoredNode.node, StoredNode.seen)):
         if nodes and node not in nodes:
             continue
         counts = sorted(counts_by_node.get(node, {}).items())
@@ -52,7 +52,7 @@ def _descriptions(
     times, and the last time before.
     """
     by_node: dict[str, dict[float, int]] = {}
-    present = select(Gpu.node, Gpu.seen).where(Gpu.present, Gpu.mig, Gpu.seen <= end)
+    present = select(StoredGpu.node, StoredGpu.seen).where(StoredGpu.present, StoredGpu.mig, StoredGpu.seen <= end)
     for node, moment in connection.execute(present):
         by_time = by_node.setdefault(node, {})
         by_time[moment] = by_time.get(moment, 0) + 1

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Run, SupplyChange, portions
+from slurm_migbatch.store.models import Run, StoredDecision, SupplyChange, portions
 
 _TEXTS = ("user", "partition", "asked", "bucket", "chosen", "message", "source", "recurring")
 _TEXT_OPTION = re.compile(r"(?:^| )--(?:comment|extra)=")
@@ -34,7 +34,7 @@ def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float
         if id is None:
             raise ValueError("a decision needs an id")
         by_id[id] = decision
-    rows = {row.id: row for row in session.scalars(select(Decision).where(Decision.id.in_(by_id)))}
+    rows = {row.id: row for row in session.scalars(select(StoredDecision).where(StoredDecision.id.in_(by_id)))}
     for decision in decisions:
         id = str(clean.text(decision.get("id"), 16))
         row = rows.get(id)
@@ -42,7 +42,7 @@ def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float
             _update(row, decision)
             continue
         if row is None:
-            row = rows[id] = Decision(id=id)
+            row = rows[id] = StoredDecision(id=id)
             session.add(row)
         _fill(row, decision, now)
     session.flush()
@@ -50,30 +50,30 @@ def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float
         copy_decision(rows[str(run.decision)], run)
 
 
-def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
+def _fill(row: StoredDecision, decision: Mapping[str, Any], now: float) -> None:
     row.ts = clean.moment(decision.get("ts")) or now
     row.uid = clean.whole(decision.get("uid"))
     for name in _TEXTS:
-        setattr(row, name, Decision.fitting(name, decision.get(name)))
+        setattr(row, name, StoredDecision.fitting(name, decision.get(name)))
     row.hints = clean.document(decision.get("hints"))
     row.candidates = clean.document(decision.get("candidates") or [])
-    others = (key for key in decision if key != "kept" and not hasattr(Decision, key))
+    others = (key for key in decision if key != "kept" and not hasattr(StoredDecision, key))
     row.facts = clean.document({key: decision[key] for key in others})
 
 
-def _update(row: Decision, decision: Mapping[str, Any]) -> None:
+def _update(row: StoredDecision, decision: Mapping[str, Any]) -> None:
     """Add an update of a job that keeps its slices. The figures of candidates are those for the previous hints."""
     options = _TEXT_OPTION.split(row.asked or "", maxsplit=1)[0]
-    row.asked = Decision.fitting("asked", " ".join(filter(None, (options, decision.get("asked")))))
-    row.partition = Decision.fitting("partition", decision.get("partition"))
+    row.asked = StoredDecision.fitting("asked", " ".join(filter(None, (options, decision.get("asked")))))
+    row.partition = StoredDecision.fitting("partition", decision.get("partition"))
     hints = clean.document(decision.get("hints"))
     if hints != row.hints:
         row.hints = hints
         row.candidates = clean.document(decision.get("candidates") or [])
-        row.bucket = Decision.fitting("bucket", decision.get("bucket"))
+        row.bucket = StoredDecision.fitting("bucket", decision.get("bucket"))
 
 
-def copy_decision(decision: Decision, run: Run) -> None:
+def copy_decision(decision: StoredDecision, run: Run) -> None:
     """Copy the decision's fields used by reports into a run; figures are those of its actual profile once it has one,
     which may differ from the first choice.
     """

@@ -30,7 +30,17 @@ from slurm_migbatch.store.lifecycle import (
     start_run,
     stop_run,
 )
-from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Job, Lease, Node, NodeEvent, NodeJournal, Run, portions
+from slurm_migbatch.store.models import (
+    DatabaseIdentity,
+    Job,
+    NodeEvent,
+    NodeJournal,
+    Run,
+    StoredGpu,
+    StoredLease,
+    StoredNode,
+    portions,
+)
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 from slurm_migbatch.store.runquery import MISFIT
 
@@ -84,12 +94,12 @@ def ingest(
 
 def _sender(
     session: Session, name: str, id: str, boot_id: str, fresh: Mapping[int, Mapping[str, Any]], now: float
-) -> tuple[Node, NodeJournal]:
+) -> tuple[StoredNode, NodeJournal]:
     """Return the rows of a node and its journal, new ones if they are unknown; a new journal replaces the node's."""
-    machine = session.get(Node, name, with_for_update=True)
+    machine = session.get(StoredNode, name, with_for_update=True)
     if machine is None:
         # an unknown node cannot have rebooted since it was last seen
-        machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
+        machine = StoredNode(node=name, seen=now, boot_id=clean.text(boot_id, 64))
         session.add(machine)
         session.flush()
     machine.seen = now
@@ -161,7 +171,7 @@ def _highest_complete(session: Session, journal: NodeJournal, most: int) -> int:
     return reached
 
 
-def _supersede(session: Session, machine: Node, moment: float) -> None:
+def _supersede(session: Session, machine: StoredNode, moment: float) -> None:
     """Mark a node's current journal as superseded and its leases as lost: no event will report their release."""
     for other in session.scalars(
         select(NodeJournal).where(NodeJournal.node == machine.node, NodeJournal.superseded.is_(None))
@@ -171,16 +181,16 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
             log.warning(
                 "%s has lost its journal %s; slices that it does not report again are lost", machine.node, other.journal
             )
-            lose_leases(_held(session, machine, Lease.journal == other.journal), moment)
+            lose_leases(_held(session, machine, StoredLease.journal == other.journal), moment)
 
 
-def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> Sequence[Lease]:
+def _held(session: Session, machine: StoredNode, *conditions: ColumnElement[bool]) -> Sequence[StoredLease]:
     """Return the open leases of a node that meet all conditions."""
-    open_leases = select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), *conditions)
+    open_leases = select(StoredLease).where(StoredLease.node == machine.node, StoredLease.until.is_(None), *conditions)
     return session.scalars(open_leases).all()
 
 
-def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
+def _apply(session: Session, machine: StoredNode, journal: NodeJournal, seqs: Sequence[int]) -> None:
     """Apply stored events to the record, in their order; an event that cannot be used is logged and skipped."""
     unusable: list[str] = []
     for portion in portions(seqs):
@@ -204,7 +214,7 @@ def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence
         log.warning("%s: %s%s", machine.node, unusable[0], others)
 
 
-def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _boot(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     boot = clean.text(event.get("boot_id"), 64)
     if boot is None or boot == machine.boot_id or journal.superseded is not None:
         return
@@ -237,8 +247,8 @@ def _is_late(journal: NodeJournal, event: Mapping[str, Any]) -> bool:
     return journal.superseded is not None or event["seq"] <= journal.contiguous
 
 
-def _inventory(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
-    known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
+def _inventory(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+    known = {gpu.uuid: gpu for gpu in session.scalars(select(StoredGpu).where(StoredGpu.node == machine.node))}
     if _is_late(journal, event) and any(gpu.seen > ts for gpu in known.values()):
         return
     unavailable = [gpu for gpu in known.values() if not (gpu.present and gpu.mig)]
@@ -247,7 +257,9 @@ def _inventory(session: Session, machine: Node, journal: NodeJournal, ts: float,
         machine.told = None  # a GPU reappeared: what is held on it is not known here
 
 
-def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float, event: dict[str, Any]) -> None:
+def _describe(
+    session: Session, machine: StoredNode, known: dict[str, StoredGpu], ts: float, event: dict[str, Any]
+) -> None:
     for gpu in known.values():
         gpu.present = False
     own = ("uuid", "minor", "index", "name", "mig", "geometry")
@@ -256,7 +268,7 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
         if uuid is None:
             continue
         if uuid not in known:
-            known[uuid] = Gpu(node=machine.node, uuid=uuid)
+            known[uuid] = StoredGpu(node=machine.node, uuid=uuid)
             session.add(known[uuid])
         gpu = known[uuid]
         gpu.minor, gpu.gpu_index = clean.small(facts.get("minor")), clean.small(facts.get("index"))
@@ -268,16 +280,16 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
     for gpu in replaced[: max(0, len(known) - _MOST_GPUS)]:
         session.delete(known.pop(gpu.uuid))
     session.flush()
-    for lease in _held(session, machine, Lease.gpu_index.is_(None)):
+    for lease in _held(session, machine, StoredLease.gpu_index.is_(None)):
         lease.gpu_index = known[lease.gpu].gpu_index if lease.gpu in known else None
 
 
-def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _state(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     """Store everything that the node holds: end the leases that it does not list, and record new ones."""
     if machine.journal != journal.journal:
         _supersede(session, machine, ts)
         machine.journal, journal.superseded = journal.journal, None
-    known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
+    known = {gpu.uuid: gpu for gpu in session.scalars(select(StoredGpu).where(StoredGpu.node == machine.node))}
     _describe(session, machine, known, ts, event)
     reported = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
     held = {
@@ -306,7 +318,7 @@ def _fill_in_user(session: Session, run: Run, event: dict[str, Any]) -> None:
     link(session, run, clean.text(event.get("decision"), 16))
 
 
-def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _start(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     _fill_in_user(session, run, event)
@@ -320,7 +332,7 @@ def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     start_run(session, run, RunEvent(machine.node, journal.journal, ts, _slices(event)), lost_at, _host_run(event))
 
 
-def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _stop(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = _holder(session, machine, job, restart) or run_of(session, job, restart, ts, starts=False)
     code, slices = clean.whole(event.get("exit_code"), 0, 255), _slices(event)
@@ -333,34 +345,41 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     stop_run(session, run, RunEvent(machine.node, journal.journal, ts, slices), code)
 
 
-def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _progress(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = measured.known_run(session, job, restart)
     if run is None:
         raise ValueError(f"job {job} has no run {restart}")
-    held_here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
+    held_here = select(StoredLease.id).where(StoredLease.run_id == run.id, StoredLease.node == machine.node).limit(1)
     if session.scalar(held_here) is None or _is_elsewhere(session, machine, job, restart):
         raise ValueError(f"job {job} has held nothing on this node")
     measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
 
-def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _misfit(session: Session, machine: StoredNode, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     run.reason = clean.text(f"{MISFIT}{machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
     # for a job on several nodes the others report their own part; and root of this node must not end their runs
-    elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
-    if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:
+    elsewhere = (StoredLease.run_id == run.id, StoredLease.node != machine.node, StoredLease.until.is_(None))
+    if run.ended is None and session.scalar(select(StoredLease.id).where(*elsewhere).limit(1)) is None:
         run.state, run.ended = "REQUEUED", ts
 
 
-def _holder(session: Session, machine: Node, job: int, restart: int) -> Run | None:
+def _holder(session: Session, machine: StoredNode, job: int, restart: int) -> Run | None:
     """Return the run that holds slices on the node; Slurm may have given its job's id to another job since."""
-    lease = (Lease.node == machine.node, Lease.until.is_(None), Lease.job_id == job, Lease.restart == restart)
-    return session.scalars(select(Run).join(Lease, Lease.run_id == Run.id).where(*lease).order_by(Lease.id)).first()
+    lease = (
+        StoredLease.node == machine.node,
+        StoredLease.until.is_(None),
+        StoredLease.job_id == job,
+        StoredLease.restart == restart,
+    )
+    return session.scalars(
+        select(Run).join(StoredLease, StoredLease.run_id == Run.id).where(*lease).order_by(StoredLease.id)
+    ).first()
 
 
-def _is_elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:
+def _is_elsewhere(session: Session, machine: StoredNode, job: int, restart: int) -> bool:
     """Return whether, according to Slurm, the run is on other nodes only: root of a node can report any job."""
     known = session.get(Job, job)
     facts = known.facts if known is not None and isinstance(known.facts, dict) else {}

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, select
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run, portions
+from slurm_migbatch.store.models import OldLesson, Run, StoredDecision, StoredGpu, StoredLease, portions
 from slurm_migbatch.store.queries import COUNTED, LISTED
 from slurm_migbatch.workload.lesson import Lesson
 
@@ -38,7 +38,9 @@ def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesso
 
 
 _ENDED = (
-    select(Run.__table__, Decision.hints, Decision.facts).outerjoin(Decision, Decision.id == Run.decision).where(LISTED)
+    select(Run.__table__, StoredDecision.hints, StoredDecision.facts)
+    .outerjoin(StoredDecision, StoredDecision.id == Run.decision)
+    .where(LISTED)
 )
 
 
@@ -58,9 +60,9 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
     by_run: dict[int, list[Any]] = {}
     for portion in portions(runs):
         statement = (
-            select(Lease.run_id, Lease.profile, Gpu.name)
-            .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
-            .where(Lease.run_id.in_(portion), COUNTED)
+            select(StoredLease.run_id, StoredLease.profile, StoredGpu.name)
+            .outerjoin(StoredGpu, and_(StoredGpu.node == StoredLease.node, StoredGpu.uuid == StoredLease.gpu))
+            .where(StoredLease.run_id.in_(portion), COUNTED)
         )
         for row in connection.execute(statement):
             by_run.setdefault(row.run_id, []).append(row)

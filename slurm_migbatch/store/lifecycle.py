@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.decisions import copy_decision
-from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
+from slurm_migbatch.store.models import Run, StoredDecision, StoredGpu, StoredLease
 
 #: final states of a run in Slurm
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
@@ -217,8 +217,10 @@ def start_run(
         run.nodes = ",".join(sorted([*nodes, node]))
     session.flush()
     # a node gives a slot to one run at a time: if two leases overlap, the end of the earlier one has not arrived yet
-    relevant = or_(Lease.run_id == run.id, Lease.gpu.in_({facts.gpu for facts in slices}))
-    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None), relevant)).all()
+    relevant = or_(StoredLease.run_id == run.id, StoredLease.gpu.in_({facts.gpu for facts in slices}))
+    held = session.scalars(
+        select(StoredLease).where(StoredLease.node == node, StoredLease.until.is_(None), relevant)
+    ).all()
     rivals = [
         lease
         for lease in held
@@ -242,10 +244,10 @@ def start_run(
 
 def _check_slice_limits(session: Session, run: Run, node: str, more: int) -> None:
     """Raise ValueError if `more` further slices exceed the limit of the node, or that of the run on the node."""
-    leases = select(func.count()).where(Lease.node == node)
-    if (session.scalar(leases.where(Lease.until.is_(None))) or 0) + more > _MOST_OPEN:
+    leases = select(func.count()).where(StoredLease.node == node)
+    if (session.scalar(leases.where(StoredLease.until.is_(None))) or 0) + more > _MOST_OPEN:
         raise ValueError(f"the node holds more than {_MOST_OPEN} slices")
-    if (session.scalar(leases.where(Lease.run_id == run.id)) or 0) + more > _MOST_OF_RUN:
+    if (session.scalar(leases.where(StoredLease.run_id == run.id)) or 0) + more > _MOST_OF_RUN:
         raise ValueError(f"job {run.job_id} run {run.restart} has had more than {_MOST_OF_RUN} slices on the node")
 
 
@@ -254,15 +256,17 @@ def _open_slices(session: Session, run: Run, event: RunEvent, lost_at: float | N
     known = {
         (lease.gpu, lease.slot_start): lease
         for lease in session.scalars(
-            select(Lease).where(Lease.run_id == run.id, Lease.node == node, Lease.outcome.is_distinct_from("moved"))
+            select(StoredLease).where(
+                StoredLease.run_id == run.id, StoredLease.node == node, StoredLease.outcome.is_distinct_from("moved")
+            )
         )
     }
-    indexes = dict(session.execute(select(Gpu.uuid, Gpu.gpu_index).where(Gpu.node == node)).all())
+    indexes = dict(session.execute(select(StoredGpu.uuid, StoredGpu.gpu_index).where(StoredGpu.node == node)).all())
     kept = set()
     for position, facts in enumerate(event.slices):
         lease = known.get((facts.gpu, facts.start))
         if lease is None:
-            lease = Lease(run_id=run.id, job_id=run.job_id, restart=run.restart, node=node, until=lost_at)
+            lease = StoredLease(run_id=run.id, job_id=run.job_id, restart=run.restart, node=node, until=lost_at)
             lease.outcome = None if lost_at is None else "lost"
             session.add(lease)
         elif lease.outcome == "lost" and lost_at is None:
@@ -278,7 +282,7 @@ def _open_slices(session: Session, run: Run, event: RunEvent, lost_at: float | N
     return kept
 
 
-def _overlaps(lease: Lease, facts: SliceFacts) -> bool:
+def _overlaps(lease: StoredLease, facts: SliceFacts) -> bool:
     return (
         lease.gpu == facts.gpu
         and lease.slot_start < facts.start + facts.size
@@ -290,21 +294,21 @@ def stop_run(session: Session, run: Run, event: RunEvent, exit_code: int | None)
     """Record that `run` has released what it had on the node; it ends once no node holds anything for it."""
     node, moment = event.node, event.moment
     session.flush()
-    leases = session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)).all()
+    leases = session.scalars(select(StoredLease).where(StoredLease.run_id == run.id, StoredLease.node == node)).all()
     for lease in leases:
         if lease.until is None or lease.outcome == "lost":
             _close(lease, moment, "released")
     if not leases:
         # its start was lost with a journal: only this event says what it held
         _open_slices(session, run, event, moment)
-        for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
+        for lease in session.scalars(select(StoredLease).where(StoredLease.run_id == run.id, StoredLease.node == node)):
             lease.since, lease.outcome = run.started, "released"
         run.nodes = run.nodes or node
     summarise(session, run)
     finish_if_free(session, run.id, moment, exit_code, reported=True)
 
 
-def lose_leases(leases: Iterable[Lease], moment: float) -> set[int]:
+def lose_leases(leases: Iterable[StoredLease], moment: float) -> set[int]:
     """End leases that the node did not report as released; return the ids of their runs."""
     runs = set()
     for lease in leases:
@@ -317,7 +321,7 @@ def lose_run(session: Session, run: Run, node: str) -> None:
     """Set NODE_FAIL for a run whose end the node inferred from its own reboot, and mark its leases there as lost."""
     if run.state == "UNKNOWN" and run.state_from == "node":
         run.state = "NODE_FAIL"
-    for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
+    for lease in session.scalars(select(StoredLease).where(StoredLease.run_id == run.id, StoredLease.node == node)):
         lease.outcome = "lost" if lease.outcome == "released" else lease.outcome
 
 
@@ -342,7 +346,7 @@ def finish_if_free(
     complete = run.state_from == "slurm" and run.state in FINAL_STATES and run.exit_code is not None
     if exit_code is not None and not complete:
         run.exit_code, run.signal = (0, exit_code - 128) if 128 < exit_code < 193 else (exit_code, 0)
-    open_leases = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
+    open_leases = select(StoredLease.id).where(StoredLease.run_id == run_id, StoredLease.until.is_(None)).limit(1)
     if session.scalar(open_leases) is not None:
         return
     concluded = run.state == "UNKNOWN" or run.state_from == "poll" or (run.state == "NODE_FAIL" and reported)
@@ -359,7 +363,10 @@ def end_forgotten(session: Session, run: Run, moment: float) -> None:
         return
     if run.started is None:
         run.state, run.state_from, run.ended = "CANCELLED", "poll", moment
-    elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:
+    elif (
+        session.scalar(select(StoredLease.id).where(StoredLease.run_id == run.id, StoredLease.until.is_(None)).limit(1))
+        is None
+    ):
         run.state = "RUNNING"
         finish_if_free(session, run.id, moment, None)
         run.state_from = "poll"
@@ -376,7 +383,7 @@ def _end_state(run: Run, moment: float) -> str:
     return "FAILED" if run.exit_code else "COMPLETED"
 
 
-def _close(lease: Lease, moment: float, outcome: str) -> None:
+def _close(lease: StoredLease, moment: float, outcome: str) -> None:
     lease.until = moment if lease.since is None else max(moment, lease.since)
     lease.outcome = outcome
 
@@ -385,7 +392,11 @@ def summarise(session: Session, run: Run) -> None:
     """Update `profile` and `slice_count` of a run from its leases."""
     session.flush()
     counts = Counter(
-        session.scalars(select(Lease.profile).where(Lease.run_id == run.id, Lease.outcome.is_distinct_from("moved")))
+        session.scalars(
+            select(StoredLease.profile).where(
+                StoredLease.run_id == run.id, StoredLease.outcome.is_distinct_from("moved")
+            )
+        )
     )
     run.slice_count = sum(counts.values())
     before = run.profile
@@ -403,5 +414,5 @@ def link(session: Session, run: Run, decision_id: str | None) -> None:
 
 
 def _copy_decision(session: Session, run: Run) -> None:
-    if run.decision and (decision := session.get(Decision, run.decision)) is not None:
+    if run.decision and (decision := session.get(StoredDecision, run.decision)) is not None:
         copy_decision(decision, run)

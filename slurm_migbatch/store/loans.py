@@ -13,12 +13,12 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan, Run, portions
+from slurm_migbatch.store.models import Action, Run, StoredLease, StoredLoan, portions
 from slurm_migbatch.store.queries import among
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = ("user", "account", "partition", "profile", "state", "node", "gpu", "why", "cause", "why_ended")
-_LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
+_LOAN = [column for column in StoredLoan.__table__.columns if column.name != "id"]
 _ACTION = [column for column in Action.__table__.columns if column.name != "id"]
 
 
@@ -48,17 +48,17 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
     jobs = {int(loan["job_id"]) for loan in loans}
     known = {
         (row.job_id, row.restart, row.decided): row
-        for row in session.scalars(select(Loan).where(Loan.job_id.in_(jobs)))
+        for row in session.scalars(select(StoredLoan).where(StoredLoan.job_id.in_(jobs)))
     }
     for loan in loans:
         key = (int(loan["job_id"]), int(loan["restart"]), float(loan["decided"]))
         row = known.get(key)
         if row is None:
-            row = known[key] = Loan(job_id=key[0], restart=key[1], decided=key[2])
+            row = known[key] = StoredLoan(job_id=key[0], restart=key[1], decided=key[2])
             session.add(row)
         row.uid = clean.whole(loan.get("uid"))
         for name in _TEXTS:
-            setattr(row, name, Loan.fitting(name, loan.get(name)))
+            setattr(row, name, StoredLoan.fitting(name, loan.get(name)))
         for name in _MOMENTS:
             setattr(row, name, clean.moment(loan.get(name)))
 
@@ -69,13 +69,13 @@ def loans(
     """Return the loans by decision time: of these jobs (() for all), active ones, those decided or still active at
     `since` (unix seconds) or later.
     """
-    statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
+    statement = select(*_LOAN).order_by(StoredLoan.decided, StoredLoan.id)
     if jobs:
-        statement = statement.where(among(Loan.job_id, jobs))
+        statement = statement.where(among(StoredLoan.job_id, jobs))
     if active:
-        statement = statement.where(Loan.ended.is_(None))
+        statement = statement.where(StoredLoan.ended.is_(None))
     if since is not None:
-        statement = statement.where((Loan.ended.is_(None)) | (Loan.ended >= since))
+        statement = statement.where((StoredLoan.ended.is_(None)) | (StoredLoan.ended >= since))
     return [dict(row._mapping) for row in connection.execute(statement)]
 
 
@@ -92,20 +92,32 @@ def uses(connection: Connection, since: float) -> list[InferenceUse]:
 
     The input of the forecast.
     """
-    lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
+    lent = (
+        select(StoredLoan.id)
+        .where(StoredLoan.job_id == StoredLease.job_id, StoredLoan.restart == StoredLease.restart)
+        .exists()
+    )
     # a node that died with a run never reports the release
-    held = Lease.until.is_(None) & (Run.ended.is_(None) | (Run.ended >= since))
+    held = StoredLease.until.is_(None) & (Run.ended.is_(None) | (Run.ended >= since))
     statement = (
-        select(Lease.profile, Lease.since, func.coalesce(Lease.until, Run.ended))
-        .join(Run, Run.id == Lease.run_id)
-        .where(Lease.since.is_not(None), held | (Lease.until >= since), ~lent)
-        .order_by(Lease.since)
+        select(StoredLease.profile, StoredLease.since, func.coalesce(StoredLease.until, Run.ended))
+        .join(Run, Run.id == StoredLease.run_id)
+        .where(StoredLease.since.is_not(None), held | (StoredLease.until >= since), ~lent)
+        .order_by(StoredLease.since)
     )
     return [InferenceUse(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]
 
 
 def freed(connection: Connection, since: float) -> dict[str, float]:
     """Return when a job other than a loan last released a slice on each GPU (by UUID), not before `since`."""
-    lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
-    last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
+    lent = (
+        select(StoredLoan.id)
+        .where(StoredLoan.job_id == StoredLease.job_id, StoredLoan.restart == StoredLease.restart)
+        .exists()
+    )
+    last = (
+        select(StoredLease.gpu, func.max(StoredLease.until))
+        .where(StoredLease.until >= since, ~lent)
+        .group_by(StoredLease.gpu)
+    )
     return {gpu: float(until or 0) for gpu, until in connection.execute(last)}

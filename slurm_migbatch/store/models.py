@@ -167,7 +167,7 @@ def _settle(_mapper: Mapper[Run], _connection: object, run: Run) -> None:
         run.lesson = -1 - (run.lesson or 0)
 
 
-class Lease(Base):
+class StoredLease(Base):
     """One slice held by one run, from `since` to `until`. `outcome`: released, moved (replaced at a restart), lost."""
 
     __tablename__ = "leases"
@@ -193,7 +193,7 @@ class Lease(Base):
     outcome: Mapped[str | None] = mapped_column(String(16))
 
 
-class Decision(Base):
+class StoredDecision(Base):
     """The submit filter's result for one request, and why."""
 
     __tablename__ = "decisions"
@@ -239,7 +239,7 @@ class Term(Base):
     until: Mapped[float]
 
 
-class Node(Base):
+class StoredNode(Base):
     """The state of one node's reports: its current journal and boot."""
 
     __tablename__ = "nodes"
@@ -287,7 +287,7 @@ class NodeEvent(Base):
     received: Mapped[float]
 
 
-class Gpu(Base):
+class StoredGpu(Base):
     """One GPU as its node last described it."""
 
     __tablename__ = "gpus"
@@ -333,7 +333,7 @@ class Job(Base):
     facts: Mapped[Any] = mapped_column(JSON)
 
 
-class Loan(Base):
+class StoredLoan(Base):
     """One release of one elastic training job, from the decision to its end; `ended` is empty until then.
 
     `state`: released, running, signalled, requeued, withdrawn, ended (see `decide.lending.loan`).

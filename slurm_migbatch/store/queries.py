@@ -12,13 +12,21 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
-from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, Run, SupplyChange
+from slurm_migbatch.store.models import (
+    DatabaseIdentity,
+    Run,
+    StoredDecision,
+    StoredGpu,
+    StoredLease,
+    StoredNode,
+    SupplyChange,
+)
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
 from slurm_migbatch.store.runquery import JobId as JobId
 from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
 #: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
-COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
+COUNTED: ColumnElement[bool] = or_(StoredLease.outcome.is_(None), StoredLease.outcome != "moved")
 #: a run that Slurm has listed; root of a node can report any other, of any user, and nothing is learned from it
 LISTED: ColumnElement[bool] = or_(Run.submitted.is_not(None), Run.gid.is_not(None))
 #: the fields of a run that its name, as Slurm prints it, depends on
@@ -108,11 +116,11 @@ def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
 def leases(connection: Connection) -> list[LeaseRow]:
     """Return the slices held, by node, GPU and placement."""
     columns = (
-        Lease.node, Lease.gpu, Lease.profile, Lease.slot_start, Lease.slot_size, Lease.job_id, Lease.restart,
-        Lease.since,
+        StoredLease.node, StoredLease.gpu, StoredLease.profile, StoredLease.slot_start, StoredLease.slot_size,
+        StoredLease.job_id, StoredLease.restart, StoredLease.since,
     )  # fmt: skip
-    statement = select(*columns).where(Lease.until.is_(None))
-    statement = statement.order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
+    statement = select(*columns).where(StoredLease.until.is_(None))
+    statement = statement.order_by(StoredLease.node, StoredLease.gpu, StoredLease.slot_start, StoredLease.id)
     return [LeaseRow(*row) for row in connection.execute(statement)]
 
 
@@ -120,7 +128,12 @@ def holders(connection: Connection) -> list[Any]:
     """Return the runs that hold slices, with the fields of NAMED_BY."""
     columns = [getattr(Run, name) for name in NAMED_BY]
     return list(
-        connection.execute(select(*columns).join(Lease, Lease.run_id == Run.id).where(Lease.until.is_(None)).distinct())
+        connection.execute(
+            select(*columns)
+            .join(StoredLease, StoredLease.run_id == Run.id)
+            .where(StoredLease.until.is_(None))
+            .distinct()
+        )
     )
 
 
@@ -140,8 +153,17 @@ def identity(connection: Connection) -> str:
 def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     """Return the current GPUs by node, as their inventory events described them."""
     by_node: dict[str, list[dict[str, Any]]] = {}
-    columns = (Gpu.node, Gpu.uuid, Gpu.minor, Gpu.gpu_index, Gpu.name, Gpu.mig, Gpu.geometry, Gpu.facts)
-    statement = select(*columns).where(Gpu.present).order_by(Gpu.node, Gpu.gpu_index, Gpu.uuid)
+    columns = (
+        StoredGpu.node,
+        StoredGpu.uuid,
+        StoredGpu.minor,
+        StoredGpu.gpu_index,
+        StoredGpu.name,
+        StoredGpu.mig,
+        StoredGpu.geometry,
+        StoredGpu.facts,
+    )
+    statement = select(*columns).where(StoredGpu.present).order_by(StoredGpu.node, StoredGpu.gpu_index, StoredGpu.uuid)
     for node, uuid, minor, index, name, mig, geometry, facts in connection.execute(statement):
         own = {"uuid": uuid, "minor": minor, "index": index, "name": name, "mig": mig, "geometry": geometry}
         by_node.setdefault(node, []).append({**(facts if isinstance(facts, dict) else {}), **own})
@@ -151,7 +173,7 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 def geometries(connection: Connection) -> dict[str, Geometry]:
     """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
     by_uuid: dict[str, Geometry] = {}
-    for uuid, described in connection.execute(select(Gpu.uuid, Gpu.geometry).where(Gpu.mig)):
+    for uuid, described in connection.execute(select(StoredGpu.uuid, StoredGpu.geometry).where(StoredGpu.mig)):
         try:
             by_uuid[uuid] = Geometry.from_dict(described)
         except GeometryError:
@@ -171,7 +193,7 @@ def whole_gpus(connection: Connection) -> dict[tuple[str, int], tuple[int, int]]
 
 def decision(connection: Connection, id: str) -> dict[str, Any] | None:
     """Return one decision with all its fields."""
-    row = connection.execute(select(*Decision.__table__.columns).where(Decision.id == id)).first()
+    row = connection.execute(select(*StoredDecision.__table__.columns).where(StoredDecision.id == id)).first()
     return dict(row._mapping) if row is not None else None
 
 
@@ -184,4 +206,4 @@ def last_offers(connection: Connection) -> dict[str, dict[str, int]]:
 
 def last_seen(connection: Connection) -> dict[str, float]:
     """Return when each node last reported (unix seconds)."""
-    return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
+    return {row.node: row.seen for row in connection.execute(select(StoredNode.node, StoredNode.seen))}

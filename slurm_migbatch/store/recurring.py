@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import STOP_SIGNALS
-from slurm_migbatch.store.models import Decision, MeasuredPoint, Run
+from slurm_migbatch.store.models import MeasuredPoint, Run, StoredDecision
 from slurm_migbatch.store.queries import LISTED
 from slurm_migbatch.workload.loans import LOAN
 
@@ -63,8 +63,8 @@ class RecurringRun:
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.user, Run.partition, Run.profile,
     Run.slice_count, Run.ended, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-    Run.decision, Decision.recurring, Decision.bucket, Decision.hints,
-    Decision.facts,
+    Run.decision, StoredDecision.recurring, StoredDecision.bucket, StoredDecision.hints,
+    StoredDecision.facts,
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def recurring_runs(connection: Connection, since: int, limit: int) -> list[Recur
     """Return ended runs after a lesson number, in order: those that the submit filter can recognize."""
     statement = (
         select(*COLUMNS)
-        .join(Decision, Decision.id == Run.decision)
+        .join(StoredDecision, StoredDecision.id == Run.decision)
         .where(Run.lesson > max(since, 0), LISTED)
         .order_by(Run.lesson)
         .limit(limit)

@@ -27,7 +27,7 @@ from slurm_migbatch.store.backup import copy_file, schema_of, sync
 from slurm_migbatch.store.engines import file_url, make_engine, private_engine, sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.migrations import Migration, applied, migrate, pending
-from slurm_migbatch.store.models import DatabaseIdentity, Node, Term
+from slurm_migbatch.store.models import DatabaseIdentity, StoredNode, Term
 from slurm_migbatch.store.ownership import acting_as_owner
 from slurm_migbatch.store.terms import server_time
 from slurm_migbatch.store.transfer import copy_rows, tables_of
@@ -115,7 +115,7 @@ def _renew(connection: Connection) -> None:
     """Give the database a new identity, without an active migbatchd."""
     connection.execute(delete(DatabaseIdentity))
     connection.execute(DatabaseIdentity.__table__.insert().values(id=secrets.token_hex(16), made=time.time()))  # type: ignore[attr-defined]
-    connection.execute(update(Node).values(told=None))
+    connection.execute(update(StoredNode).values(told=None))
     connection.execute(update(Term).values(holder="", until=0.0, number=Term.number + 1))
 
 

@@ -32,15 +32,15 @@ from sqlalchemy.orm import Session, aliased
 from slurm_migbatch.store.lessons import teaching
 from slurm_migbatch.store.models import (
     Action,
-    Decision,
     Job,
-    Lease,
-    Loan,
-    Node,
     NodeEvent,
     NodeJournal,
     OldLesson,
     Run,
+    StoredDecision,
+    StoredLease,
+    StoredLoan,
+    StoredNode,
     SupplyChange,
 )
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
@@ -74,7 +74,7 @@ class _Limits(NamedTuple):
     reports: float
 
 
-class _Found(NamedTuple):
+class _StepResult(NamedTuple):
     """Result of one step of a stage: rows removed by table, the last row examined (None: no more)."""
 
     rows: dict[str, int]
@@ -123,7 +123,7 @@ def _classes(_session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
     return [(number,) for number in range(part[0] if part else OPEN + 1, LAST_SPAN_CLASS + 1)]
 
 
-def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     """Remove finished runs with their slices and jobs; keep figures of those that the predictor learns from."""
     statement = (
         select(Run.id, Run.ended, Run.job_id, Run.array_job, Run.het_job)
@@ -133,7 +133,7 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
     )
     rows = session.execute(statement).all()
     if not rows:
-        return _Found({}, None)
+        return _StepResult({}, None)
     running = _jobs_still_running(session, rows)
     ids = [row.id for row in rows if not running & {row.job_id, row.array_job, row.het_job}]
     expired = session.execute(_finished_runs(ids, limits.before)).all()
@@ -145,12 +145,12 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
                 session.merge(lesson)
             session.flush()
             _bound_lessons(session, limits.lessons)
-        removed["leases"] = _remove(session, delete(Lease).where(Lease.run_id.in_(ids)))
+        removed["leases"] = _remove(session, delete(StoredLease).where(StoredLease.run_id.in_(ids)))
         removed["runs"] = _remove(session, delete(Run).where(Run.id.in_(ids)))
         jobless = ~exists().where(Run.job_id == Job.job_id)
         removed["jobs"] = _remove(session, delete(Job).where(Job.job_id.in_(jobs), Job.live.is_(False), jobless))
     last = rows[-1]
-    return _Found(removed, (last.ended, last.id))
+    return _StepResult(removed, (last.ended, last.id))
 
 
 def _jobs_still_running(session: Session, rows: Sequence[Any]) -> set[int]:
@@ -170,9 +170,9 @@ def _finished_runs(ids: Sequence[int], before: float) -> Any:
         Run.id.in_(ids),
         Run.id != newest[0],
         func.coalesce(Run.lesson, 0) != func.coalesce(newest[1], -1),
-        ~exists().where(Lease.run_id == Run.id, or_(Lease.until.is_(None), Lease.until >= before)),
+        ~exists().where(StoredLease.run_id == Run.id, or_(StoredLease.until.is_(None), StoredLease.until >= before)),
         ~exists().where(Job.job_id == Run.job_id, or_(Job.live, Job.seen >= before)),
-        ~exists().where(Loan.job_id == Run.job_id, Loan.ended.is_(None)),
+        ~exists().where(StoredLoan.job_id == Run.job_id, StoredLoan.ended.is_(None)),
     )
 
 
@@ -198,24 +198,24 @@ def _step(
     after: tuple[Any, ...],
     unneeded: ColumnElement[bool],
     *here: ColumnElement[bool],
-) -> _Found:
+) -> _StepResult:
     """Remove the unneeded ones of the next rows, by (time, id), that meet the conditions `here`."""
     table = id.class_
     old = select(id, moment).where(*here, moment < limits.before, _following(moment, id, after))
     rows = session.execute(old.order_by(moment, id).limit(AT_ONCE)).all()
     if not rows:
-        return _Found({}, None)
+        return _StepResult({}, None)
     expired = session.scalars(select(id).where(id.in_([row[0] for row in rows]), unneeded)).all()
     count = _remove(session, delete(table).where(id.in_(expired))) if expired else 0
-    return _Found({table.__tablename__: count}, (rows[-1][1], rows[-1][0]))
+    return _StepResult({table.__tablename__: count}, (rows[-1][1], rows[-1][0]))
 
 
-def _loans(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
-    alone = ~exists().where(Run.job_id == Loan.job_id, Run.restart == Loan.restart)
-    return _step(session, limits, Loan.ended, Loan.id, after, alone)
+def _loans(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
+    alone = ~exists().where(Run.job_id == StoredLoan.job_id, Run.restart == StoredLoan.restart)
+    return _step(session, limits, StoredLoan.ended, StoredLoan.id, after, alone)
 
 
-def _actions(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _actions(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     task = aliased(Run)
     alone = and_(
         ~exists().where(Run.job_id == Action.job_id),
@@ -225,15 +225,19 @@ def _actions(session: Session, limits: _Limits, _part: tuple[Any, ...], after: t
     return _step(session, limits, Action.ts, Action.id, after, alone)
 
 
-def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
-    return _step(session, limits, Decision.ts, Decision.id, after, ~exists().where(Run.decision == Decision.id))
+def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
+    return _step(
+        session, limits, StoredDecision.ts, StoredDecision.id, after, ~exists().where(Run.decision == StoredDecision.id)
+    )
 
 
-def _unused(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _unused(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     """Remove decisions of submissions that became no job; their runs would be recorded within seconds."""
     recent = limits._replace(before=limits.reports)
     start = after or (limits.reports - _UNUSED_S, "")
-    return _step(session, recent, Decision.ts, Decision.id, start, ~exists().where(Run.decision == Decision.id))
+    return _step(
+        session, recent, StoredDecision.ts, StoredDecision.id, start, ~exists().where(Run.decision == StoredDecision.id)
+    )
 
 
 # -- events and offers of nodes --------------------------------------------------------------------------------------
@@ -246,11 +250,13 @@ def _journals(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ..
     return [tuple(row) for row in session.execute(select(node, name).where(rest).order_by(node, name).limit(2))]
 
 
-def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     """Remove old events of one journal of a node, and the journal if it was replaced and has no events."""
     node, name = part
     journal = session.get_one(NodeJournal, part)
-    since = session.scalar(select(func.min(Lease.since)).where(Lease.until.is_(None), Lease.node == node))
+    since = session.scalar(
+        select(func.min(StoredLease.since)).where(StoredLease.until.is_(None), StoredLease.node == node)
+    )
     limit = limits.before if since is None else min(limits.before, since)
     replaced = journal.superseded is not None and journal.superseded < limits.before
     statement = (
@@ -275,12 +281,12 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         # what is known of the node does not begin with the next journal (`store.capacity`)
         others = update(NodeJournal).where(NodeJournal.node == node, NodeJournal.forgotten.is_(None))
         session.execute(others.values(forgotten=0))
-        return _Found({"journals": 1}, None)
+        return _StepResult({"journals": 1}, None)
     unfinished = bool(rows) and len(old) == len(rows)
-    return _Found({"node_events": len(expired)}, (rows[-1].seq,) if unfinished else None)
+    return _StepResult({"node_events": len(expired)}, (rows[-1].seq,) if unfinished else None)
 
 
-def _reports(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _reports(session: Session, limits: _Limits, _part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     """Remove progress reports that are stored in their runs, which is so unless an event before them is missing."""
     journal = exists().where(NodeJournal.node == NodeEvent.node, NodeJournal.journal == NodeEvent.journal)
     applied = journal.where(or_(NodeEvent.seq <= NodeJournal.contiguous, NodeJournal.superseded < limits.reports))
@@ -296,11 +302,11 @@ def _standing(session: Session, node: str) -> int:
 
 
 def _supplied(session: Session, part: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
-    rest = Node.node >= part[0] if part else and_(True)
-    return [(node,) for node in session.scalars(select(Node.node).where(rest).order_by(Node.node).limit(2))]
+    rest = StoredNode.node >= part[0] if part else and_(True)
+    return [(node,) for node in session.scalars(select(StoredNode.node).where(rest).order_by(StoredNode.node).limit(2))]
 
 
-def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
+def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _StepResult:
     of_node = SupplyChange.node == part[0]
     newest = session.scalar(select(func.max(SupplyChange.id)).where(of_node))
     return _step(session, limits, SupplyChange.ts, SupplyChange.id, after, SupplyChange.id != newest, of_node)
@@ -308,7 +314,7 @@ def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
 
 #: returns the next parts, from the given one on (all for ()); two at least, if there are
 _Parts = Callable[[Session, tuple[Any, ...]], Sequence[tuple[Any, ...]]]
-_Work = Callable[[Session, _Limits, tuple[Any, ...], tuple[Any, ...]], _Found]
+_Work = Callable[[Session, _Limits, tuple[Any, ...], tuple[Any, ...]], _StepResult]
 
 #: runs first: rows about them are removed afterwards
 _STAGES: Final[tuple[tuple[_Parts, _Work], ...]] = (

@@ -21,7 +21,7 @@ from slurm_migbatch.store.lifecycle import (
     lose_leases,
     run_of,
 )
-from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Node, Run, portions
+from slurm_migbatch.store.models import Job, Run, StoredDecision, StoredLease, StoredLoan, StoredNode, portions
 from slurm_migbatch.workload.loans import user_text
 
 #: the fields of a row that runs use; a change of priority alone, for example, changes no run
@@ -58,7 +58,7 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
         runs[run.job_id].append(run)
     markers = [marker for row in rows if (marker := _marker(row)) is not None]
     # referenced until all rows are done, so that the session finds them by id without querying the database again
-    decisions = session.scalars(select(Decision).where(Decision.id.in_(markers))).all()
+    decisions = session.scalars(select(StoredDecision).where(StoredDecision.id.in_(markers))).all()
     for row in rows:
         job_id = clean.whole(row.get("job_id"), 1)
         if job_id is None:
@@ -179,7 +179,7 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
         for job in session.scalars(select(Job).where(Job.job_id.in_(portion))):
             job.live = False
         # lending itself says more of a loan's end, unless it was disabled meanwhile
-        loans = update(Loan).where(Loan.job_id.in_(portion), Loan.ended.is_(None))
+        loans = update(StoredLoan).where(StoredLoan.job_id.in_(portion), StoredLoan.ended.is_(None))
         session.execute(loans.values(state="ended", ended=now, cause="left", why_ended="the job is no longer in Slurm"))
         for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.ended.is_(None))).all():
             end_forgotten(session, run, now)
@@ -188,9 +188,13 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
 
 def _end_on_gone_nodes(session: Session, now: float) -> None:
     """End leases of jobs that have left Slurm on nodes that are gone: nothing will report their release."""
-    held = (Lease.node == Node.node, Lease.until.is_(None), Lease.job_id.not_in(select(Job.job_id).where(Job.live)))
-    gone = select(Lease, Node).join(Node, and_(*held)).where(Node.seen < now - _GONE_S)
-    for lease, machine in session.execute(gone.order_by(Lease.id)).all():
+    held = (
+        StoredLease.node == StoredNode.node,
+        StoredLease.until.is_(None),
+        StoredLease.job_id.not_in(select(Job.job_id).where(Job.live)),
+    )
+    gone = select(StoredLease, StoredNode).join(StoredNode, and_(*held)).where(StoredNode.seen < now - _GONE_S)
+    for lease, machine in session.execute(gone.order_by(StoredLease.id)).all():
         lose_leases([lease], machine.seen)
         run = session.get_one(Run, lease.run_id)
         if run.ended is None:

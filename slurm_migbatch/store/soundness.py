@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, exists, func, inspect, select, text
 
-from slurm_migbatch.store.models import Base, Lease, Run
+from slurm_migbatch.store.models import Base, Run, StoredLease
 from slurm_migbatch.store.runquery import OPEN
 
 _MOST = 20
@@ -49,7 +49,9 @@ def differences(connection: Connection) -> Iterator[str]:
 
 def dangling(connection: Connection) -> Iterator[str]:
     """Yield dangling references."""
-    count = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
+    count = connection.scalar(
+        select(func.count()).select_from(StoredLease).where(~exists().where(Run.id == StoredLease.run_id))
+    )
     if count:
         yield f"{count} leases have no run"
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, exists, func, or_, select
 from sqlalchemy.orm import aliased
 
-from slurm_migbatch.store.models import Lease, Run
+from slurm_migbatch.store.models import Run, StoredLease
 from slurm_migbatch.store.queries import COUNTED, RunFilter, among, conditions_of
 from slurm_migbatch.values import replace
 
@@ -17,7 +17,7 @@ GROUPS: dict[str, ColumnElement[Any]] = {
     "user": func.coalesce(Run.user, cast(Run.uid, String(16)), ""),
     "account": func.coalesce(Run.account, ""),
     "partition": func.coalesce(Run.partition, ""),
-    "node": func.coalesce(Lease.node, ""),
+    "node": func.coalesce(StoredLease.node, ""),
 }
 
 #: SM activity of a run's slices, 0 to 1; null if not sampled, or for a shared slice, whose activity cannot be
@@ -69,10 +69,10 @@ def held_slices(
         return
     began = case((Run.started > start, Run.started), else_=start)
     ended = case((Run.ended < until, Run.ended), else_=until)
-    other = aliased(Lease)
-    differs = [other.profile != Lease.profile, other.slot_size != Lease.slot_size]
+    other = aliased(StoredLease)
+    differs = [other.profile != StoredLease.profile, other.slot_size != StoredLease.slot_size]
     if "node" in groups:
-        differs.append(other.node != Lease.node)
+        differs.append(other.node != StoredLease.node)
     equal = or_(Run.slice_count == 1, ~exists().where(other.run_id == Run.id, or_(*differs)))
     whole = and_(Run.started >= start, Run.ended <= end, equal)
     conditions: list[ColumnElement[bool] | TextClause] = [
@@ -82,19 +82,19 @@ def held_slices(
         COUNTED,
     ]
     if wanted.nodes:
-        conditions.append(among(Lease.node, wanted.nodes))
+        conditions.append(among(StoredLease.node, wanted.nodes))
     names = [GROUPS[name].label(f"group_{name}") for name in groups]
     spans = (
         select(
             *names,
-            Lease.profile,
-            Lease.slot_size,
+            StoredLease.profile,
+            StoredLease.slot_size,
             case((whole, 0), else_=Run.id).label("run"),
             Run.id.label("counted"),
             (ended - began).label("seconds"),
             SM_ACTIVITY.label("sm"),
         )
-        .join(Lease, Lease.run_id == Run.id)
+        .join(StoredLease, StoredLease.run_id == Run.id)
         .where(*conditions)
         .subquery()
     )

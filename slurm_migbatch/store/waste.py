@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, func, select
 
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.store import clean, recurring
-from slurm_migbatch.store.models import Decision, Lease, Run
+from slurm_migbatch.store.models import Run, StoredDecision, StoredLease
 from slurm_migbatch.store.queries import COUNTED, LISTED, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
@@ -21,7 +21,7 @@ _MOST_WAITS: Final = 10_000
 #: fields of the figures, in the order of `used_runs`; a single text of the decision, because JSON is slow to read
 _FIGURES = (
     Run.id, Run.profile, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-    Decision.recurring, Decision.facts["engine"].as_string().label("engine"),
+    StoredDecision.recurring, StoredDecision.facts["engine"].as_string().label("engine"),
 )  # fmt: skip
 #: displayed fields of a run
 _SHOWN = (
@@ -62,9 +62,11 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     ]
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
-    held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
-    runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
-    newest_first = (Decision.recurring, Run.job_id.desc(), Run.id.desc())
+    held = (
+        select(StoredLease.gpu).where(StoredLease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
+    )
+    runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(StoredDecision, StoredDecision.id == Run.decision)
+    newest_first = (StoredDecision.recurring, Run.job_id.desc(), Run.id.desc())
     by_task = (func.length(Run.array_task), Run.array_task, Run.job_id, Run.id)  # see `runquery.select_runs`
     runs = runs.where(*conditions).order_by(*(by_task if wanted.jobs else newest_first))
     for row in connection.execute(runs, execution_options={"yield_per": _AT_ONCE}):
@@ -85,8 +87,8 @@ def runs_alike(connection: Connection, keys: Collection[str], before: float, eac
     for key in sorted(keys):
         newest = (
             select(*recurring.COLUMNS)
-            .join(Decision, Decision.id == Run.decision)
-            .where(Decision.recurring == key, Run.lesson > 0, Run.ended <= before, LISTED)
+            .join(StoredDecision, StoredDecision.id == Run.decision)
+            .where(StoredDecision.recurring == key, Run.lesson > 0, Run.ended <= before, LISTED)
             .order_by(Run.lesson.desc())
             .limit(each)
         )

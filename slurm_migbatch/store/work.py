@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, literal_column, select
 
 from slurm_migbatch.decide.snapshot import TaskRun
 from slurm_migbatch.store.lifecycle import CLOCKS_DIFFER_S
-from slurm_migbatch.store.models import Loan, Run
+from slurm_migbatch.store.models import Run, StoredLoan
 from slurm_migbatch.store.queries import among, overlapping
 
 
@@ -47,7 +47,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
 
 def past_work(connection: Connection, since: float) -> list[PastRuns]:
     """Return work other than loans that ended at that time (unix seconds) or later, the most runs first."""
-    lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
+    lent = select(StoredLoan.id).where(StoredLoan.job_id == Run.job_id, StoredLoan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
     # PostgreSQL does not recognize a repeated expression with a parameter
     bucket = func.coalesce(Run.bucket, literal_column("''"))

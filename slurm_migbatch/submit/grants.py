@@ -71,7 +71,7 @@ _UNRECORDED: Final = frozenset({"", AUTO, LOAN})
 
 
 @dataclass(frozen=True)
-class _Case:
+class _ReadRequest:
     """A request with what was read from it: the slices that it asks for, where they may be, and the hints with their
     limits. `old_marker`: the job's marker before an update.
     """
@@ -134,7 +134,7 @@ class Granter:
         numbers = tuple(of_range(asking, request))
         if numbers:
             request = _on(request, numbers[0])
-        case = _Case(request, asking, partition, hints, limits_of(hints, partition), old_marker)
+        case = _ReadRequest(request, asking, partition, hints, limits_of(hints, partition), old_marker)
         check_options(asking, request)
         batch = request.now is None and request.batch == 1
         notes = self._ignored(unread, hints, request.extra, asking)
@@ -170,7 +170,7 @@ class Granter:
 
     def _spread(
         self,
-        case: _Case,
+        case: _ReadRequest,
         slices: Mapping[str, int],
         choice: NodeChoice,
         managed: Collection[str],
@@ -224,7 +224,7 @@ class Granter:
         if len(managed) < len(names) and any(part.name == "gpu" for part in asking.parts):
             raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 
-    def _compose(self, case: _Case) -> tuple[Accept, dict[str, int]]:
+    def _compose(self, case: _ReadRequest) -> tuple[Accept, dict[str, int]]:
         """Accept the request; return the answer, and the number of slices by GRES type."""
         request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
         slices, reason, choice, messages = self._slices(case)
@@ -251,7 +251,7 @@ class Granter:
         accepted = Accept(changes, outcome.message, decision, advised)
         return accepted, {profile.gres_type: count for profile, count in slices.items()}
 
-    def _slices(self, case: _Case) -> tuple[dict[Profile, int], str, SliceChoice | None, list[str]]:
+    def _slices(self, case: _ReadRequest) -> tuple[dict[Profile, int], str, SliceChoice | None, list[str]]:
         """Return the number of slices on each node by profile, the reason, the choice for `auto`, and messages."""
         request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
         slices: dict[Profile, int] = {}
@@ -289,7 +289,7 @@ class Granter:
             raise Refusal("kinds")
         return slices, reason, choice, messages
 
-    def _lend(self, case: _Case) -> Accept:
+    def _lend(self, case: _ReadRequest) -> Accept:
         """Accept an elastic training job, which waits for one slice of any profile that it may have."""
         request, asking, partition, hints = case.request, case.asking, case.partition, case.hints
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
@@ -339,7 +339,7 @@ class Granter:
         advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
         return [advice] if advice else []
 
-    def _decision(self, case: _Case, outcome: _Outcome) -> SubmitDecision | None:
+    def _decision(self, case: _ReadRequest, outcome: _Outcome) -> SubmitDecision | None:
         """Return the decision for the record; None for an update of a job whose decision is not in the record."""
         request, bucket, choice = case.request, outcome.bucket, outcome.choice
         update = self.request.now is not None

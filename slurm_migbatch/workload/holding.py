@@ -105,10 +105,10 @@ def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) ->
 
 def can_hold(gpus: Sequence[GpuLayouts], need: Mapping[str, int]) -> bool:
     """Return whether these GPUs, all empty, could hold so many slices of each GRES type at once."""
-    return _Search(gpus).holds(0, tuple(need.items()))
+    return _HoldingSearch(gpus).holds(0, tuple(need.items()))
 
 
-class _Search:
+class _HoldingSearch:
     def __init__(self, gpus: Sequence[GpuLayouts]) -> None:
         self._gpus, self._steps = gpus, 0
 

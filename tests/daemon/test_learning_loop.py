@@ -26,7 +26,7 @@ from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Decision, Lease, Run
+from slurm_migbatch.store.models import Run, StoredDecision, StoredLease
 from slurm_migbatch.store.recurring import Learnable, learnable
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
@@ -209,7 +209,7 @@ def test_candidate_is_judged_by_runs_of_a_new_database_that_it_has_not_seen(site
     record.add(40)
     assert run(site)["refit"]["outcome"] == "taken"
     with record.store.engine.begin() as connection:
-        for kind in (Lease, Run, Decision):
+        for kind in (StoredLease, Run, StoredDecision):
             connection.execute(delete(kind))
     record.count = 0
     record.add(30)

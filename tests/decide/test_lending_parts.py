@@ -23,7 +23,7 @@ from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, PoolBook, job_views_of
 from slurm_migbatch.decide.lending.ledger import Ledger
 from slurm_migbatch.decide.lending.loan import Cause, JobView, Loan, LoanHistory, State
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder
+from slurm_migbatch.decide.lending.model import LendingRules, LoanOrder, OrderKind
 from slurm_migbatch.decide.lending.pools import delayed
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.stage import LendingSettings, Refusals, ends_of
@@ -58,9 +58,9 @@ def job_view(row: JobRow) -> JobView:
 
 def test_refused_order_is_repeated_if_the_clock_is_set_back() -> None:
     refusals = Refusals()
-    refusals.note(LoanOrder(Kind.RELEASE, 7, 0, "no reason"), NOW)
-    assert refusals.barred(Kind.RELEASE, NOW + 1) == {7} and not refusals.barred(Kind.RELEASE, NOW + 2)
-    assert not refusals.barred(Kind.RELEASE, NOW - 3600)
+    refusals.note(LoanOrder(OrderKind.RELEASE, 7, 0, "no reason"), NOW)
+    assert refusals.barred(OrderKind.RELEASE, NOW + 1) == {7} and not refusals.barred(OrderKind.RELEASE, NOW + 2)
+    assert not refusals.barred(OrderKind.RELEASE, NOW - 3600)
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def ran(*jobs: JobRow, node: str = "n1") -> Ledger:
 def test_up_to_slurm_2302_a_requeued_job_returns_early_only_on_other_nodes(restarts: int) -> None:
     row = back(1, restarts)
     (order,) = decide(view_of_inputs(lending_inputs([row], empty=("n2",)), ran(row)), LendingRules()).orders
-    assert (order.kind, order.job, order.away) == (Kind.RELEASE, 1, ("n1",))
+    assert (order.kind, order.job, order.away) == (OrderKind.RELEASE, 1, ("n1",))
     new = back(1, restarts, "gres/")
     (order,) = decide(view_of_inputs(lending_inputs([new], empty=("n2",)), ran(new)), LendingRules()).orders
     assert order.away == (), "later releases start the Prolog of every run"
@@ -660,7 +660,7 @@ def test_requeue_without_effect_is_repeated(state: str) -> None:
     loan = Loan(1, 0, NOW - 100, "1g.10gb", State.REQUEUED, started=NOW - 100, requeued=NOW - 15, cause=Cause.RECLAIM)
     ledger.load([loan])
     (order,) = decide(view_of_inputs(lending_inputs([row], ("1g.10gb", 0, (1, 0))), ledger), LendingRules()).orders
-    assert (order.kind, order.job) == (Kind.REQUEUE, 1)
+    assert (order.kind, order.job) == (OrderKind.REQUEUE, 1)
 
 
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])

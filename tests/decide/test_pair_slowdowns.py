@@ -6,15 +6,15 @@ import pytest
 
 from slurm_migbatch.decide.lending.pair_slowdowns import (
     SWITCHING,
-    Kind,
     PairSlowdowns,
+    RateKey,
     Reported,
     costs_s,
     time_sliced,
     together_rate,
 )
 
-BERT, GPT = Kind(7, "bert 32", "2g.20gb"), Kind(7, "gpt 8", "2g.20gb")
+BERT, GPT = RateKey(7, "bert 32", "2g.20gb"), RateKey(7, "gpt 8", "2g.20gb")
 
 
 def reported(kind, items, at):

@@ -16,7 +16,7 @@ from slurm_migbatch.decide.dispatch.pipelines import (
     START_S,
     KnownPipeline,
     PipelineKey,
-    Plan,
+    PipelinePlan,
     pipeline_of,
     plan_pipelines,
     why_pipeline,
@@ -90,7 +90,7 @@ class Site:
     turns: RetypeHistory = field(default_factory=lambda: RetypeHistory(0.0))
     known: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
 
-    def plan_round(self, seconds: float = 1.0, apply: bool = True) -> Plan:
+    def plan_round(self, seconds: float = 1.0, apply: bool = True) -> PipelinePlan:
         self.now += seconds
         found = plan_pipelines(self.now, self.rows.values(), promises, rates, self.turns, self.known, equivalent)
         for change in found.changes if apply else ():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_migbatch.daemon.actuator import apply_orders
 from slurm_migbatch.decide.lending.loan import JobView
-from slurm_migbatch.decide.lending.model import Kind, LoanOrder
+from slurm_migbatch.decide.lending.model import LoanOrder, OrderKind
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, SlurmRefused
 from slurm_migbatch.workload.loans import loan_hints
@@ -62,7 +62,7 @@ def job_view(job: int) -> JobView:
 
 def test_release_leaves_only_the_released_profile_in_the_gres() -> None:
     slurm = Adding("8")
-    orders = [LoanOrder(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
+    orders = [LoanOrder(OrderKind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
     assert [(applied.order.job, bool(applied.error)) for applied in done] == [(7, False), (8, True)]
@@ -71,7 +71,7 @@ def test_release_leaves_only_the_released_profile_in_the_gres() -> None:
 def test_release_that_would_replace_a_users_excluded_nodes_is_refused() -> None:
     slurm = Adding()
     slurm.own["8"] = "n7"
-    orders = [LoanOrder(Kind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
+    orders = [LoanOrder(OrderKind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert "8" not in slurm.needs and [bool(request.error) for request in done] == [False, True]
     assert done[1].error == "its user excludes n7, which is kept"

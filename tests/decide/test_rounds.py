@@ -19,7 +19,7 @@ from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.inputs import LendingInputs, job_views_of
 from slurm_migbatch.decide.lending.ledger import Ledger
 from slurm_migbatch.decide.lending.loan import Cause, Loan, State
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
+from slurm_migbatch.decide.lending.model import LendingRules, LendingView, OrderKind
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.supply.planner import Planner
@@ -149,11 +149,11 @@ def test_job_gets_at_most_one_order_and_only_one_that_its_state_allows(site: Sit
     assert all(count == 1 for count in Counter(order.job for order in found.orders).values())
     for order in found.orders:
         job_view, loan = site.view.job_views[order.job], site.view.loans.get(order.job)
-        if order.kind is Kind.RELEASE:
+        if order.kind is OrderKind.RELEASE:
             assert job_view.row.pending and job_view.hints.waiting and loan is None
-        elif order.kind is Kind.SIGNAL:
+        elif order.kind is OrderKind.SIGNAL:
             assert loan is not None and job_view.hints.signal and loan.signalled is None
-        elif order.kind is Kind.REQUEUE:
+        elif order.kind is OrderKind.REQUEUE:
             assert loan is not None and job_view.row.active
             ready = not job_view.hints.signal or loan.state is State.REQUEUED
             grace_over = loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s
@@ -162,7 +162,7 @@ def test_job_gets_at_most_one_order_and_only_one_that_its_state_allows(site: Sit
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}
     waiting = {int(str(elastic_job.job)) for elastic_job in site.view.elastic_jobs if elastic_job.place is None}
-    assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is Kind.RELEASE}
+    assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is OrderKind.RELEASE}
 
 
 @any_site
@@ -170,7 +170,7 @@ def test_job_gets_at_most_one_order_and_only_one_that_its_state_allows(site: Sit
 def test_released_loans_fit_beside_running_jobs_and_planned_inference(site: Site) -> None:
     """Beside running jobs, the slots that supply plans for inference, and as much of the reserve as has room."""
     found = decide(site.view, RULES)
-    wishes = [order.profile for order in found.orders if order.kind is Kind.RELEASE and order.profile is not None]
+    wishes = [order.profile for order in found.orders if order.kind is OrderKind.RELEASE and order.profile is not None]
     if not wishes:
         return
     free = [(capacity.geometry, capacity.used) for capacity in site.view.capacities]
@@ -197,13 +197,13 @@ def test_no_release_takes_an_account_over_its_quota(site: Site) -> None:
     lent = Counter(site.view.lent)
     released = Counter[str]()
     for order in found.orders:
-        if order.kind is Kind.RELEASE and order.profile is not None:
+        if order.kind is OrderKind.RELEASE and order.profile is not None:
             released[site.view.job_views[order.job].row.account] += order.profile.compute
     assert not released["a"] or lent["a"] + released["a"] <= RULES.quota["a"]
     if lent["a"] >= RULES.quota["a"]:
         grown = [order.job for order in found.orders if order.cause is Cause.GROW]
         assert not [job for job in grown if site.view.loans[job].account == "a"]
-    assert sum(order.kind is Kind.RELEASE for order in found.orders) <= RULES.most_releases
+    assert sum(order.kind is OrderKind.RELEASE for order in found.orders) <= RULES.most_releases
 
 
 @any_site
@@ -229,10 +229,10 @@ def _leaving(site: Site) -> set[int]:
 def test_next_round_reclaims_no_further_loans_for_the_same_inference(site: Site) -> None:
     found = decide(site.view, RULES)
     for order in found.orders:
-        if order.kind is Kind.SIGNAL:
+        if order.kind is OrderKind.SIGNAL:
             site.ledger.signal(order.job, order.cause, order.why, order.inference)
             site.ledger.confirm(order.job, NOW)
-        elif order.kind is Kind.REQUEUE:
+        elif order.kind is OrderKind.REQUEUE:
             site.ledger.requeue(order.job, order.cause, order.why, order.inference)
             site.ledger.confirm(order.job, NOW)
     reclaimed = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
@@ -252,6 +252,6 @@ def test_same_snapshot_gives_the_same_decision(site: Site) -> None:
 @given(sites)
 def test_blackout_hours_stop_releases_but_not_reclaims(site: Site) -> None:
     normal, in_blackout = decide(site.view, RULES), decide(replace(site.view, blackout=True), RULES)
-    assert not [order for order in in_blackout.orders if order.kind is Kind.RELEASE]
+    assert not [order for order in in_blackout.orders if order.kind is OrderKind.RELEASE]
     reclaims = [order for order in normal.orders if order.cause is Cause.RECLAIM]
     assert [order for order in in_blackout.orders if order.cause is Cause.RECLAIM] == reclaims

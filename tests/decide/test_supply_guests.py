@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.daemon.audit import audit
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing, ends, is_guest, sharing, whose
+from slurm_migbatch.decide.capacity.sharing import ALONE, NodeGuests, ends, is_guest, sharing, whose
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.supply_gpus import H100, P, slot
@@ -219,7 +219,7 @@ PLACE = ("g", "2g.20gb", 0, 2, 1, 0)
 P2 = P("2g.20gb")
 
 
-def shared(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, present: object = None) -> Sharing:
+def shared(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, present: object = None) -> NodeGuests:
     jobs = {r.job_id: r for r in rows}
     started = {r.job_id for r in rows if r.active and is_guest(r.gres)}
     return sharing("n1", facts, {2: 1} if pairs is None else pairs, jobs, started, used, present or {})  # type: ignore[arg-type]
@@ -227,13 +227,13 @@ def shared(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None,
 
 def test_sharing_before_during_and_after_a_guest_runs() -> None:
     host, pending, guest = row(1, "2g.20gb"), row(2, "loan", "PENDING", ()), row(2, "guest")
-    assert shared(HELD, host, pending) == Sharing({2: PLACE}, 1, 0, {P2: 1})
+    assert shared(HELD, host, pending) == NodeGuests({2: PLACE}, 1, 0, {P2: 1})
     # it starts: the plan keeps its place until the node has reported that it has it
-    assert shared(HELD, host, guest, used=1, present={2: PLACE}) == Sharing({2: PLACE}, 0, 1, {P2: 1})
-    assert shared(SHARED, host, guest, used=1, present={2: PLACE}) == Sharing({}, 0, 1, {P2: 1})
-    assert shared(LEFT, guest, used=1) == Sharing({}, 0, 1)
+    assert shared(HELD, host, guest, used=1, present={2: PLACE}) == NodeGuests({2: PLACE}, 0, 1, {P2: 1})
+    assert shared(SHARED, host, guest, used=1, present={2: PLACE}) == NodeGuests({}, 0, 1, {P2: 1})
+    assert shared(LEFT, guest, used=1) == NodeGuests({}, 0, 1)
     # the host has ended while the guest is starting: its slot is not free, although no run holds it
-    assert shared(NodeFacts((GpuFacts("g", H100),)), guest, used=1, present={2: PLACE}) == Sharing(
+    assert shared(NodeFacts((GpuFacts("g", H100),)), guest, used=1, present={2: PLACE}) == NodeGuests(
         {2: PLACE}, 0, 1, {}, {}, {P2: 1}
     )
     assert shared(HELD, host, pairs={}) == ALONE
@@ -245,7 +245,7 @@ def test_sharing_before_during_and_after_a_guest_runs() -> None:
     [(1, 0, 1, 0, 0), (1, 2, 1, 0, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 2), (1, 1, 1, 0, 1), (2, 1, 2, 3, 3), (0,) * 5],
 )
 def test_count_that_is_shown_for_a_profile(used: int, free: int, back: int, due: int, shown: int) -> None:
-    assert Sharing(held_back={P2: back}, due={P2: due}).shown(P2, used, free) == shown
+    assert NodeGuests(held_back={P2: back}, due={P2: due}).shown(P2, used, free) == shown
 
 
 def test_shared_slot_is_free_when_the_later_of_two_runs_ends() -> None:

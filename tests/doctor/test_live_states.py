@@ -14,7 +14,7 @@ from sqlalchemy import update
 
 from slurm_migbatch.install.scripts import SEVERAL
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.models import StoredNode
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.commands import invoke
 from tests.support.waiting import eventually
@@ -213,7 +213,7 @@ def test_stopped_migbatchd_is_reported_and_nodes_are_unknown(bed: Cluster) -> No
     """What cannot be checked is reported, and is never `nothing to correct`."""
     bed.stop("migbatchd")
     with open_store(bed.product.record) as store:  # as after some minutes
-        store._write(lambda session: session.execute(update(Node).values(seen=Node.seen - 300.0)))
+        store._write(lambda session: session.execute(update(StoredNode).values(seen=StoredNode.seen - 300.0)))
     try:
         findings = doctor(bed, code=1)["findings"]
         assert not any("no message from its agent" in finding["text"] for finding in findings)

@@ -15,7 +15,7 @@ from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import GRMU, OURS, POOL, SIMPLE, STILL, Draw
 from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, Pool
+from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, SlicePool
 from slurm_migbatch.mig.profile import Profile
 from tests.support.experiments import measured_once
 
@@ -58,7 +58,7 @@ def test_jobs_wait_in_order_for_space_or_are_rejected_without_a_queue():
     assert [job.jct_s for job in served if job] == [100.0, 190.0, 230.0, 220.0]
     turned_away = fragmentation.at_once(found, PlacementCluster(A100, 1, FirstFit()).place, queued=False)
     assert waits(turned_away) == [0.0, None, None, None]
-    assert waits(fragmentation.at_once(found, Pool(A100, 2).place, queued=False)) == [0.0, 0.0, None, None]
+    assert waits(fragmentation.at_once(found, SlicePool(A100, 2).place, queued=False)) == [0.0, 0.0, None, None]
 
 
 def test_migbatchd_starts_jobs_that_fit_soon_and_queues_or_rejects_others():

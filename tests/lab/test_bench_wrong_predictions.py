@@ -58,18 +58,18 @@ def case(uses=(), training=(), begin_s=0.0):
 def test_recorded_uses_can_be_shifted_later_or_earlier():
     """Uses shifted beyond the end are left out, those across it end there; earlier is later by the rest of a day."""
     uses = [("1g.10gb", 100.0, 200.0), ("1g.10gb", DAYS_S - 7200.0, DAYS_S - 3600.0), ("2g.20gb", DAYS_S - 60.0, None)]
-    later = lendwrong.WrongData(later_s=3600.0).with_errors(case(uses), None, 0).uses
+    later = lendwrong.WrongLendingData(later_s=3600.0).with_errors(case(uses), None, 0).uses
     assert later == [("1g.10gb", 3700.0, 3800.0), ("1g.10gb", DAYS_S - 3600.0, DAYS_S)]
-    earlier = lendwrong.WrongData(later_s=-3600.0).with_errors(case(uses), None, 0).uses
+    earlier = lendwrong.WrongLendingData(later_s=-3600.0).with_errors(case(uses), None, 0).uses
     assert earlier == [("1g.10gb", DAY_S - 3500.0, DAY_S - 3400.0)]
-    begun = lendwrong.WrongData(later_s=3600.0).with_errors(case(uses, begin_s=7200.0), None, 0).uses
+    begun = lendwrong.WrongLendingData(later_s=3600.0).with_errors(case(uses, begin_s=7200.0), None, 0).uses
     assert len(begun) == 3 and begun[1][2] == DAYS_S
 
 
 @pytest.mark.parametrize("height, small, large", [(0.5, 2, 5), (1.0, 4, 10), (2.0, 8, 20)])
 def test_recorded_uses_can_be_scaled_for_each_profile(height, small, large):
     uses = [("3g.40gb", float(n), n + 0.5) for n in range(4)] + [("1g.10gb", float(n), n + 0.5) for n in range(10)]
-    recorded = lendwrong.WrongData(height=height).with_errors(case(uses), None, 0).uses
+    recorded = lendwrong.WrongLendingData(height=height).with_errors(case(uses), None, 0).uses
     assert [sum(use[0] == name for use in recorded) for name in ("3g.40gb", "1g.10gb")] == [small, large]
     assert set(recorded) <= set(uses)
 
@@ -78,8 +78,8 @@ def test_predicted_speeds_are_wrong_by_the_given_factor(data):
     found = lendslices.miso(data)
     hints = LoanHints(model="resnet50", batch=64)
     right = lending.KnownSpeeds(found).training_speeds(hints, "train")
-    assert lendwrong.WrongData().predictions(found, 0).training_speeds(hints, "train") == right
-    own = lendwrong.WrongData(cells=2.0)
+    assert lendwrong.WrongLendingData().predictions(found, 0).training_speeds(hints, "train") == right
+    own = lendwrong.WrongLendingData(cells=2.0)
     factors = {}
     for seed in range(8):
         predicted = own.predictions(found, seed).training_speeds(hints, "train")
@@ -88,23 +88,23 @@ def test_predicted_speeds_are_wrong_by_the_given_factor(data):
     assert len(set(factors.values())) == len(factors)
     assert 0.5 <= min(factors.values()) < 0.7 and 1.4 < max(factors.values()) <= 2.0
     full = geometry(lendslices.GPU).full.profile
-    predicted = lendwrong.WrongData(slices=0.5).predictions(found, 0).training_speeds(hints, "train")
+    predicted = lendwrong.WrongLendingData(slices=0.5).predictions(found, 0).training_speeds(hints, "train")
     assert {p: predicted[p] / right[p] for p in right} == {p: 1.0 if p == full else 0.5 for p in right}
 
 
 def test_time_limits_are_at_least_the_run_time_on_the_smallest_slice(data):
     found = lendslices.miso(data)
     jobs = lendslices.training(found, [float(n) for n in range(40)], 0)
-    limits = lendwrong.WrongData(limits=(1.0, 8.0)).with_errors(case(training=jobs), found, 0).limits
+    limits = lendwrong.WrongLendingData(limits=(1.0, 8.0)).with_errors(case(training=jobs), found, 0).limits
     slowest = {"resnet50": 0.1 / 0.3, "bert-base": 0.1 / 0.15}
     ratios = [limits[job.id] / (job.work / slowest[job.app] + 145.0) for job in jobs]
     assert 1.0 <= min(ratios) < 2.0 and 5.0 < max(ratios) <= 8.01
-    assert lendwrong.WrongData().with_errors(case(training=jobs), found, 0).limits == {}
+    assert lendwrong.WrongLendingData().with_errors(case(training=jobs), found, 0).limits == {}
 
 
 def test_wrong_restart_times_apply_to_the_input_and_to_the_truth(data):
     jobs = lendslices.training(lendslices.miso(data), [0.0], 0)
-    wrong = lendwrong.WrongData(restarts=2.0, checkpoints=0.5)
+    wrong = lendwrong.WrongLendingData(restarts=2.0, checkpoints=0.5)
     for played in (wrong.with_errors(case(training=jobs), None, 0), wrong.with_true_costs(case(training=jobs))):
         (job,) = played.training
         assert (job.costs.restart_s, job.costs.checkpoint_s) == (50.0, 2.5)

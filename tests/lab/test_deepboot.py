@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.papers.deepboot import (
-    Choice,
     ReclaimCandidate,
     Replica,
     RestartCosts,
+    SliceCount,
     Surge,
     allocate,
     ats_worth,
@@ -41,7 +41,7 @@ def brute(worths, capacity):
 
 def jobs(kinds, most=6):
     offers = st.dictionaries(
-        st.builds(Choice, st.sampled_from(kinds), st.integers(1, most)), st.floats(0.01, 10), max_size=4
+        st.builds(SliceCount, st.sampled_from(kinds), st.integers(1, most)), st.floats(0.01, 10), max_size=4
     )
     return st.lists(offers, max_size=5)
 
@@ -64,9 +64,9 @@ def test_allocation_never_exceeds_capacity_and_uses_only_offered_choices(worths,
 
 
 def test_allocation_of_two_kinds_equals_the_one_found_by_hand():
-    a = {Choice("1g", 2): 1.0, Choice("7g", 1): 4.0}
-    b = {Choice("7g", 1): 2.5, Choice("1g", 2): 0.5}
-    assert allocate([a, b], {"1g": 2, "7g": 1}) == [Choice("7g", 1), Choice("1g", 2)]
+    a = {SliceCount("1g", 2): 1.0, SliceCount("7g", 1): 4.0}
+    b = {SliceCount("7g", 1): 2.5, SliceCount("1g", 2): 0.5}
+    assert allocate([a, b], {"1g": 2, "7g": 1}) == [SliceCount("7g", 1), SliceCount("1g", 2)]
 
 
 def test_worth_falls_with_the_number_of_restarts():

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
-from slurm_migbatch.lab.sim.curves import Curves, Predicted, SpeedError, Table
+from slurm_migbatch.lab.sim.curves import Curves, Predicted, RateTable, SpeedError
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Whole
@@ -65,7 +65,7 @@ def job(batch: int = 8, n: int = 1, app: str = "net") -> SimulatedJob:
 
 
 def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
-    table = Table(rows(), A100)
+    table = RateTable(rows(), A100)
     curves = Curves(table, A100)
     assert curves.speed(job(), [at(FULL)]) == 1
     assert curves.speed(job(), [at(HALF)]) == pytest.approx(0.6)
@@ -87,12 +87,12 @@ def test_memory_slices_missing_in_a_table_are_those_of_its_gpu() -> None:
         return [Measurement(gpu=gpu, model="net", profile=name, throughput_per_s=rate) for name, rate in rates.items()]
 
     wide = measured("a100-80gb", {"7g.80gb": 100, "1g.10gb": 10, "1g.20gb": 20})
-    rates = Table(wide, A100).rates("net", 1, "infer")
+    rates = RateTable(wide, A100).rates("net", 1, "infer")
     assert rates == {FULL: 100, ONE: 10, Profile.parse("1g.20gb"): 20}
     small = measured("NVIDIA A100-SXM4-40GB", {"7g.40gb": 100, "1g.5gb": 10, "1g.10gb": 20})
-    assert Table(small, A100).rates("net", 1, "infer") == rates
+    assert RateTable(small, A100).rates("net", 1, "infer") == rates
     pro = measured("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"4g.96gb": 100, "2g.48gb": 50, "1g.24gb": 25})
-    found = Table(pro, gpus.geometry("rtx-pro-6000")).rates("net", 1, "infer")
+    found = RateTable(pro, gpus.geometry("rtx-pro-6000")).rates("net", 1, "infer")
     assert sorted(found.values()) == [25, 50, 100]
 
 
@@ -126,14 +126,14 @@ def test_linear_whole_and_paired_speeds() -> None:
 
 def test_job_that_requests_a_profile_runs_at_full_speed_on_it() -> None:
     cluster, asked = SimulatedCluster.of(A100, 1), replace(job(), profile=HALF)
-    for speeds in (Linear(cluster), Curves(Table(rows(), A100), A100)):
+    for speeds in (Linear(cluster), Curves(RateTable(rows(), A100), A100)):
         assert speeds.speed(asked, [at(HALF)]) == pytest.approx(1)
     assert Linear(cluster).speed(asked, [at(ONE)]) == pytest.approx(1 / 3)
-    assert Curves(Table(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
+    assert Curves(RateTable(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
 
 
 def test_job_without_a_model_is_as_fast_with_a_table_as_without_one() -> None:
-    linear, curves = Linear(SimulatedCluster.of(A100, 2)), Curves(Table(rows(), A100), A100)
+    linear, curves = Linear(SimulatedCluster.of(A100, 2)), Curves(RateTable(rows(), A100), A100)
     for asked in (job(app=""), replace(job(app=""), profile=ONE), replace(job(n=2, app=""), profile=HALF)):
         for places in ([at(FULL)], [at(HALF)], [at(ONE)], [at(FULL), at(FULL, 1)]):
             assert curves.speed(asked, places) == pytest.approx(linear.speed(asked, places)), (asked, places)

@@ -10,7 +10,7 @@ from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies import placement as study
-from slurm_migbatch.lab.studies.placement import Equal, PlacementCluster, PodKind, Pool, measure, run
+from slurm_migbatch.lab.studies.placement import Equal, PlacementCluster, PodKind, SlicePool, measure, run
 from slurm_migbatch.mig.profile import Profile
 from tests.support.experiments import measured_once
 
@@ -42,7 +42,7 @@ def test_run_counts_accepted_jobs_after_the_warm_up():
 
 
 def test_pool_ignores_placements_and_equal_slices_reject_larger_profiles():
-    pool = Pool(A100, 2)
+    pool = SlicePool(A100, 2)
     assert pool.place(PodKind(FOUR, 1, True))
     assert pool.place(PodKind(FOUR, 1, True))
     release = pool.place(PodKind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices

@@ -544,7 +544,9 @@ def test_no_memory_figure_is_reported_for_a_shared_slice(node):
 
     row = pair(node)[0]
     peaks.store(
-        node.executor.paths.run, {(1, 0): peaks.Peak(1e6, {row.mig_uuid: 5}), (2, 0): peaks.Peak(1e6, {})}, {(1, 0)}
+        node.executor.paths.run,
+        {(1, 0): peaks.RunPeak(1e6, {row.mig_uuid: 5}), (2, 0): peaks.RunPeak(1e6, {})},
+        {(1, 0)},
     )
     node.epilog(2)
     node.epilog(1)

@@ -16,7 +16,7 @@ from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.node import peaks, progress, step_slices, tmpfs
 from slurm_migbatch.node.inotify import MOST_READS, WriteWatch
-from slurm_migbatch.node.peaks import Peak
+from slurm_migbatch.node.peaks import RunPeak
 from slurm_migbatch.node.watch import BURST, BURST_REFILL_S, READ_EVERY_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
 from tests.support.node_processes import agent_process, run_hook, watching
@@ -99,10 +99,10 @@ def test_job_that_never_used_its_slice_has_no_peak_memory(node, watch):
 
 
 def test_run_sampled_for_less_than_half_its_time_has_no_peak_memory():
-    peak = Peak(0.0, {}).with_sample({"MIG-a": 300}, 15.0)
+    peak = RunPeak(0.0, {}).with_sample({"MIG-a": 300}, 15.0)
     assert peak.maximum_mib(30.0) == 300
     assert peak.maximum_mib(31.0) is None
-    assert Peak(900.0, {}).maximum_mib(10.0) is None
+    assert RunPeak(900.0, {}).maximum_mib(10.0) is None
 
 
 def test_epilog_without_the_agent_reports_the_peak_memory_it_sampled(node, watch):
@@ -549,10 +549,10 @@ def test_driver_energy_counter_does_not_decrease(new_node):
 
 
 def test_energy_of_a_run_is_extrapolated_from_mean_power():
-    peak = Peak(0.0, {}).with_energy(10.0, 3000.0).with_energy(10.0, 4000.0)
+    peak = RunPeak(0.0, {}).with_energy(10.0, 3000.0).with_energy(10.0, 4000.0)
     assert peak.energy_j(40.0) == 14000.0
     assert peak.energy_j(41.0) is None
-    assert Peak(90.0, {}).energy_j(1.0) is None
+    assert RunPeak(90.0, {}).energy_j(1.0) is None
 
 
 # -- activity of slices ------------------------------------------------------------------------------------------------

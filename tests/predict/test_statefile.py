@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict import statefile
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.state import Learned, Peak, StateError, Tried
+from slurm_migbatch.predict.state import Learned, MemoryBounds, StateError, Tried
 from slurm_migbatch.predict.statefile import Index, ModelDirectory
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
@@ -96,7 +96,7 @@ def test_every_state_round_trips(
         fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
     short = {(model, "train", "h100-80gb"): (Tried(8, 224, "1g.10gb"), Tried(64, 224, "3g.40gb"))}
     known = {model: learned_once().known["not-in-the-books"]}
-    peaks = {(model, "infer", "h100-80gb"): (Peak(8, 0, 1900.0, 2000.5), Peak(64, 224, 9000.0, 9000.0))}
+    peaks = {(model, "infer", "h100-80gb"): (MemoryBounds(8, 0, 1900.0, 2000.5), MemoryBounds(64, 224, 9000.0, 9000.0))}
     held = {(model, "train", "h100-80gb"): (Tried(4, 224, "1g.10gb"), Tried(64, 224, ""))}
     learned = replace(learned_once(), fitted=fitted, known=known, short=short, held=held, peaks=peaks)
     models.add(learned, report, {}, 2, 5.0)

@@ -22,7 +22,7 @@ from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, Page
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.models import StoredNode
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from tests.support.daemon_fakes import gpu
 from tests.support.stores import prepared
@@ -293,7 +293,7 @@ def test_node_that_was_removed_from_slurm_disappears_after_a_day(
         found, more = shown()
         assert found == {"n0", *names} and more.totals.nodes == page.totals.nodes + 1, "it may be in slurm.conf soon"
         with store.engine.begin() as connection:
-            connection.execute(update(Node).where(Node.node == "n0").values(seen=NOW - 2 * 86400))
+            connection.execute(update(StoredNode).where(StoredNode.node == "n0").values(seen=NOW - 2 * 86400))
     found, later = shown()
     assert found == names
     assert (later.totals, later.profiles, later.gpus) == (page.totals, page.profiles, page.gpus)

@@ -20,7 +20,7 @@ from slurm_migbatch.report.selection import parse_jobs, window
 from slurm_migbatch.report.states import parse_states
 from slurm_migbatch.report.units import figure, joules, size_formatter
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Lease, Run
+from slurm_migbatch.store.models import Run, StoredLease
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, SLICE_FIELDS, JobId, RunFilter
 
 NOW = datetime(2026, 3, 14, 12).timestamp()
@@ -29,7 +29,7 @@ MIDNIGHT = datetime(2026, 3, 14).timestamp()
 
 def test_query_fields_match_the_columns_of_the_tables() -> None:
     assert set(RUN_FIELDS) == set(Run.__table__.columns.keys())
-    assert set(SLICE_FIELDS) == set(Lease.__table__.columns.keys())
+    assert set(SLICE_FIELDS) == set(StoredLease.__table__.columns.keys())
 
 
 def test_columns_declare_fields_that_exist() -> None:

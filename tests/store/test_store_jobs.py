@@ -147,7 +147,7 @@ def test_run_on_a_node_that_is_gone_ends_once_slurm_has_forgotten_its_job(store:
 def test_nodes_that_are_gone_cost_no_statement_each(store: Store) -> None:
     """Cloud nodes are powered down for days, and removed nodes stay in the record."""
     with Session(store.engine) as session, session.begin():
-        session.add_all(models.Node(node=f"cloud{number}", seen=0.0) for number in range(200))
+        session.add_all(models.StoredNode(node=f"cloud{number}", seen=0.0) for number in range(200))
     statements: list[str] = []
     event.listen(store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     store.upsert_jobs([job(7, "RUNNING", start=60.0)], live={7})

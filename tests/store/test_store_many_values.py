@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.capacity import gpu_seconds
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.models import Lease, Run
+from slurm_migbatch.store.models import Run, StoredLease
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import JobId, select_runs
@@ -57,7 +57,7 @@ def store(url: str) -> Iterator[Store]:
             )  # fmt: skip
             session.flush()
             session.add_all(
-                Lease(
+                StoredLease(
                     run_id=job, job_id=job, restart=0, node=node, journal="j", position=0, gpu=f"GPU-{job}",
                     profile="1g.10gb", slot_start=0, slot_size=1, since=10.0, until=20.0, outcome="ended",
                 )

@@ -21,16 +21,16 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import (
     Action,
     Base,
-    Decision,
-    Gpu,
     Job,
-    Lease,
-    Loan,
-    Node,
     NodeEvent,
     NodeJournal,
     OldLesson,
     Run,
+    StoredDecision,
+    StoredGpu,
+    StoredLease,
+    StoredLoan,
+    StoredNode,
     SupplyChange,
 )
 from slurm_migbatch.store.retention import PruneCursor
@@ -46,9 +46,9 @@ def fill(store: Store, seed: int, runs: int = 250) -> None:
     """Write a record of some years: jobs that ended, arrays, loans, unfinished jobs, held slices."""
     dice = random.Random(seed)
     with Session(store.engine) as session, session.begin():
-        session.add_all(Node(node=node, seen=NOW, journal=f"j-{node}") for node in ("n1", "n2"))
+        session.add_all(StoredNode(node=node, seen=NOW, journal=f"j-{node}") for node in ("n1", "n2"))
         session.add_all(NodeJournal(node=node, journal=f"j-{node}", contiguous=100) for node in ("n1", "n2"))
-        session.add(Gpu(node="n1", uuid="GPU-a", name="H100", geometry={}, facts={}, seen=NOW))
+        session.add(StoredGpu(node="n1", uuid="GPU-a", name="H100", geometry={}, facts={}, seen=NOW))
         arrays = [9000 + number for number in range(60)]
         for number in range(1, runs + 1):
             ended = None if dice.random() < 0.05 else NOW - dice.choice([1, 100, 399, 401, 500, 900]) * DAY
@@ -64,7 +64,7 @@ def fill(store: Store, seed: int, runs: int = 250) -> None:
             session.flush()
             held = ended is not None and dice.random() < 0.04
             session.add(
-                Lease(
+                StoredLease(
                     run_id=run.id, job_id=number, restart=run.restart, node="n1", journal="j-n1", position=0,
                     gpu="GPU-a", profile="1g.10gb", slot_start=number % 7, slot_size=1, since=began,
                     until=None if held else ended, outcome=None if held else "released",
@@ -72,7 +72,7 @@ def fill(store: Store, seed: int, runs: int = 250) -> None:
             )  # fmt: skip
             if decided:
                 session.add(
-                    Decision(
+                    StoredDecision(
                         id=f"d{number}", ts=began - 10, hints={"model": "bert-base", "batch": 8}, candidates=[],
                         facts={},
                     )
@@ -86,16 +86,16 @@ def fill(store: Store, seed: int, runs: int = 250) -> None:
             if dice.random() < 0.3:
                 over = ended if ended is not None and dice.random() < 0.9 else None
                 session.add(
-                    Loan(
+                    StoredLoan(
                         job_id=number, restart=run.restart, profile="1g.10gb", state="ended", decided=began, ended=over
                     )
                 )
             if dice.random() < 0.3:
                 session.add(Action(ts=began, job_id=run.array_job or number, restart=0, kind="retype", dry_run=False))
         lone = NOW - 800 * DAY
-        session.add(Decision(id="alone", ts=lone, hints={}, candidates=[], facts={}))
-        session.add(Decision(id="young", ts=NOW, hints={}, candidates=[], facts={}))
-        session.add(Loan(job_id=77_777, restart=0, profile="1g.10gb", state="ended", decided=lone, ended=lone))
+        session.add(StoredDecision(id="alone", ts=lone, hints={}, candidates=[], facts={}))
+        session.add(StoredDecision(id="young", ts=NOW, hints={}, candidates=[], facts={}))
+        session.add(StoredLoan(job_id=77_777, restart=0, profile="1g.10gb", state="ended", decided=lone, ended=lone))
         session.add(Action(ts=lone, job_id=77_777, restart=0, kind="throttle", dry_run=False))
         for node in ("n1", "n2"):
             for step in range(20):

@@ -21,7 +21,7 @@ from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pas
 from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
-from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, layouts_of
+from slurm_migbatch.workload.holding import STEPS, _HoldingSearch, can_hold, layouts_of
 from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import words
@@ -557,7 +557,7 @@ def test_search_agrees_with_the_placements_of_one_gpu() -> None:
 @settings(max_examples=examples(400), deadline=None)
 @given(asked=counts, gpus=st.integers(1, 16))
 def test_search_stops_near_its_step_limit(asked: dict[str, int], gpus: int) -> None:
-    search = _Search([layouts_of(H100.geometry)] * gpus)
+    search = _HoldingSearch([layouts_of(H100.geometry)] * gpus)
     search.holds(0, tuple(asked.items()))
     assert search._steps <= STEPS + 30 * gpus
 

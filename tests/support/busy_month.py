@@ -9,7 +9,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.models import Gpu, Lease, Loan, Run, span_class
+from slurm_migbatch.store.models import Run, StoredGpu, StoredLease, StoredLoan, span_class
 
 #: layouts of a GPU: (profile, start, size)
 _LAYOUTS = (
@@ -28,11 +28,11 @@ def fill(
 ) -> None:
     """Fill an empty record with runs, slices, loans and GPUs of `days` days from `start` (unix seconds)."""
     chance = random.Random(7)
-    rows: dict[Any, list[dict[str, Any]]] = {Run: [], Lease: [], Loan: [], Gpu: []}
+    rows: dict[Any, list[dict[str, Any]]] = {Run: [], StoredLease: [], StoredLoan: [], StoredGpu: []}
     for node, index in GPUS:
         uuid = f"GPU-{node}-{index}"
-        rows[Gpu].append({"node": node, "uuid": uuid, "gpu_index": index, "mig": True, "present": True, "seen": start,
-                          "geometry": {}, "facts": {}})  # fmt: skip
+        rows[StoredGpu].append({"node": node, "uuid": uuid, "gpu_index": index, "mig": True, "present": True,
+                                "seen": start, "geometry": {}, "facts": {}})  # fmt: skip
         now = start
         while now < start + days * DAY:
             duration_s = chance.uniform(1, 16) * HOUR
@@ -75,7 +75,7 @@ def _use(rows: Any, gpu: Any, slot: Any, since: float, until: float, chance: ran
         "predicted_memory_mib": memory * 1.1, "measured_memory_mib": memory,
         "measured_facts": {"sm": round(min(1.0, chance.betavariate(2, 1.5)), 4)} if sampled else {},
     })  # fmt: skip
-    rows[Lease].append({
+    rows[StoredLease].append({
         "run_id": number, "job_id": number, "restart": 0, "node": node, "journal": "j", "position": 0, "gpu": uuid,
         "gpu_index": index, "profile": profile, "slot_start": place, "slot_size": size, "since": since, "until": until,
         "outcome": "released",
@@ -83,7 +83,7 @@ def _use(rows: Any, gpu: Any, slot: Any, since: float, until: float, chance: ran
     if chance.random() < 0.2:
         cause = chance.choices(["reclaim", "grow", "left"], [5, 2, 3])[0]
         called = cause != "left"
-        rows[Loan].append({
+        rows[StoredLoan].append({
             "job_id": number, "restart": 0, "uid": 1000, "account": account, "partition": "gpu", "profile": profile,
             "state": "ended", "node": node, "gpu": uuid, "decided": since - 2, "released": since - 1, "started": since,
             "signalled": until - 9 if called else None, "requeued": until - 1 if called else None, "ended": until,

@@ -20,7 +20,7 @@ from slurm_migbatch.node import conf
 from slurm_migbatch.node.journal import NAME, Journal
 from slurm_migbatch.node.journal_rows import JournalSlice
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Lease
+from slurm_migbatch.store.models import StoredLease
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import wait_until
@@ -257,9 +257,9 @@ def marked(bed: Cluster, job: int) -> tuple[str, str]:
 
 def leases(bed: Cluster, job: int) -> list[tuple[int, str | None, float | None]]:
     """Return restart, slice and end of every lease of a job, read from migbatchd's database directly."""
-    columns = select(Lease.restart, Lease.mig_uuid, Lease.until)
+    columns = select(StoredLease.restart, StoredLease.mig_uuid, StoredLease.until)
     with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
-        rows = link.execute(columns.where(Lease.job_id == job).order_by(Lease.id))
+        rows = link.execute(columns.where(StoredLease.job_id == job).order_by(StoredLease.id))
         return [(restart, uuid, until) for restart, uuid, until in rows]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from slurm_migbatch.config import ModelConfig
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
+from slurm_migbatch.store.models import Run, StoredDecision, StoredGpu, StoredLease, StoredNode
 from tests.support.daemon_fakes import GEOMETRY
 
 FACTS = ModelConfig(
@@ -31,8 +31,10 @@ class Record:
         self.store, self.count, self.chance = store, 0, random.Random(1)
         entry = {"uuid": "GPU-0", "name": GEOMETRY["name"], "mig": True, "geometry": GEOMETRY, "facts": {}}
         with store.engine.begin() as connection:
-            connection.execute(insert(Node).values(node="n1", seen=1.0))
-            connection.execute(insert(Gpu).values(node="n1", minor=0, gpu_index=0, present=True, seen=1.0, **entry))
+            connection.execute(insert(StoredNode).values(node="n1", seen=1.0))
+            connection.execute(
+                insert(StoredGpu).values(node="n1", minor=0, gpu_index=0, present=True, seen=1.0, **entry)
+            )
 
     def add(
         self,
@@ -65,5 +67,5 @@ class Record:
             slot = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
             leases.append({**lease, **slot})
         with self.store.engine.begin() as connection:
-            for kind, rows in ((Decision, decisions), (Run, runs), (Lease, leases)):
+            for kind, rows in ((StoredDecision, decisions), (Run, runs), (StoredLease, leases)):
                 connection.execute(insert(kind), rows)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.models import Lease
+from slurm_migbatch.store.models import StoredLease
 from slurm_migbatch.store.queries import RunFilter, RunRow
 
 
@@ -64,7 +64,7 @@ def states(store: Store, wanted: RunFilter | None = None) -> list[tuple[int, int
 
 def lease_times(store: Store) -> list[tuple[int, float | None, float | None]]:
     """Return (job, since, until) of every lease; `until` is None while it is held."""
-    statement = select(Lease.job_id, Lease.since, Lease.until).order_by(Lease.id)
+    statement = select(StoredLease.job_id, StoredLease.since, StoredLease.until).order_by(StoredLease.id)
     return store.read(lambda connection: [(job, since, until) for job, since, until in connection.execute(statement)])
 
 

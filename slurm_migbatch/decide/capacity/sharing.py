@@ -32,7 +32,7 @@ GUEST = grant.GUEST
 
 
 @dataclass(frozen=True)
-class Sharing:
+class NodeGuests:
     """One node: `places` by guest, for its plan; how many guests Slurm may start, and how many it counts as in use.
 
     `held_back` is the reduction of a profile's count, `due` how many free slices of it are nevertheless meant for
@@ -52,7 +52,7 @@ class Sharing:
         return max(0, used + shown_free)
 
 
-ALONE = Sharing()
+ALONE = NodeGuests()
 """A node on which nothing is shared."""
 
 
@@ -75,7 +75,7 @@ def sharing(
     started: Collection[int],
     used: int,
     present: Mapping[int, Place],
-) -> Sharing:
+) -> NodeGuests:
     """Return how slices are shared on one node: the places of guests, and the reductions for them.
 
     Args:
@@ -119,10 +119,10 @@ def sharing(
         waiting += 1
         if host not in started:
             held_back[slot.profile] += 1
-    return Sharing(places, waiting, used, dict(held_back), {}, dict(unlocated))
+    return NodeGuests(places, waiting, used, dict(held_back), {}, dict(unlocated))
 
 
-def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[str, Sharing]:
+def without_strays(found: dict[str, NodeGuests], jobs: Iterable[JobRow]) -> dict[str, NodeGuests]:
     """Offer no guest anywhere while one is pending that no plan names: Slurm might start that one instead.
 
     Such a job is re-typed by lending: its host has left, or the pair was given up.

@@ -9,8 +9,8 @@ again whenever a job starts, ends or is added, and when the predictions no longe
 once it has ended.
 
 A job that only waits for other jobs gets its profile only here. One that waits for capacity may also be re-typed by
-`decide.dispatch.retype`, among profiles with which the split still meets the deadline (`Plan.limits`), but never in a
-round in which it was changed here.
+`decide.dispatch.retype`, among profiles with which the split still meets the deadline (`PipelinePlan.limits`), but
+never in a round in which it was changed here.
 
 Slurm up to 23.02 keeps a pending job's former request, so there nothing is re-typed.
 """
@@ -25,9 +25,9 @@ from typing import Final
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.pending import Pending, marked
-from slurm_migbatch.decide.dispatch.promises import Option, Promise
+from slurm_migbatch.decide.dispatch.promises import ProfileOption, Promise
 from slurm_migbatch.decide.dispatch.retype import MOST, Retype, RetypeHistory, can_be_named
-from slurm_migbatch.decide.dispatch.split import Choice, Split, Stage, split
+from slurm_migbatch.decide.dispatch.split import Split, SplitStage, StageChoice, split
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import OTHERS, JobRow
 from slurm_migbatch.slurm.dependencies import PIPELINE_HINT
@@ -83,7 +83,7 @@ class KnownPipeline:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """Result for the jobs of pipelines.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Job:
 
     job: int
     rows: tuple[JobRow, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[StageChoice, ...]
     pending: Pending | None = None
     profiles: tuple[Profile, ...] = ()
     now: int = 0
@@ -138,7 +138,7 @@ def plan_pipelines(
     history: RetypeHistory,
     known: dict[PipelineKey, KnownPipeline],
     equivalent: Equivalent,
-) -> Plan:
+) -> PipelinePlan:
     """Return which jobs of pipelines get another profile now.
 
     Args:
@@ -160,7 +160,7 @@ def plan_pipelines(
     round_ = _Round(now, promises, rates, history, equivalent)
     for key in sorted(rows_of, key=lambda key: (known[key].at, key)):
         known[key] = round_.examine(known[key], rows_of[key])
-    return Plan(tuple(round_.changes), round_.limits)
+    return PipelinePlan(tuple(round_.changes), round_.limits)
 
 
 def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipeline:
@@ -210,7 +210,7 @@ class _Round:
     def _weigh(self, known: KnownPipeline, jobs: Sequence[_Job], after: Sequence[tuple[int, ...]]) -> KnownPipeline:
         assert known.deadline_s is not None
         left_s = known.begin + known.deadline_s - self._now
-        stages = [Stage(job.choices, before) for job, before in zip(jobs, after, strict=True)]
+        stages = [SplitStage(job.choices, before) for job, before in zip(jobs, after, strict=True)]
         current_choices = [job.now for job in jobs]
         current = Split.of(stages, current_choices, left_s)
         split_for = tuple((job.job, job.started, job.open) for job in jobs)
@@ -250,17 +250,21 @@ class _Round:
         waiting = [row for row in rows if row.pending]
         if not waiting:
             remaining_s = _longest(self._rest_s(row) for row in rows)
-            return None if remaining_s is None else _Job(number, tuple(rows), (Choice(remaining_s, 0.0),))
+            return None if remaining_s is None else _Job(number, tuple(rows), (StageChoice(remaining_s, 0.0),))
         start_s = max(START_S if row.after else (row.eligible or 0.0) - self._now for row in waiting)
         start_s = max(0.0, start_s)
         movable = self._movable(waiting[0]) if len(waiting) == 1 else None
         if movable is not None:
             return self._with_choices(number, rows, movable, start_s)
         whole_s = _longest(self._whole_s(row) for row in waiting)
-        return None if whole_s is None else _Job(number, tuple(rows), (Choice(start_s + whole_s, 0.0),))
+        return None if whole_s is None else _Job(number, tuple(rows), (StageChoice(start_s + whole_s, 0.0),))
 
     def _with_choices(
-        self, number: int, rows: Sequence[JobRow], movable: tuple[Pending, tuple[Option, ...], int], start_s: float
+        self,
+        number: int,
+        rows: Sequence[JobRow],
+        movable: tuple[Pending, tuple[ProfileOption, ...], int],
+        start_s: float,
     ) -> _Job | None:
         pending, options, items = movable
         row = pending.row
@@ -275,12 +279,12 @@ class _Round:
         waves = 1 if row.throttle is None else math.ceil(row.tasks / max(1, row.throttle))
         count = pending.slice_count * row.tasks
         prices = {p: self._equivalent(p) * count * seconds_of[p] for p in profiles}
-        choices = tuple(Choice(start_s + waves * seconds_of[p], prices[p]) for p in profiles)
+        choices = tuple(StageChoice(start_s + waves * seconds_of[p], prices[p]) for p in profiles)
         return _Job(
             number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, option_count
         )
 
-    def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
+    def _movable(self, row: JobRow) -> tuple[Pending, tuple[ProfileOption, ...], int] | None:
         """Return what can be re-typed of a job, and its possible profiles; None for nothing."""
         grant = marked(row.comment)
         # nodes that a job selects by name, feature or reservation may lack profiles of its partition

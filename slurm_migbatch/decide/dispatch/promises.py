@@ -30,7 +30,7 @@ REMEMBERED: Final = 100_000
 
 
 @dataclass(frozen=True)
-class Option:
+class ProfileOption:
     """A profile that a job can have; `rate` is the conservative items a second of one slice, None: unknown."""
 
     profile: Profile
@@ -46,7 +46,7 @@ class Promise:
     """
 
     granted: Profile
-    options: tuple[Option, ...]
+    options: tuple[ProfileOption, ...]
     items: int | None = None
     deadline_s: int | None = None
     terms: str = ""
@@ -79,7 +79,7 @@ def promise_of(
             return other.rate == granted_candidate.rate and other.profile.compute >= granted.compute
         return deadline_s is not None or other.rate >= granted_candidate.rate
 
-    options = tuple(Option(c.profile, c.rate) for c in listed if is_as_good(c))
+    options = tuple(ProfileOption(c.profile, c.rate) for c in listed if is_as_good(c))
     return Promise(granted, options, items, deadline_s, terms) if len(options) > 1 else None
 
 

@@ -27,7 +27,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.dispatch.pending import Pending, marked, name_of
-from slurm_migbatch.decide.dispatch.promises import Option, Promise
+from slurm_migbatch.decide.dispatch.promises import ProfileOption, Promise
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
 from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.grant import CHANGED, Grant, strip
@@ -132,7 +132,7 @@ class RetypeHistory:
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
-    def possible(self, pending: Pending, promise: Promise) -> tuple[Option, ...]:
+    def possible(self, pending: Pending, promise: Promise) -> tuple[ProfileOption, ...]:
         """Return the alternatives of a job that are not excluded for it."""
         excluded_profiles = self.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it

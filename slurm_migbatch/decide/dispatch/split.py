@@ -29,7 +29,7 @@ SENSIBLE: Final = 1.1
 """If the remaining time is too short anyway, a stage gets the cheapest choice within so many times its fastest."""
 
 
-class Choice(NamedTuple):
+class StageChoice(NamedTuple):
     """One choice for a stage: predicted seconds, and cost."""
 
     seconds: float
@@ -37,10 +37,10 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stage:
+class SplitStage:
     """A stage: its choices, at least one, and the positions of the stages before it, all lower than its own."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[StageChoice, ...]
     after: tuple[int, ...] = ()
 
 
@@ -60,7 +60,7 @@ class Split:
     kept: bool
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], chosen: Sequence[int], left_s: float) -> Split:
+    def of(cls, stages: Sequence[SplitStage], chosen: Sequence[int], left_s: float) -> Split:
         """Return the time and cost of these choices."""
         seconds = path_s(stages, chosen)
         price = sum(stage.choices[number].price for stage, number in zip(stages, chosen, strict=True))
@@ -75,7 +75,7 @@ class _Point(NamedTuple):
     of: tuple[_Point | None, tuple[int, ...]]
 
 
-def split(stages: Sequence[Stage], left_s: float) -> Split:
+def split(stages: Sequence[SplitStage], left_s: float) -> Split:
     """Return the cheapest choices that meet the remaining time, or fast ones if none do.
 
     Args:
@@ -90,7 +90,7 @@ def split(stages: Sequence[Stage], left_s: float) -> Split:
     return Split.of(stages, _relaxed(stages, _by_fronts(stages, levels, left_s) or fastest, left_s), left_s)
 
 
-def path_s(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
+def path_s(stages: Sequence[SplitStage], chosen: Sequence[int]) -> float:
     """Return the seconds of the longest path."""
     ends: list[float] = []
     for stage, number in zip(stages, chosen, strict=True):
@@ -99,11 +99,11 @@ def path_s(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
     return max(ends, default=0.0)
 
 
-def _first(choices: Sequence[Choice], key: Callable[[Choice], Any]) -> int:
+def _first(choices: Sequence[StageChoice], key: Callable[[StageChoice], Any]) -> int:
     return min(range(len(choices)), key=lambda number: key(choices[number]))
 
 
-def _sensible(choices: Sequence[Choice]) -> int:
+def _sensible(choices: Sequence[StageChoice]) -> int:
     limit = SENSIBLE * min(choice.seconds for choice in choices)
     return _first(choices, key=lambda c: (c.seconds > limit, c.price, c.seconds))
 
@@ -111,7 +111,7 @@ def _sensible(choices: Sequence[Choice]) -> int:
 # -- fronts ------------------------------------------------------------------------------------------------------------
 
 
-def _levels(stages: Sequence[Stage]) -> list[list[int]]:
+def _levels(stages: Sequence[SplitStage]) -> list[list[int]]:
     levels: list[list[int]] = []
     level_of: list[int] = []
     for number, stage in enumerate(stages):
@@ -123,7 +123,7 @@ def _levels(stages: Sequence[Stage]) -> list[list[int]]:
     return levels
 
 
-def _by_fronts(stages: Sequence[Stage], levels: Sequence[Sequence[int]], left_s: float) -> tuple[int, ...] | None:
+def _by_fronts(stages: Sequence[SplitStage], levels: Sequence[Sequence[int]], left_s: float) -> tuple[int, ...] | None:
     """Return the cheapest choices with which the levels' seconds add up to the remaining time; None if none."""
     fronts = [_front_of_level([stages[number].choices for number in level]) for level in levels]
     rest_s = sum(front[0].seconds for front in fronts)  # fronts ascend in seconds
@@ -158,7 +158,7 @@ def _added(front: Sequence[_Point], level: Sequence[_Point], most_s: float) -> l
     return added
 
 
-def _front_of_level(members: Sequence[Sequence[Choice]]) -> list[_Point]:
+def _front_of_level(members: Sequence[Sequence[StageChoice]]) -> list[_Point]:
     """Return the possible times and costs of a level: for each time the cheapest choices that are not slower."""
     fronts = [
         _undercut(_Point(*choice, (None, (number,))) for number, choice in enumerate(choices)) for choices in members
@@ -192,7 +192,7 @@ def _spread(ordered: Sequence[T], most: int) -> list[T]:
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 
-def _relaxed(stages: Sequence[Stage], chosen: tuple[int, ...], left_s: float) -> tuple[int, ...]:
+def _relaxed(stages: Sequence[SplitStage], chosen: tuple[int, ...], left_s: float) -> tuple[int, ...]:
     """Return cheaper choices as far as the remaining time allows, made in the order of their savings."""
     relaxed = list(chosen)
     savings = sorted(

@@ -138,7 +138,7 @@ class LendingView:
         return {account: quota - self.lent.get(account, 0) for account, quota in rules.quota.items()}
 
 
-class Kind(str, Enum):
+class OrderKind(str, Enum):
     """What is done to a job."""
 
     RELEASE = "release"
@@ -150,7 +150,7 @@ class Kind(str, Enum):
 
 
 #: orders that give a job a slice, or a share of one
-GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
+GIVING: Final = frozenset({OrderKind.RELEASE, OrderKind.SHARE})
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class LoanOrder:
     that the loan ends for, 0 if there is none.
     """
 
-    kind: Kind
+    kind: OrderKind
     job: int
     restart: int
     why: str

@@ -38,7 +38,7 @@ PairKey = tuple[str, str, str]
 _Key = TypeVar("_Key")
 
 
-class Kind(NamedTuple):
+class RateKey(NamedTuple):
     """Key of a rate alone: a user's jobs with the same hints on slices of one profile."""
 
     uid: int
@@ -52,7 +52,7 @@ class Reported(NamedTuple):
     `activity` is the mean share of the slice's SMs in use so far (0 to 1), if the run always had the slice alone.
     """
 
-    kind: Kind
+    kind: RateKey
     app: str
     items: float
     at: float
@@ -75,8 +75,8 @@ class PairSlowdowns:
         self._table, self._usual = dict(table), usual
         self._slowdowns: dict[PairKey, float] = {}
         self._alone: dict[Run, float] = {}
-        self._usually: dict[Kind, float] = {}
-        self._activity: dict[Kind, float] = {}
+        self._usually: dict[RateKey, float] = {}
+        self._activity: dict[RateKey, float] = {}
         #: mean activity by user and profile, computed from `_activity`
         self._means: dict[int, dict[str, float]] | None = None
         self._stretches: dict[Run, Stretch] = {}
@@ -116,7 +116,7 @@ class PairSlowdowns:
                 for of_uid, by_profile in activities.items()
             }
         means = self._means.get(uid, {})
-        return {profile: self._activity.get(Kind(uid, hints, profile), mean) for profile, mean in means.items()}
+        return {profile: self._activity.get(RateKey(uid, hints, profile), mean) for profile, mean in means.items()}
 
     def add_report(self, run: Run, report: Reported, beside: Run | None = None, other: str = "") -> None:
         """Add a report; `beside`: the run that shares the slice, None: none; `other`: its application."""

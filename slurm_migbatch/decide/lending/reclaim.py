@@ -19,10 +19,10 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.loan import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
-    Kind,
     LendingRules,
     LendingView,
     LoanOrder,
+    OrderKind,
     Shortage,
     WaitingInference,
     coming,
@@ -49,17 +49,17 @@ def due_orders(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
             orders += [] if order is None else [order]
         elif loan.state is State.REQUEUED and row.running:
             if loan.requeued is None or passed_s(loan.requeued, view.now) >= rules.again_s:
-                orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
+                orders.append(LoanOrder(OrderKind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
         elif loan.state in (State.RELEASED, State.WITHDRAWN) and row.pending and job_view.hints.slice is not None:
             late = loan.released is not None and passed_s(loan.released, view.now) >= rules.start_s
             if loan.state is State.WITHDRAWN or late:
                 why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
-                orders.append(LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
+                orders.append(LoanOrder(OrderKind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
     for job, job_view in view.job_views.items():
         row, hints = job_view.row, job_view.hints
         if job not in view.loans and row.pending and not hints.guest and hints.slice is not None:
             why = "it is requeued and waits for another slice"
-            orders.append(LoanOrder(Kind.RETYPE, job, row.restarts, why))
+            orders.append(LoanOrder(OrderKind.RETYPE, job, row.restarts, why))
     return orders
 
 
@@ -67,14 +67,14 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
     """Return the order that is due for a job that was to be signalled."""
     signal = _signal(view, loan.job_id)
     if loan.signalled is None and signal:
-        return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
+        return LoanOrder(OrderKind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
     if loan.signalled is None:  # its hints have changed meanwhile
-        return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
+        return LoanOrder(OrderKind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
     if loan.checkpoint is None and passed_s(loan.signalled, view.now) < rules.grace_s:
         return None
     late = f"it reported no checkpoint within {rules.grace_s:g} s"
     why = late if loan.checkpoint is None else "its checkpoint is written"
-    return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
+    return LoanOrder(OrderKind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
 def reclaim_loans(
@@ -116,7 +116,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _NodeRoom:
     """Room for the slices of a job on one node: the GPUs with these slices, and the loans that end for it."""
 
     capacities: Mapping[tuple[str, int], GpuCapacity]
@@ -216,7 +216,7 @@ class _ReclaimPlanner:
         start: WaitingInference,
         capacity_at: dict[tuple[str, int], GpuCapacity],
         kept_for_others: Mapping[tuple[str, int], Sequence[Slot]],
-    ) -> _Found | None:
+    ) -> _NodeRoom | None:
         """Find room on these GPUs; changes `capacity_at`."""
         ended: list[int] = []
         lost = 0.0
@@ -239,7 +239,7 @@ class _ReclaimPlanner:
             capacity = capacity_at[free.node, free.gpu]
             capacity = replace(capacity, taken=(*capacity.taken, *placed))
             capacity_at[capacity.node, capacity.gpu] = changed[capacity.node, capacity.gpu] = capacity
-        return _Found(changed, tuple(ended), lost)
+        return _NodeRoom(changed, tuple(ended), lost)
 
     def _cheapest(
         self, profile: Profile, capacity_at: Mapping[tuple[str, int], GpuCapacity], ended: Collection[int]
@@ -287,7 +287,7 @@ def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: st
     so the signal would be lost, or kill it.
     """
     signal = "" if view.starting(job, rules.starting_s) else _signal(view, job)
-    kind = Kind.SIGNAL if signal else Kind.REQUEUE
+    kind = OrderKind.SIGNAL if signal else OrderKind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
 
 

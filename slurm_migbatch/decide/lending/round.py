@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.loan import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, PendingLoan, Round
+from slurm_migbatch.decide.lending.model import LendingRules, LendingView, LoanOrder, OrderKind, PendingLoan, Round
 from slurm_migbatch.decide.lending.reclaim import due_orders, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Lending, LentSlot, Release
 from slurm_migbatch.decide.snapshot import passed_s
@@ -106,7 +106,7 @@ def _releases(
         expectation = "inference may need it soon" if grant.reserved else "no inference is expected to need it"
         why = f"{grant.profile} is idle, and {expectation}"
         away = tuple(sorted(view.away.get(job, ())))
-        orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
+        orders.append(LoanOrder(OrderKind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
     return orders
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from slurm_migbatch.decide.lending.loan import JobView
-from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported
+from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, RateKey, Reported
 from slurm_migbatch.decide.lending.pairs import Sharer, SharingRules
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.snapshot import Report, Run
@@ -111,9 +111,9 @@ def _app(job_view: JobView | None) -> str:
     return "" if job_view is None else job_view.hints.model or ""
 
 
-def _kind(job_view: JobView, profile: Profile) -> Kind:
+def _kind(job_view: JobView, profile: Profile) -> RateKey:
     """Return the key of a rate alone."""
-    return Kind(job_view.row.uid, _label(job_view), profile.name)
+    return RateKey(job_view.row.uid, _label(job_view), profile.name)
 
 
 def _label(job_view: JobView) -> str:

@@ -24,7 +24,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.loan import Cause, JobView, Place, State
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round
+from slurm_migbatch.decide.lending.model import LendingRules, LendingView, LoanOrder, OrderKind, Round
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
@@ -108,7 +108,10 @@ class SliceSharing:
         ordered_jobs = {order.job for order in orders}
         for order in orders:
             other = self._beside.get((order.job, order.restart))
-            is_reclaim = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
+            is_reclaim = order.kind in (OrderKind.SIGNAL, OrderKind.REQUEUE) and order.cause in (
+                Cause.RECLAIM,
+                Cause.FORECAST,
+            )
             loan = view.loans.get(other[0]) if other is not None and is_reclaim else None
             if loan is not None and loan.state is State.RUNNING and loan.job_id not in ordered_jobs:
                 why = f"{order.why}; it shares the slice of job {order.job}"
@@ -169,16 +172,16 @@ class SliceSharing:
             loan = view.loans.get(job)
             if loan is None:
                 why = "it is requeued and waits for a slice again"
-                yield LoanOrder(Kind.RETYPE, job, job_view.row.restarts, why)
+                yield LoanOrder(OrderKind.RETYPE, job, job_view.row.restarts, why)
             else:
                 why = loan.why_ended or "the job to share with has ended, or it did not start in time"
-                yield LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
+                yield LoanOrder(OrderKind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
 
     def _starts(self, view: LendingView, offered: Mapping[int, str], busy: set[int]) -> Iterator[LoanOrder]:
         for guest, (pair, _) in self._pairs.items():
             job_view, loan = view.job_views[guest], view.loans.get(pair.host)
             if guest in offered and job_view.hints.waiting and guest not in busy and loan is not None:
-                order = LoanOrder(Kind.SHARE, guest, job_view.row.restarts, pair.why)
+                order = LoanOrder(OrderKind.SHARE, guest, job_view.row.restarts, pair.why)
                 yield replace(order, profile=loan.slice, node=offered[guest])
 
     # -- new pairs -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from slurm_migbatch.decide.lending.inputs import (
 )
 from slurm_migbatch.decide.lending.ledger import Ledger
 from slurm_migbatch.decide.lending.loan import JobView, Loan, Place, State
-from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
+from slurm_migbatch.decide.lending.model import GIVING, LendingRules, LoanOrder, OrderKind, Round
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide, not_started
@@ -76,7 +76,7 @@ class LendingSettings:
 class Refusals:
     """Orders that Slurm refused recently, and until when they are not repeated (unix seconds)."""
 
-    until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
+    until: dict[tuple[OrderKind, int], tuple[float, float]] = field(default_factory=dict)
 
     def note(self, order: LoanOrder, now: float) -> None:
         """Record that Slurm has refused an order; each refusal doubles its wait."""
@@ -87,7 +87,7 @@ class Refusals:
         """Record that Slurm has accepted an order."""
         self.until.pop((order.kind, order.job), None)
 
-    def barred(self, kind: Kind, now: float) -> set[int]:
+    def barred(self, kind: OrderKind, now: float) -> set[int]:
         """Return the jobs for which an order of this kind is not repeated yet."""
         return {
             job
@@ -254,7 +254,7 @@ def _decide(
         memory.elastic_jobs,
         reserve,
         blackout=snapshot.blackout,
-        barred=memory.refusals.barred(Kind.RELEASE, now) | unstarted.keys(),
+        barred=memory.refusals.barred(OrderKind.RELEASE, now) | unstarted.keys(),
     )
     lasting_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
     view = memory.slice_sharing.marked(replace(view, shortages=lasting_shortages))
@@ -319,7 +319,7 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
                 memory.ledger.keep_running(order.job)
             continue
         memory.refusals.clear(order)
-        if order.kind in (Kind.RELEASE, Kind.SHARE, Kind.SIGNAL, Kind.REQUEUE):
+        if order.kind in (OrderKind.RELEASE, OrderKind.SHARE, OrderKind.SIGNAL, OrderKind.REQUEUE):
             memory.ledger.confirm(order.job, outcome.at)
     return tuple(memory.ledger.unsaved())
 
@@ -327,11 +327,11 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
 def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> None:
     if order.kind in GIVING and order.profile is not None:
         ledger.release(job_view.row, order.profile, order.why, now)
-    elif order.kind is Kind.WITHDRAW:
+    elif order.kind is OrderKind.WITHDRAW:
         ledger.withdraw(order.job, order.cause, order.why)
-    elif order.kind is Kind.SIGNAL:
+    elif order.kind is OrderKind.SIGNAL:
         ledger.signal(order.job, order.cause, order.why, order.inference)
-    elif order.kind is Kind.REQUEUE:
+    elif order.kind is OrderKind.REQUEUE:
         ledger.requeue(order.job, order.cause, order.why, order.inference)
 
 

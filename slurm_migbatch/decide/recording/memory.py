@@ -20,8 +20,8 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.forecast import Expectation, LevelGaps, Part
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.ledger import Ledger
-from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, Stretch
+from slurm_migbatch.decide.lending.pair_slowdowns import RateKey as RateKind
 from slurm_migbatch.decide.lending.pairs import Pair
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns

@@ -377,7 +377,7 @@ class Fleet:
 
     def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Return places for all of `slices` (largest first) on one node; None if they do not all fit."""
-        search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
+        search = _PlaceSearch(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
             first = self.first_index[node]
             return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
@@ -393,7 +393,7 @@ class Fleet:
         return list(admission.shapes) if examined is None else [gpu_claims.shape for gpu_claims in examined]
 
 
-class _Search:
+class _PlaceSearch:
     """Find places for slices on one node, the largest first.
 
     Attributes:

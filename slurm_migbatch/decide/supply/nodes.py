@@ -54,7 +54,7 @@ class KnownNodes:
 
     def of(
         self, snapshot: ClusterSnapshot, queue: JobQueue, pairs: Mapping[int, int], notes: list[str]
-    ) -> tuple[dict[str, Node], dict[str, sharers.Sharing]]:
+    ) -> tuple[dict[str, Node], dict[str, sharers.NodeGuests]]:
         """Return the nodes that may be planned for, in Slurm's order, and how slices are shared on them.
 
         Args:
@@ -70,7 +70,7 @@ class KnownNodes:
         touched = _touched(queue) if incremental and follows else frozenset[str]()
         changed, plans = queue.changed if follows else frozenset[int](), snapshot.plans
         before, self._known = self._known, {}
-        sharing: dict[str, sharers.Sharing] = {}
+        sharing: dict[str, sharers.NodeGuests] = {}
         plannable: dict[str, Node] = {}
         for row in snapshot.nodes:
             name = row.name
@@ -119,7 +119,7 @@ def _examined(
     row: NodeRow,
     status: PlanStatus,
     queue: JobQueue,
-    shared: sharers.Sharing,
+    shared: sharers.NodeGuests,
     now: float,
     before: _KnownNode | None,
 ) -> _KnownNode:

@@ -79,7 +79,7 @@ def preempted_for(
     job = able[0]  # one in each round: the search is costly where many nodes have many jobs
     demand = next((demand for demand in demands if demand.job == job and demand.apart is None), None)
     others = [reservation for reservation in reservations if reservation.job != job]
-    search = _Search(snapshot, rows, {*memory.fixed, *memory.moves}, others)
+    search = _PreemptionSearch(snapshot, rows, {*memory.fixed, *memory.moves}, others)
     endings = {} if demand is None else search.for_job(rows[job], demand, nodes)
     later[job] = now + (AGAIN_S if endings else _SEARCH_S)
     if endings:
@@ -118,7 +118,7 @@ def _pause_s(times: int) -> float:
     return AGAIN_S * 2.0 ** min(times, _MOST_DOUBLED)
 
 
-class _Search:
+class _PreemptionSearch:
     """Searches the jobs to preempt for one pending job; `taken`: jobs that are not preempted for it."""
 
     def __init__(

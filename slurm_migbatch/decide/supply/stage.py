@@ -141,7 +141,7 @@ class SupplyDecision:
     plan: ClusterPlan
     demands: Sequence[Demand]
     nodes: Mapping[str, Node]
-    sharing: Mapping[str, sharers.Sharing] = field(default_factory=dict)
+    sharing: Mapping[str, sharers.NodeGuests] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
     start_now: tuple[int, ...] = ()
     moves: tuple[MoveOrder, ...] = ()
@@ -269,7 +269,7 @@ def _elastic(lending: frozenset[str]) -> Callable[[JobRow], bool]:
 def _offers(
     plan: ClusterPlan,
     nodes: Mapping[str, Node],
-    sharing: Mapping[str, sharers.Sharing],
+    sharing: Mapping[str, sharers.NodeGuests],
     before: Mapping[str, Offer],
 ) -> dict[str, Offer]:
     """Return the offer of each node; an unchanged one is the same object."""

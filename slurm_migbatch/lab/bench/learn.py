@@ -35,7 +35,7 @@ from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
 from slurm_migbatch.predict.llm.names import generates
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
+from slurm_migbatch.store.models import Run, StoredDecision, StoredGpu, StoredLease, StoredNode
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
@@ -120,15 +120,15 @@ def _config(place: Path, models: dict[str, ModelConfig]) -> Config:
 
 def _fill(config: Config, geometry: Geometry, runs: int, chance: random.Random) -> None:
     with open_store(config.store.url) as store, store.engine.begin() as connection:
-        connection.execute(insert(Node).values(node="n1", seen=_EPOCH))
+        connection.execute(insert(StoredNode).values(node="n1", seen=_EPOCH))
         gpu = {
             "node": "n1", "uuid": _GPU, "minor": 0, "gpu_index": 0, "name": geometry.name, "mig": True,
             "geometry": geometry.to_dict(), "facts": {}, "present": True, "seen": _EPOCH,
         }  # fmt: skip
-        connection.execute(insert(Gpu).values(**gpu))
+        connection.execute(insert(StoredGpu).values(**gpu))
         curves = [model for model in known_models(config) if not generates(model.name)]
         rows = list(_runs(curves, geometry, runs, chance))
-        for table, part in ((Decision, 0), (Run, 1), (Lease, 2)):
+        for table, part in ((StoredDecision, 0), (Run, 1), (StoredLease, 2)):
             for start in range(0, runs, _AT_ONCE):
                 connection.execute(insert(table), [row[part] for row in rows[start : start + _AT_ONCE]])
 

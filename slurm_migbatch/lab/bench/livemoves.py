@@ -20,7 +20,7 @@ from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.bench import wavebed
 from slurm_migbatch.lab.experiments import fragmentation, movewave
-from slurm_migbatch.lab.experiments.fragmentation import Outcome, Served
+from slurm_migbatch.lab.experiments.fragmentation import Outcome, ServedJob
 from slurm_migbatch.lab.experiments.movewave import MoveWave
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
@@ -107,7 +107,7 @@ def run(
         played = wavebed.play(bed, plans(wave, library), progress)
     remaining = {user: iter(jobs) for user, jobs in played.jobs.items()}
     jobs = [next(remaining[_user(kind.served)]) for kind in wave.drawn.kinds]
-    outcome: Outcome = [Served(job.started - job.submitted, job.ended - job.submitted, job.runs - 1) for job in jobs]
+    outcome: Outcome = [ServedJob(job.started - job.submitted, job.ended - job.submitted, job.runs - 1) for job in jobs]
     inference = {job.job for job in played.jobs[wavebed.INFERENCE_USER]}
     pauses_s = [pause for job in jobs for pause in job.pauses_s]
     return outcome, {

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.models import Lease, Run, span_class
+from slurm_migbatch.store.models import Run, StoredLease, span_class
 
 TARGET_S = 0.5
 PAGE_TARGET_S = 2.0
@@ -49,7 +49,7 @@ def fill(store: Store, runs: int, days: float, end: float) -> None:
         if len(made) == _BATCH or number == runs:
             with Session(store.engine) as session, session.begin():
                 session.execute(insert(Run.__table__), made)  # type: ignore[arg-type]
-                session.execute(insert(Lease.__table__), leases)  # type: ignore[arg-type]
+                session.execute(insert(StoredLease.__table__), leases)  # type: ignore[arg-type]
             made, leases = [], []
 
 

@@ -65,7 +65,7 @@ print(json.dumps(spent))
 
 
 @dataclass(frozen=True)
-class Kind:
+class SubmissionKind:
     """One kind of submission: the request with the filter, and the same job's request without it. `{n}` is
     replaced by a growing number; `slices`: the filter grants slices.
     """
@@ -76,14 +76,14 @@ class Kind:
     slices: bool = True
 
 
-def _kind(name: str, slo: str) -> Kind:
+def _kind(name: str, slo: str) -> SubmissionKind:
     comment = f"--comment=migbatch: model=bert-large batch=32 slo={slo}ms"
-    return Kind(name, ("--gres=mig:auto", comment), ("--gres=mig:1g.10gb:1", comment))
+    return SubmissionKind(name, ("--gres=mig:auto", comment), ("--gres=mig:1g.10gb:1", comment))
 
 
 SAME: Final = _kind("the same request again", "200")
 OTHER: Final = _kind("requests that differ", "{n}")
-PLAIN: Final = Kind("jobs without slices", slices=False)
+PLAIN: Final = SubmissionKind("jobs without slices", slices=False)
 KINDS: Final = (SAME, OTHER, PLAIN)
 
 
@@ -157,7 +157,7 @@ def _answering(filtered: Cluster, directory: Path) -> Iterator[Path]:
             process.kill()
 
 
-def _answer_to(kind: Kind, filtered: Cluster) -> Answer:
+def _answer_to(kind: SubmissionKind, filtered: Cluster) -> Answer:
     gres, comment = (option.partition("=")[2] for option in kind.asked)
     prefix = "gres:" if filtered.root.version() < (23, 11) else "gres/"
     request = JobRequest(
@@ -180,7 +180,7 @@ def _conf(cluster: Cluster, *, advice: bool) -> Path:
 class _Series:
     """The submissions of one kind on one side."""
 
-    def __init__(self, cluster: Cluster, conf: Path, kind: Kind, *, filtered: bool) -> None:
+    def __init__(self, cluster: Cluster, conf: Path, kind: SubmissionKind, *, filtered: bool) -> None:
         self._cluster, self._conf = cluster, conf
         self._options = kind.asked if filtered else kind.granted
         self.times: list[float] = []
@@ -205,7 +205,7 @@ class _Series:
 
 
 def compare(
-    clusters: Clusters, kinds: Sequence[Kind], submissions: int, block: int, *, advice: bool = False
+    clusters: Clusters, kinds: Sequence[SubmissionKind], submissions: int, block: int, *, advice: bool = False
 ) -> dict[str, Any]:
     """Submit jobs of some kinds to all clusters alternately; `advice`: with cli_filter.
 

@@ -295,9 +295,9 @@ def leftovers(bed: Cluster) -> list[str]:
     with _record(bed) as link:
         from sqlalchemy import select
 
-        from slurm_migbatch.store.models import Lease
+        from slurm_migbatch.store.models import StoredLease
 
-        held = select(Lease.node, Lease.job_id, Lease.profile).where(Lease.until.is_(None))
+        held = select(StoredLease.node, StoredLease.job_id, StoredLease.profile).where(StoredLease.until.is_(None))
         found += [f"record: job {job} holds {profile} on {node}" for node, job, profile in link.execute(held)]
     return found
 

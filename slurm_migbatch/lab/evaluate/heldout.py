@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.lab.evaluate.requested import Site, computed
+from slurm_migbatch.lab.evaluate.requested import LearnedSite, computed
 from slurm_migbatch.lab.evaluate.widths import ComputedWidths, CurveWidths, Widths
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -112,9 +112,9 @@ class Fold:
     of: int
 
     @property
-    def site(self) -> Site:
+    def site(self) -> LearnedSite:
         """What a site has learned that requests for the samples."""
-        return Site(self.rows, self.learned, self.knowledge)
+        return LearnedSite(self.rows, self.learned, self.knowledge)
 
 
 def folds(

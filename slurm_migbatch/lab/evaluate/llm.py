@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.lab.evaluate.servers import Point, scan_servers
+from slurm_migbatch.lab.evaluate.servers import ServerPoint, scan_servers
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm import names
@@ -61,12 +61,12 @@ ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
 """vLLM's report of a model in bf16: GiB of weights, GiB besides weights and cache."""
 
 
-def pace(point: Point, eff: Efficiencies) -> Pace:
+def pace(point: ServerPoint, eff: Efficiencies) -> Pace:
     """Return the prediction of a point."""
     return pace_of(point.workload, need_of(point.workload, int(point.machine.mib)), point.machine, eff)
 
 
-def roofline(point: Point) -> tuple[float, float]:
+def roofline(point: ServerPoint) -> tuple[float, float]:
     """Return a plain roofline's times to the first and of each further token: the data sheet's rates, no waiting."""
     serving, ideal = point.workload.serving, Efficiencies(1.0, 2.0, 1.0, 0.0, 1.0, 0.0)
     assert serving is not None
@@ -76,7 +76,7 @@ def roofline(point: Point) -> tuple[float, float]:
     return first, step_s(point.workload, serving.concurrency, length, point.machine, ideal)
 
 
-def fit(points: Sequence[Point]) -> Efficiencies:
+def fit(points: Sequence[ServerPoint]) -> Efficiencies:
     """Return the efficiencies that fit these points best, each model counting equally, regularised to the prior.
 
     The turn is fitted too, one for each series (a model by an engine), and left out of the result.
@@ -110,12 +110,12 @@ def _of(keys: Sequence[str], theta: Array) -> Efficiencies:
     return Efficiencies(**dict(zip(keys, np.exp(theta[: len(keys)]).tolist(), strict=True)))
 
 
-def _series(point: Point) -> str:
+def _series(point: ServerPoint) -> str:
     assert point.workload.serving is not None
     return f"{point.model}/{point.workload.precision.name}/{point.workload.serving.engine}"
 
 
-def _residuals(points: Sequence[Point], eff: Efficiencies) -> tuple[list[float], list[float]]:
+def _residuals(points: Sequence[ServerPoint], eff: Efficiencies) -> tuple[list[float], list[float]]:
     paces = [(point, pace(point, eff)) for point in points]
     return (
         [math.log(point.ttft / computed.ttft) for point, computed in paces],
@@ -130,7 +130,7 @@ def _spread(residuals: Sequence[float]) -> float:
     return math.hypot(1.2533 * fmean(abs(residual) for residual in residuals), UNSEEN)
 
 
-def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
+def served(point: ServerPoint, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     """Return a point as a site would have measured it, or a table whose times are wrong by a factor."""
     computed, serving = pace(point, eff), point.workload.serving
     assert serving is not None
@@ -141,7 +141,7 @@ def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     )  # fmt: skip
 
 
-def learned(points: Sequence[Point]) -> dict[str, Any]:
+def learned(points: Sequence[ServerPoint]) -> dict[str, Any]:
     """Return errors of each held-out model with measurements of the site: other models, some points of each of
     its own series (the rest is scored), and the same with times that are wrong by factors of three and ten.
     """
@@ -167,14 +167,16 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tuple[Sequence[Point], Sequence[Point]]]:
+def _stores(
+    of_model: Sequence[ServerPoint], others: Sequence[ServerPoint]
+) -> dict[str, tuple[Sequence[ServerPoint], Sequence[ServerPoint]]]:
     """Return possible measurements of a site, and the points that are scored then, by name."""
-    stores: dict[str, tuple[Sequence[Point], Sequence[Point]]] = {
+    stores: dict[str, tuple[Sequence[ServerPoint], Sequence[ServerPoint]]] = {
         "nothing": ((), of_model),
         "other models": (others, of_model),
     }
     for count in SOME:
-        chosen: list[Point] = []
+        chosen: list[ServerPoint] = []
         for series in sorted({(point.gpu, _series(point)) for point in of_model}):
             series_points = sorted(
                 (p for p in of_model if (p.gpu, _series(p)) == series), key=lambda p: load_of(p.workload, p.share)
@@ -190,7 +192,7 @@ def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tup
     return stores
 
 
-def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencies) -> dict[str, list[float]]:
+def _errors(store: ServedMeasurements, scored: Sequence[ServerPoint], eff: Efficiencies) -> dict[str, list[float]]:
     errors: dict[str, list[float]] = {"ttft": [], "tpot": []}
     for point in scored:
         computed, correction = pace(point, eff), store.at(served(point, eff))
@@ -206,7 +208,7 @@ def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
     return {"data": str(data), "notes": list(tables.notices), **evaluate(tables.points)}
 
 
-def evaluate(points: Sequence[Point]) -> dict[str, Any]:
+def evaluate(points: Sequence[ServerPoint]) -> dict[str, Any]:
     """Return errors of each held-out model, compared with a plain roofline's, and the fit on all."""
     models = sorted({point.model for point in points})
     by_model = {model: [point for point in points if point.model == model] for model in models}

@@ -43,7 +43,7 @@ PREDICTED, MARGIN, MEASURED = "middle figures", "with margin", "measured cells o
 
 
 @dataclass(frozen=True)
-class Stage:
+class SampleKnowledge:
     """Knowledge about a sample after some cells (`done`) were measured: log seconds of all, and half an interval."""
 
     label: str
@@ -128,7 +128,7 @@ def evaluate(
     }
 
 
-def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
+def stages(sample: Sample, fold: Fold, level: float) -> Iterator[SampleKnowledge]:
     """Yield the knowledge after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
     count = len(sample.cells)
@@ -155,7 +155,9 @@ def _fit(prior: Belief, sample: Sample, done: Sequence[int]) -> Belief:
     return adapt(TIME, prior, sample.cells.take(done), sample.logs[list(done)], sample.noise[list(done)])
 
 
-def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], learned: Learned, level: float) -> Stage:
+def _stage(
+    label: str, sample: Sample, belief: Belief, done: Sequence[int], learned: Learned, level: float
+) -> SampleKnowledge:
     value, deviation, pace = belief.predict_paced(TIME, sample.cells)
     stranger = learned.population("time", sample.kind).is_stranger(sample.known, sample.gpu, sample.stack)
     calibration = learned.calibration("time", sample.kind)
@@ -163,10 +165,10 @@ def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], lear
     half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0
-    return Stage(label, tuple(done), value, half)
+    return SampleKnowledge(label, tuple(done), value, half)
 
 
-def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None:
+def _place(service: ServiceLoad, stage: SampleKnowledge, way: str) -> PlacedService | None:
     sample = service.sample
     whole = 4.0 if sample.gpu.facts.memory_slices == 4 else 7.0
     slices = np.array([compute_slices(row, whole) for row in sample.rows])

@@ -68,7 +68,7 @@ class ComputedCells:
 
 
 @dataclass(frozen=True)
-class Site:
+class LearnedSite:
     """What a site has learned: its measured rows, and the state learned from them."""
 
     rows: Sequence[Measurement]
@@ -88,7 +88,7 @@ class Site:
         )
 
 
-def computed(site: Site, sample: Sample, figure: str, done: Sequence[int]) -> ComputedCells:
+def computed(site: LearnedSite, sample: Sample, figure: str, done: Sequence[int]) -> ComputedCells:
     """Return a figure of a sample's cells as requests get it after the cells `done` were measured, where that is
     computed. Without specifications (`ModelKnowledge`) it never is.
     """

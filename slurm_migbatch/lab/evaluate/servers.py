@@ -42,7 +42,7 @@ CACHE_FP8: Final = "fp8"
 
 
 @dataclass(frozen=True)
-class Point:
+class ServerPoint:
     """One measured point. Times in seconds; `share`: the slice's share of the GPU's SMs."""
 
     model: str
@@ -58,7 +58,7 @@ class Point:
 class ServerTables:
     """All points of some tables, and notices of what was skipped."""
 
-    points: tuple[Point, ...]
+    points: tuple[ServerPoint, ...]
     notices: tuple[str, ...] = ()
 
 
@@ -93,7 +93,7 @@ def scan_servers(folder: Path) -> ServerTables:
     """
     files = find(folder) if folder.is_dir() else [folder]
     skipped = _Skipped()
-    points: list[Point] = []
+    points: list[ServerPoint] = []
     common: list[Path] = []
     for file in files:
         columns = aliases.renamed(header(file))
@@ -120,7 +120,9 @@ def _no_points(folder: Path, skipped: _Skipped) -> TraceError:
     )
 
 
-def _usable(rows: Iterable[tuple[str, Row]], point: Callable[[Row], Point], skipped: _Skipped) -> list[Point]:
+def _usable(
+    rows: Iterable[tuple[str, Row]], point: Callable[[Row], ServerPoint], skipped: _Skipped
+) -> list[ServerPoint]:
     points = []
     for where, row in rows:
         try:
@@ -130,7 +132,7 @@ def _usable(rows: Iterable[tuple[str, Row]], point: Callable[[Row], Point], skip
     return points
 
 
-def _of_line(line: CsvLine) -> Point:
+def _of_line(line: CsvLine) -> ServerPoint:
     """Return the point of a line of aiconfigurator's. Raises UnusableError, and TraceError if it is malformed."""
     inputs, outputs = (line.count_of(name, 1, 10_000_000) for name in ("isl", "osl"))
     at_once = line.count_of("batch_size", 1, 65536)
@@ -154,10 +156,10 @@ def _of_line(line: CsvLine) -> Point:
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
     workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
     machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
-    return Point(model.name, workload, machine, ttft, tpot, model_of(system))
+    return ServerPoint(model.name, workload, machine, ttft, tpot, model_of(system))
 
 
-def _of_row(row: Measurement) -> Point:
+def _of_row(row: Measurement) -> ServerPoint:
     """Return the point of a row of a common table. Raises UnusableError."""
     empty = [name for name in COMMON if not getattr(row, name)]
     if empty:
@@ -177,7 +179,7 @@ def _of_row(row: Measurement) -> Point:
         raise UnusableError("its engine or precision is unknown")
     machine, share = machine_of(row)
     assert row.ttft_s is not None and row.tpot_s is not None
-    return Point(model.name, workload, machine, row.ttft_s, row.tpot_s, model_of(row.gpu), share)
+    return ServerPoint(model.name, workload, machine, row.ttft_s, row.tpot_s, model_of(row.gpu), share)
 
 
 def _found(name: str, column: str) -> Found:

@@ -51,7 +51,7 @@ TARGETS: Final = {"infer/seconds": 30.0, "train/seconds": 25.0, "train/memory": 
 
 
 @dataclass(frozen=True)
-class Point:
+class TorchPoint:
     """One measured point: the workload of a row, what it needs, and the figures that the row has."""
 
     row: Measurement
@@ -72,9 +72,9 @@ class Point:
         return prefill_s(work.architecture, work.precision, tokens, self.machine, eff, float(self.row.batch))
 
 
-def read(folder: Path) -> dict[str, list[Point]]:
+def read(folder: Path) -> dict[str, list[TorchPoint]]:
     """Return the points of all tables below a folder by kind. Raises NotMeasurable."""
-    points: dict[str, list[Point]] = {kind: [] for kind in KINDS}
+    points: dict[str, list[TorchPoint]] = {kind: [] for kind in KINDS}
     for row in read_folder(folder):
         point = _point(row)
         if point is not None:
@@ -84,7 +84,7 @@ def read(folder: Path) -> dict[str, list[Point]]:
     return points
 
 
-def _point(row: Measurement) -> Point | None:
+def _point(row: Measurement) -> TorchPoint | None:
     wanted = row.kind in KINDS and row.procs == 1 and row.input_size and row.seconds
     if not wanted or facts_of(row.gpu) is None:
         return None
@@ -92,7 +92,7 @@ def _point(row: Measurement) -> Point | None:
     if workload is None or workload.architecture.kind == "plain" or workload.architecture.source:
         return None
     machine = machine_of(row)[0]
-    return Point(row, workload, need_of(workload, int(machine.mib)), machine)
+    return TorchPoint(row, workload, need_of(workload, int(machine.mib)), machine)
 
 
 def _passed(row: Measurement) -> Workload | None:
@@ -103,7 +103,7 @@ def _passed(row: Measurement) -> Workload | None:
         return None
 
 
-def fit(points: Sequence[Point], shipped: Efficiencies | TrainingEfficiencies) -> Any:
+def fit(points: Sequence[TorchPoint], shipped: Efficiencies | TrainingEfficiencies) -> Any:
     """Return the efficiencies that fit the times of these points best, each network counting equally."""
     names = FITTED["train" if isinstance(shipped, TrainingEfficiencies) else "infer"]
     start = np.log([getattr(shipped, name) for name in names])
@@ -128,7 +128,7 @@ def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
     return {"data": str(data), **evaluate(points)}
 
 
-def evaluate(points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
+def evaluate(points: Mapping[str, Sequence[TorchPoint]]) -> dict[str, Any]:
     """Return the errors of times (held out, as shipped, by the data sheet) and of memory, coverage and the fit."""
     scores: dict[str, Any] = {}
     fits, coverage = {}, {}
@@ -176,7 +176,7 @@ def evaluate(points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
     }
 
 
-def _held_out(points: Sequence[Point], shipped: Efficiencies | TrainingEfficiencies) -> dict[str, Any]:
+def _held_out(points: Sequence[TorchPoint], shipped: Efficiencies | TrainingEfficiencies) -> dict[str, Any]:
     """Return by network the fit on all others."""
     held = {}
     for network in {point.network for point in points}:
@@ -191,7 +191,7 @@ def _ideal(shipped: Efficiencies | TrainingEfficiencies) -> Efficiencies | Train
     return replace(shipped, compute=1.0, wide=1.0, tf32=1.0, bandwidth=1.0, layer_us=0.0)
 
 
-def _spread(point: Point) -> float:
+def _spread(point: TorchPoint) -> float:
     if point.workload.training is None:
         return EAGER.spread_ttft
     return training_step(point.workload, point.need, point.machine)[1]
@@ -201,7 +201,7 @@ def _named(eff: Efficiencies | TrainingEfficiencies, kind: str) -> dict[str, flo
     return {part.name: float(f"{getattr(eff, part.name):.3g}") for part in fields(eff) if part.name in FITTED[kind]}
 
 
-def _score(rows: Iterable[tuple[Point, float | None, float]]) -> dict[str, Any] | None:
+def _score(rows: Iterable[tuple[TorchPoint, float | None, float]]) -> dict[str, Any] | None:
     by_network: dict[str, list[float]] = {}
     for point, real, computed in rows:
         if real is not None:

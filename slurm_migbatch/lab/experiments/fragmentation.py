@@ -47,7 +47,7 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
 from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation, Submission, WorkloadOutcome
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
-from slurm_migbatch.lab.studies.placement import Place, PlacementCluster, PodKind, Pool, populations
+from slurm_migbatch.lab.studies.placement import Place, PlacementCluster, PodKind, SlicePool, populations
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
@@ -82,7 +82,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedJob:
     """Result of a served job: seconds from its arrival to its start and to its end, and restarts."""
 
     wait_s: float
@@ -90,7 +90,7 @@ class Served:
     restarts: int = 0
 
 
-Outcome = list[Served | None]
+Outcome = list[ServedJob | None]
 """By job; None: it was withdrawn."""
 Inputs: TypeAlias = tuple[Sequence[PodKind], Config]
 """A population, and the settings of a site that has received its jobs."""
@@ -120,7 +120,7 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
         if give_back is None:
             return False
         wait_s = now - found.times[job]
-        outcome[job] = Served(wait_s, wait_s + found.kinds[job].seconds)
+        outcome[job] = ServedJob(wait_s, wait_s + found.kinds[job].seconds)
         heapq.heappush(ends, (now + found.kinds[job].seconds, next(number), give_back))
         return True
 
@@ -201,7 +201,7 @@ def of_jobs(found: Draw, ended: WorkloadOutcome) -> Outcome:
         if job is None or job.start is None or job.state != "COMPLETED":
             outcome.append(None)
         else:
-            outcome.append(Served(job.start - ended.begin - at, job.end - ended.begin - at, job.restarts))
+            outcome.append(ServedJob(job.start - ended.begin - at, job.end - ended.begin - at, job.restarts))
     return outcome
 
 
@@ -251,7 +251,7 @@ def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Dr
         OURS: lambda found, queued: shipped(found, config, queued),
         STILL: lambda found, queued: shipped(found, still, queued),
         GRMU: grmu,
-        POOL: lambda found, queued: at_once(found, Pool(gpu, gpus).place, queued),
+        POOL: lambda found, queued: at_once(found, SlicePool(gpu, gpus).place, queued),
     }
 
 

@@ -35,7 +35,7 @@ SLICES_TARGET: Final = 0.98
 
 
 @dataclass(frozen=True)
-class WrongData:
+class WrongJobData:
     """Differences to `fragmentation`.
 
     Attributes:
@@ -69,18 +69,18 @@ class WrongData:
         return settings if self.moves else replace(settings, moves=replace(settings.moves, enabled=False))
 
 
-ROWS: Final[Mapping[str, WrongData]] = {
-    "limits x2 (right)": WrongData(),
-    "limits x1": WrongData(limits=(1.0, 1.0)),
-    "limits x1 to x4, each its own": WrongData(limits=(0.5 * LIMIT, 2 * LIMIT)),
-    "limits x8": WrongData(limits=(8.0, 8.0)),
-    "no limits": WrongData(limits=None),
-    "learned x0.5 to x2, each profile its own": WrongData(learned=2.0),
-    "nothing learned": WrongData(learned=None),
-    "nothing moved, limits x2 (right)": WrongData(moves=False),
-    "nothing moved, limits x1 to x4, each its own": WrongData(limits=(0.5 * LIMIT, 2 * LIMIT), moves=False),
-    "nothing moved, limits x8": WrongData(limits=(8.0, 8.0), moves=False),
-    "nothing moved, no limits": WrongData(limits=None, moves=False),
+ROWS: Final[Mapping[str, WrongJobData]] = {
+    "limits x2 (right)": WrongJobData(),
+    "limits x1": WrongJobData(limits=(1.0, 1.0)),
+    "limits x1 to x4, each its own": WrongJobData(limits=(0.5 * LIMIT, 2 * LIMIT)),
+    "limits x8": WrongJobData(limits=(8.0, 8.0)),
+    "no limits": WrongJobData(limits=None),
+    "learned x0.5 to x2, each profile its own": WrongJobData(learned=2.0),
+    "nothing learned": WrongJobData(learned=None),
+    "nothing moved, limits x2 (right)": WrongJobData(moves=False),
+    "nothing moved, limits x1 to x4, each its own": WrongJobData(limits=(0.5 * LIMIT, 2 * LIMIT), moves=False),
+    "nothing moved, limits x8": WrongJobData(limits=(8.0, 8.0), moves=False),
+    "nothing moved, no limits": WrongJobData(limits=None, moves=False),
 }
 
 

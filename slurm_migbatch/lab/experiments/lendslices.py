@@ -39,7 +39,7 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.sim.curves import Curves, Table
+from slurm_migbatch.lab.sim.curves import Curves, RateTable
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.traces import joblog, pollux
@@ -154,7 +154,7 @@ def miso(data: Path) -> Miso | None:
     if models is None or times is None or steps is None:
         return None
     gpu = geometry(GPU)
-    table = Table(read_folder(steps.parent), gpu)
+    table = RateTable(read_folder(steps.parent), gpu)
     seconds = _by_number(times, (int, float), "seconds")
     jobs = []
     for number, name in _by_number(models, (str,), "a model").items():

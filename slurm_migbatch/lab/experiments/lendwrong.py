@@ -49,7 +49,7 @@ Uses = Sequence[tuple[str, float, float | None]]
 
 
 @dataclass(frozen=True)
-class WrongData:
+class WrongLendingData:
     """Differences between migbatchd's data and the truth.
 
     Attributes:
@@ -94,26 +94,26 @@ class WrongData:
         return WrongSpeeds(found, self, seed)
 
 
-ROWS: Final[Mapping[str, WrongData]] = {
-    "right": WrongData(),
-    "history 3 h later": WrongData(later_s=DAY_S / 8),
-    "history 3 h earlier": WrongData(later_s=-DAY_S / 8),
-    "history 12 h later": WrongData(later_s=DAY_S / 2),
-    "history x0.5": WrongData(height=0.5),
-    "history x2": WrongData(height=2.0),
-    "speeds x0.5 to x2, each its own": WrongData(cells=2.0),
-    "speeds of slices x0.5": WrongData(slices=0.5),
-    "speeds of slices x2": WrongData(slices=2.0),
-    "restarts and checkpoints x0.5": WrongData(restarts=0.5, checkpoints=0.5),
-    "restarts and checkpoints x2": WrongData(restarts=2.0, checkpoints=2.0),
-    "limits x1 to x8, each its own": WrongData(limits=(1.0, 8.0)),
+ROWS: Final[Mapping[str, WrongLendingData]] = {
+    "right": WrongLendingData(),
+    "history 3 h later": WrongLendingData(later_s=DAY_S / 8),
+    "history 3 h earlier": WrongLendingData(later_s=-DAY_S / 8),
+    "history 12 h later": WrongLendingData(later_s=DAY_S / 2),
+    "history x0.5": WrongLendingData(height=0.5),
+    "history x2": WrongLendingData(height=2.0),
+    "speeds x0.5 to x2, each its own": WrongLendingData(cells=2.0),
+    "speeds of slices x0.5": WrongLendingData(slices=0.5),
+    "speeds of slices x2": WrongLendingData(slices=2.0),
+    "restarts and checkpoints x0.5": WrongLendingData(restarts=0.5, checkpoints=0.5),
+    "restarts and checkpoints x2": WrongLendingData(restarts=2.0, checkpoints=2.0),
+    "limits x1 to x8, each its own": WrongLendingData(limits=(1.0, 8.0)),
 }
 
 
 class WrongSpeeds(KnownSpeeds):
     """Measured speeds times their errors."""
 
-    def __init__(self, found: lendslices.Miso, wrong: WrongData, seed: int) -> None:
+    def __init__(self, found: lendslices.Miso, wrong: WrongLendingData, seed: int) -> None:
         super().__init__(found)
         self._wrong, self._seed = wrong, seed
         self._full = geometry(lendslices.GPU).full.profile
@@ -206,7 +206,9 @@ def _of_load(
     window_s: float,
     of: int,
 ) -> dict[str, Any]:
-    halves = {wrong.costs: WrongData(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
+    halves = {
+        wrong.costs: WrongLendingData(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()
+    }
     with pool(processes, (moments, found)) as submit:
         runs = {
             (seed, name): submit(_case, load, seed, window_s, wrong, way)
@@ -228,7 +230,7 @@ def _of_load(
 
 
 def _case(
-    inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong: WrongData, way: str
+    inputs: lending.Inputs, load: Load, seed: int, window_s: float, wrong: WrongLendingData, way: str
 ) -> dict[str, float]:
     moments, miso = inputs
     case = PlayedLoad.of(load, moments, miso, seed, window_s)

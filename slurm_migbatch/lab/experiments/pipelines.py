@@ -37,7 +37,7 @@ import numpy as np
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.pipelines import START_S
-from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
+from slurm_migbatch.decide.dispatch.split import SplitStage, StageChoice, path_s, split
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, rounded_interval
 from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
 from slurm_migbatch.lab.progress import Progress, silent
@@ -96,7 +96,7 @@ text: of the models that were measured on every size of slices it gains least fr
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelineJob:
     """A job of a pipeline: model, batch, items, and the indexes of those it waits for; `seconds`: its true times."""
 
     model: str
@@ -111,13 +111,13 @@ class Pipeline:
     """A pipeline: its arrival (s), its jobs, its deadline (s), and the deadline as a multiple of the longest path."""
 
     at: float
-    parts: tuple[Part, ...]
+    parts: tuple[PipelineJob, ...]
     deadline_s: int
     slack: float
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedPipeline:
     """Result of a pipeline: seconds from its submission to its last job's end, and slice-seconds."""
 
     seconds: float
@@ -142,7 +142,7 @@ def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
             items = max(
                 batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / seconds_of[full] * batch)
             )
-            parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in seconds_of.items()}))
+            parts.append(PipelineJob(model, batch, items, after, {p: items / batch * s for p, s in seconds_of.items()}))
         slack = math.exp(float(chance.uniform(*np.log(SLACK))))
         deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
         pipelines.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
@@ -155,18 +155,18 @@ def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
     return [replace(pipeline, at=at) for at, pipeline in zip(moments, pipelines, strict=True)]
 
 
-def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
+def _longest(parts: Sequence[PipelineJob], seconds: Sequence[float]) -> float:
     """Return the seconds of the longest path."""
-    stages = [Stage((Choice(s, 0.0),), part.after) for s, part in zip(seconds, parts, strict=True)]
+    stages = [SplitStage((StageChoice(s, 0.0),), part.after) for s, part in zip(seconds, parts, strict=True)]
     return path_s(stages, [0] * len(stages))
 
 
-def _starts_s(parts: Sequence[Part]) -> float:
+def _starts_s(parts: Sequence[PipelineJob]) -> float:
     """Return the time reserved for starts."""
     return _longest(parts, [START_S] * len(parts))
 
 
-def _granted(part: Part, limit_s: float, factor: float = 1.0) -> Profile:
+def _granted(part: PipelineJob, limit_s: float, factor: float = 1.0) -> Profile:
     """Return the filter's grant: the smallest slice that keeps the limit, else the fastest."""
     kept = [profile for profile, seconds in part.seconds.items() if seconds / factor <= limit_s]
     return min(kept) if kept else min(part.seconds, key=lambda profile: part.seconds[profile])
@@ -215,7 +215,9 @@ def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Subm
     return submissions
 
 
-def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
+def played(
+    way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config
+) -> list[EndedPipeline]:
     """Run one rule on the simulated Slurm."""
     site = SimulatedSite.of(geometry(GPU), NODES, PER_NODE)
     simulation = SlurmSimulation(site, workload(way, drawn, factors))
@@ -232,20 +234,22 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
         spent = sum(
             _slices(profile) * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
         )
-        results.append(Ended(max(job.end for job in jobs) - outcome.begin - pipeline.at, spent))
+        results.append(EndedPipeline(max(job.end for job in jobs) - outcome.begin - pipeline.at, spent))
     return results
 
 
-def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
+def oracle(drawn: Sequence[Pipeline]) -> list[EndedPipeline]:
     """Return the cheapest splits by true times, without other jobs."""
     results = []
     for pipeline in drawn:
         stages = [
-            Stage(tuple(Choice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after)
+            SplitStage(
+                tuple(StageChoice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after
+            )
             for p in pipeline.parts
         ]
         best = split(stages, pipeline.deadline_s)
-        results.append(Ended(best.seconds, best.price))
+        results.append(EndedPipeline(best.seconds, best.price))
     return results
 
 
@@ -274,7 +278,7 @@ def wrong(seconds: Seconds, seed: int) -> Factors:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class PipelineScenario:
     """A load, and whether predictions are wrong."""
 
     name: str
@@ -282,10 +286,13 @@ class Scenario:
     wrong: bool = False
 
 
-def scenarios() -> list[Scenario]:
+def scenarios() -> list[PipelineScenario]:
     """Return the scenarios to measure."""
-    found = [Scenario(f"load {load:g}", load) for load in LOADS]
-    return [*found, Scenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True)]
+    found = [PipelineScenario(f"load {load:g}", load) for load in LOADS]
+    return [
+        *found,
+        PipelineScenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True),
+    ]
 
 
 def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
@@ -311,10 +318,10 @@ def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[st
     }
 
 
-def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, progress: Progress) -> dict[str, Any]:
+def _scenario(scenario: PipelineScenario, seconds: Seconds, seeds: int, progress: Progress) -> dict[str, Any]:
     drawn = [draw(seconds, scenario.load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
-    results_by_way: dict[str, list[list[Ended]]] = {}
+    results_by_way: dict[str, list[list[EndedPipeline]]] = {}
     for way in WAYS:
         for seed, pipelines in enumerate(drawn):
             progress(f"{scenario.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
@@ -333,7 +340,9 @@ def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, progress: Progre
     }
 
 
-def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], base: Sequence[float]) -> dict[str, Any]:
+def _row(
+    runs: Sequence[Sequence[EndedPipeline]], drawn: Sequence[Sequence[Pipeline]], base: Sequence[float]
+) -> dict[str, Any]:
     pairs = [pair for run, subset in zip(runs, drawn, strict=True) for pair in zip(run, subset, strict=True)]
     spent = [_spent(run) for run in runs]
     figures: dict[str, Any] = {
@@ -349,14 +358,14 @@ def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], b
     return figures
 
 
-def _kept(pairs: Sequence[tuple[Ended, Pipeline]]) -> dict[str, float]:
+def _kept(pairs: Sequence[tuple[EndedPipeline, Pipeline]]) -> dict[str, float]:
     return {
         "kept": round(statistics.fmean(end.seconds <= pipeline.deadline_s for end, pipeline in pairs), 4),
         "slice_s": round(statistics.fmean(end.slice_seconds for end, _ in pairs), 1),
     }
 
 
-def _spent(run: Sequence[Ended]) -> float:
+def _spent(run: Sequence[EndedPipeline]) -> float:
     return sum(ended.slice_seconds for ended in run)
 
 

@@ -41,7 +41,7 @@ PROTECT_MOST_S: Final = 120.0
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Kind]):
+class SliceCount(Generic[Kind]):
     """A number of slices of one kind for one job."""
 
     kind: Kind
@@ -54,9 +54,11 @@ def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, resta
     return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
 
 
-def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
+def allocate(
+    worths: Sequence[Mapping[SliceCount[Kind], float]], capacity: Mapping[Kind, int]
+) -> list[SliceCount[Kind] | None]:
     """Return each job's choice that maximises the sum of values, within the capacity of every kind."""
-    chosen: list[Choice[Kind] | None] = [None] * len(worths)
+    chosen: list[SliceCount[Kind] | None] = [None] * len(worths)
     kinds = [kind for kind, count in capacity.items() if count > 0]
     total = 0.0
     while True:
@@ -69,7 +71,7 @@ def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[K
 
 
 def _solve_kind(
-    worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
+    worths: Sequence[Mapping[SliceCount[Kind], float]], kind: Kind, capacity: int, chosen: list[SliceCount[Kind] | None]
 ) -> None:
     """Solve the knapsack of one kind in `chosen`; a job's alternative is its present choice of another kind."""
     of_kind = [{choice.count: worth for choice, worth in offers.items() if choice.kind == kind} for offers in worths]
@@ -80,7 +82,7 @@ def _solve_kind(
     for job, count in enumerate(knapsack(of_kind, capacity, others)):
         have = chosen[job]
         if count:
-            chosen[job] = Choice(kind, count)
+            chosen[job] = SliceCount(kind, count)
         elif have is not None and have.kind == kind:
             chosen[job] = None
 

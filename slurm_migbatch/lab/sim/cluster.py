@@ -44,7 +44,7 @@ class Reconfiguration(NamedTuple):
     created: int
 
 
-class Part(NamedTuple):
+class NodePart(NamedTuple):
     """Whole nodes of a cluster: GPUs and nodes as bits, and the number of GPUs."""
 
     gpus: int
@@ -158,14 +158,14 @@ class SimulatedCluster:
         """Return a cluster of equal GPUs; the last node may have fewer."""
         return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
 
-    def part(self, nodes: range | None = None) -> Part:
+    def part(self, nodes: range | None = None) -> NodePart:
         """Return these nodes (by default all) as a part of the cluster, for policies limited to them."""
         chosen = range(len(self.nodes)) if nodes is None else nodes
         gpus = 0
         for node in chosen:
             for gpu in self.nodes[node]:
                 gpus |= 1 << gpu
-        return Part(gpus, sum(1 << node for node in chosen), gpus.bit_count())
+        return NodePart(gpus, sum(1 << node for node in chosen), gpus.bit_count())
 
     # -- queries ----------------------------------------------------------------------------------------------------
 

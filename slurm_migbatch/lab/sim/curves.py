@@ -90,7 +90,7 @@ class Curves:
         return rates.get(profile, 0.0) / full_rate
 
 
-class Table:
+class RateTable:
     """Measured rates. A batch that was not measured gets the rates of the nearest measured one, by its logarithm.
 
     Profiles are matched by compute slices and by their share of memory, so a table of an A100 with 40 GB can also be

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from slurm_migbatch.lab.sim.cluster import Part, Place, SimulatedCluster, bit_indexes, lowest
+from slurm_migbatch.lab.sim.cluster import NodePart, Place, SimulatedCluster, bit_indexes, lowest
 from slurm_migbatch.mig import planning
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -21,7 +21,7 @@ _WARM = 16
 """Most GPUs of one arrangement to search for a reusable idle instance."""
 
 
-def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place] | None:
+def whole_gpus(cluster: SimulatedCluster, count: int, part: NodePart) -> list[Place] | None:
     """Choose `count` empty GPUs of the part, each as one place; return None if the part has fewer.
 
     They are on the fullest node with enough empty GPUs or, if no node has enough, on the emptiest nodes.
@@ -49,7 +49,7 @@ def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
 
 
 def slices(
-    cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best"
+    cluster: SimulatedCluster, profile: Profile, count: int, part: NodePart, rule: Rule = "best"
 ) -> list[Place] | None:
     """Choose `count` slices of `profile` in the part; None if not all fit.
 

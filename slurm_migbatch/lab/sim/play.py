@@ -15,7 +15,7 @@ import numpy as np
 from slurm_migbatch.config.reader import ConfigError, Problem
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
-from slurm_migbatch.lab.sim.curves import Curves, Predicted, RateSource, Table
+from slurm_migbatch.lab.sim.curves import Curves, Predicted, RateSource, RateTable
 from slurm_migbatch.lab.sim.job import JobCosts, Kind, SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
@@ -162,7 +162,7 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
     if part.kind not in ("table", "predictor"):
         return None
     if part.kind == "table":
-        return Table(measured, scenario.geometry)
+        return RateTable(measured, scenario.geometry)
     predictor = LearnedPredictor()
     return Predicted(LearnedPredictor(learn(measured, predictor.knowledge)), scenario.geometry, scenario.cluster.gpu)
 

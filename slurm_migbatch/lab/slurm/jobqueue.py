@@ -35,7 +35,7 @@ _STARTABLE: Final = frozenset(
 )
 
 
-class JobQueue(ABC):
+class SimulatedQueue(ABC):
     """Nodes and jobs of `Slurmctld`, and what users and admins change of them; it starts no job.
 
     Args:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from slurm_migbatch.daemon.nodesview import LiveView
-from slurm_migbatch.daemon.plans import Guests, NodePlans, Plan
+from slurm_migbatch.daemon.plans import Guests, NodePlans, NumberedPlan
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.sharing import is_guest
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
@@ -194,7 +194,7 @@ class SimulatedNodes:
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
-    def current(self, node: str) -> Plan | None:
+    def current(self, node: str) -> NumberedPlan | None:
         """See daemon.plans.Plans."""
         return self.node_plans.current(node)
 

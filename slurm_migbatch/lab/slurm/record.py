@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_migbatch.daemon.records import record_of
-from slurm_migbatch.decide.lending.model import Kind
+from slurm_migbatch.decide.lending.model import OrderKind
 from slurm_migbatch.decide.snapshot import Answers, Questions, TaskRun
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.store.progress import RunProgressRow
@@ -49,7 +49,7 @@ class MemoryRecord:
         self._decisions: dict[str, Mapping[str, Any]] = {}
         self._runs: dict[int, dict[int, RunProgressRow]] = {}
         self._throttles: dict[int, list[Mapping[str, Any]]] = {}
-        self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in Kind)), 0))
+        self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in OrderKind)), 0))
         self.ended: Counter[str] = Counter()
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class MemoryRecord:
         for action in actions:
             if action["dry_run"] or action["outcome"]:
                 continue
-            waits = action["kind"] == Kind.RETYPE.value and LOAN in action["after"]  # unchanged, after its requeue
+            waits = action["kind"] == OrderKind.RETYPE.value and LOAN in action["after"]  # unchanged, after its requeue
             self.actions[action["kind"]] += not waits
             if action["kind"] == "throttle":
                 self._throttles.setdefault(action["job_id"], []).append(action)

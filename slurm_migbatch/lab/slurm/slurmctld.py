@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
-from slurm_migbatch.lab.slurm.jobqueue import GRES, JobQueue
+from slurm_migbatch.lab.slurm.jobqueue import GRES, SimulatedQueue
 from slurm_migbatch.lab.slurm.pending import Key
 from slurm_migbatch.lab.slurm.placing import Reservations
 from slurm_migbatch.lab.slurm.preemption import Preemption
@@ -68,7 +68,7 @@ class _Pass:
     longest: dict[Shape, float] = field(default_factory=dict)
 
 
-class Slurmctld(JobQueue):
+class Slurmctld(SimulatedQueue):
     """Simulated slurmctld; the module says how it behaves. `client.SimulatedSlurm` adds migbatchd's queries.
 
     Args:

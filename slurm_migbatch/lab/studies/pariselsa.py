@@ -113,7 +113,7 @@ def works_of(curve: Curve, variance: float) -> list[WorkClass]:
     ]
 
 
-class _Case:
+class _StudyCase:
     """One model and one spread of batches: its streams, and rates on them."""
 
     def __init__(self, works: Sequence[WorkClass], kinds: Sequence[Profile], seeds: int, job_count: int) -> None:
@@ -198,7 +198,7 @@ def _model(
     curve: Curve, variance: float, gpu: Geometry, kinds: Sequence[Profile], seeds: int, job_count: int
 ) -> dict[str, Any]:
     works = works_of(curve, variance)
-    case = _Case(works, kinds, seeds, job_count)
+    case = _StudyCase(works, kinds, seeds, job_count)
     bound = flow(works, ways(gpu, kinds), GPUS, whole=False, late=ALLOWED).rate
     guess = 0.8 * bound
     alike = homogeneous(gpu, kinds, GPUS)
@@ -239,7 +239,7 @@ def _model(
 _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 
 
-def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
+def _tails(case: _StudyCase, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
     """Return latency over limit at the found rates: 95th and 99th percentile (means over seeds), and the longest."""
     stock_costs = StockCosts(case.works, case.prices, cut.stock)
     runs = [central(stock_costs, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]

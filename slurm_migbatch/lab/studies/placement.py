@@ -156,7 +156,7 @@ def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, see
         "FGD": lambda: PlacementCluster(gpu, GPUS, fgd).place,
         OURS: lambda: PlacementCluster(gpu, GPUS, least_loss).place,
         "least loss, mix unknown": lambda: PlacementCluster(gpu, GPUS, unknown).place,
-        POOL: lambda: Pool(gpu, GPUS).place,
+        POOL: lambda: SlicePool(gpu, GPUS).place,
         **{
             f"equal {profile}": lambda profile=profile: Equal(gpu, GPUS, profile).place  # type: ignore[misc]
             for profile, _ in asked
@@ -250,7 +250,7 @@ class PlacementCluster:
         self.layouts[number] = layout
 
 
-class Pool:
+class SlicePool:
     """All compute and memory slices together, as if placements did not matter."""
 
     def __init__(self, gpu: Geometry, count: int) -> None:

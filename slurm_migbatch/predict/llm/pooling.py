@@ -35,7 +35,7 @@ def trust(distance: float) -> float:
     return max(0.0, 1.0 - distance / LIMIT) ** 2
 
 
-class Pool:
+class PooledPoints:
     """The points of one figure, solved for what they say about others."""
 
     def __init__(self, alike: Array, spread: Array, off: Array, trusts: Array, least: float) -> None:

@@ -25,7 +25,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
+from slurm_migbatch.predict.llm.pooling import Errors, PooledPoints, bounded, trust
 from slurm_migbatch.predict.llm.precision import UNQUANTIZED
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmetic_spread, pace_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
@@ -252,12 +252,12 @@ class _PointsOfGpu:
         return Correction(ttft[0], tpot[0], ttft[1], tpot[1], own)
 
     @cached_property
-    def _pools(self) -> list[Pool]:
+    def _pools(self) -> list[PooledPoints]:
         """The points of each figure."""
         alike = np.array([self._correlations(point) for point in self._points])
         away, spread = (np.array([getattr(point, name) for point in self._points]) for name in ("away", "spread"))
         return [
-            Pool(alike, spread[:, index], away[:, index], self._trust, LEAST[figure])
+            PooledPoints(alike, spread[:, index], away[:, index], self._trust, LEAST[figure])
             for index, figure in enumerate(FIGURES)
         ]
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import need_of
-from slurm_migbatch.predict.llm.pooling import Errors, Pool, bounded, trust
+from slurm_migbatch.predict.llm.pooling import Errors, PooledPoints, bounded, trust
 from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, stated_size, weights_hint
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_step
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
@@ -276,10 +276,10 @@ class _PointsOfFigure:
         return point.spread if self._place == 0 else BESIDE_SPREAD
 
     @cached_property
-    def _pool(self) -> Pool:
+    def _pool(self) -> PooledPoints:
         weighted = zip(self._points, self._trust.tolist(), strict=True)
         alike = np.array([self._correlations(point, trusted) for point, trusted in weighted])
-        return Pool(alike, np.array(list(map(self._spread_of, self._points))), self._away, self._trust, LEAST)
+        return PooledPoints(alike, np.array(list(map(self._spread_of, self._points))), self._away, self._trust, LEAST)
 
     def _correlations(self, asked: TrainedPoint, trusted: float) -> Array:
         """Return the correlation of each point with another: 1 for itself."""

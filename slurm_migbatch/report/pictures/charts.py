@@ -47,7 +47,7 @@ class LegendEntry:
 
 
 @dataclass(frozen=True)
-class Table:
+class ChartTable:
     """The figures of a chart as text."""
 
     header: Sequence[str]
@@ -73,7 +73,7 @@ class Chart:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     height: int
-    table: Table
+    table: ChartTable
     legend: Sequence[LegendEntry] = ()
     cells: dict[str, Any] | None = None
     wide: bool = False
@@ -105,7 +105,7 @@ def use_by_account(uses: Sequence[GpuHours], limit: int) -> Chart:
         "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(shown)),
         "xaxis": {"title": {"text": "GPU hours"}, "rangemode": "tozero", "showgrid": False},
     }  # fmt: skip
-    table = Table(
+    table = ChartTable(
         ("Account", "GPU hours", "busy", "idle", "not sampled", "idle, of the sampled time"),
         [
             (use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown), _idle(use))
@@ -152,7 +152,7 @@ def use_over_time(hours: Reals, bins: TimeBins) -> Chart:
     ]  # fmt: skip
     uses = [GpuHours(moment(at), *map(float, column)) for at, column in zip(bins.edges, hours.T, strict=False)]
     largest = max(uses, key=lambda use: use.total)
-    table = Table(
+    table = ChartTable(
         ("From", "GPU hours", "busy", "idle", "not sampled"),
         [(use.name, amount(use.total), amount(use.busy), amount(use.idle), amount(use.unknown)) for use in uses],
     )
@@ -184,7 +184,7 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
         line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": known, "y1": known}
         layout["shapes"] = [{**line, "line": {"color": "#808080", "width": 2, "dash": "dash"}}]
     means = (gpus * bins.lengths).sum(axis=1) / bins.lengths.sum() if len(profiles) else np.zeros(0)
-    table = Table(
+    table = ChartTable(
         ("Profile", "GPUs on average", "most"),
         [
             (profile, amount(float(mean)), amount(float(row.max())))
@@ -227,7 +227,7 @@ def layout(usage: LayoutOverTime, profiles: Sequence[str], bins: TimeBins) -> Ch
     axis = {**ticks, "ticktext": [in_chart(name) for name in usage.gpus], "autorange": "reversed", "showgrid": False}
     held = [usage.share[row * usage.slices : (row + 1) * usage.slices] for row in range(len(usage.gpus))]
     parts = bins.lengths / bins.lengths.sum()
-    table = Table(
+    table = ChartTable(
         ("GPU", "memory slices held on average"),
         [(name, percent(float((share @ parts).mean()))) for name, share in zip(usage.gpus, held, strict=True)],
     )
@@ -270,7 +270,7 @@ def waits(by_profile: Sequence[Waits]) -> Chart:
     }  # fmt: skip
     total = sum(entry.total for entry in by_profile)
     quick = sum(sum(entry.runs[:3]) for entry in by_profile)
-    table = Table(
+    table = ChartTable(
         ("Profile", "runs", *(name for _, name in WAITS)),
         [(entry.profile, f"{entry.total:,}", *(f"{runs:,}" for runs in entry.runs)) for entry in by_profile],
     )
@@ -310,7 +310,7 @@ def agreement(comparison: Agreement, figure: str, unit: str) -> Chart:
         "yaxis": {**axis, "title": {"text": f"predicted, {unit}"}},
     }
     ten, quarter, half = comparison.within
-    table = Table(
+    table = ChartTable(
         ("Runs", "within 10 %", "within 25 %", "within 50 %", "predicted over measured, median"),
         [(f"{comparison.runs:,}", percent(ten), percent(quarter), percent(half), f"{comparison.middle:.2f}")],
     )
@@ -349,7 +349,7 @@ def loans(summary: Loans, bins: TimeBins) -> Chart:
         "yaxis2": {**whole, "domain": [0, 0.45], "title": {"text": "ended"}},
     }  # fmt: skip
     reclaimed = sum(int(summary.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in summary.ended)
-    table = Table(
+    table = ChartTable(
         ("Loans", "count"),
         [
             ("begun", f"{int(summary.started.sum()):,}"),

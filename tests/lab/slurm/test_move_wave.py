@@ -14,7 +14,7 @@ from slurm_migbatch.config.schema import MovesConfig
 from slurm_migbatch.lab.bench import livemoves, wavebed
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import movewave
-from slurm_migbatch.lab.experiments.fragmentation import RESTARTABLE, Draw, Outcome, Served
+from slurm_migbatch.lab.experiments.fragmentation import RESTARTABLE, Draw, Outcome, ServedJob
 from slurm_migbatch.lab.experiments.movewave import MoveWave
 from slurm_migbatch.lab.studies.placement import PodKind
 from slurm_migbatch.mig.profile import Profile
@@ -94,7 +94,7 @@ def test_only_the_training_job_in_the_way_is_moved() -> None:
 
 def test_figures_count_restarts_of_inference_separately() -> None:
     wave = movewave.draw(KINDS, 1, jobs=movewave.WARM + 20)
-    outcome = [Served(1.0, 11.0, restarts=1 if kind.served else 2) for kind in wave.drawn.kinds]
+    outcome = [ServedJob(1.0, 11.0, restarts=1 if kind.served else 2) for kind in wave.drawn.kinds]
     found = movewave.figures(wave, outcome)
     assert (found["wait_s"], found["jct_s"]) == (1.0, 11.0)
     assert found["inference_restarts"] == len(wave.drawn.kinds) - wave.trainings
@@ -103,13 +103,13 @@ def test_figures_count_restarts_of_inference_separately() -> None:
 
 def test_interval_of_the_wait_ratio_comes_from_blocks_of_consecutive_jobs() -> None:
     count = movewave.WARM + 10 * movewave.BLOCKS
-    still = [Served(10.0, 20.0)] * count
+    still = [ServedJob(10.0, 20.0)] * count
     assert movewave.wait_over(still, still) == (1.0, 1.0, 1.0)
-    assert movewave.wait_over([Served(5.0, 15.0)] * count, still) == pytest.approx((0.5, 0.5, 0.5))
-    uneven = [Served(0.0 if (number - movewave.WARM) % 20 < 10 else 16.0, 30.0) for number in range(count)]
+    assert movewave.wait_over([ServedJob(5.0, 15.0)] * count, still) == pytest.approx((0.5, 0.5, 0.5))
+    uneven = [ServedJob(0.0 if (number - movewave.WARM) % 20 < 10 else 16.0, 30.0) for number in range(count)]
     ratio, low, high = movewave.wait_over(uneven, still)
     assert low < ratio < high and low < 1.0 < high
-    nothing = movewave.wait_over([Served(0.0, 1.0)] * count, [Served(0.0, 1.0)] * count)
+    nothing = movewave.wait_over([ServedJob(0.0, 1.0)] * count, [ServedJob(0.0, 1.0)] * count)
     assert nothing == (1.0, -math.inf, math.inf)
 
 

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
 from slurm_migbatch.lab.papers.deepboot import (
-    Choice,
     ReclaimCandidate,
     Replica,
     RestartCosts,
+    SliceCount,
     Surge,
     allocate,
     ats_worth,
@@ -328,14 +328,14 @@ class WholeGpuLending(Policy):
 
     def _offers(
         self, sim: Simulation, run: SimulatedRun, fair: int, capacity: int, anybody: bool
-    ) -> dict[Choice[str], float]:
+    ) -> dict[SliceCount[str], float]:
         job, hysteresis, now = run.job, self.way.hysteresis, sim.now
         have = len(run.places)
         of, elastic, memory = self.learning.of, self.elastic[job.app], self.training[run]
         share = of(job.app, min(fair, job.most))
         restarts = run.moves + run.preempted
         sizes = {size for size in SIZES if job.least <= size <= min(job.most, capacity)} | ({have} if have else set())
-        offers: dict[Choice[str], float] = {}
+        offers: dict[SliceCount[str], float] = {}
         for size in sorted(sizes):
             speed = of(job.app, size)
             if speed <= 0:
@@ -359,7 +359,7 @@ class WholeGpuLending(Policy):
                     worth = paid_worth(speed, share, restart_s=elastic.seconds(have, size), stay_s=stay)
                 else:
                     worth = speed / share
-            offers[Choice("gpu", size)] = worth
+            offers[SliceCount("gpu", size)] = worth
         return offers
 
     def _kept(self, run: SimulatedRun, count: int) -> list[int]:

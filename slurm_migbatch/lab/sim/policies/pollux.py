@@ -19,7 +19,7 @@ from typing import Final
 
 from slurm_migbatch.config.keys import between, key
 from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place, stays
-from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
+from slurm_migbatch.lab.sim.cluster import NodePart, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Policy
@@ -36,7 +36,7 @@ class Pollux(Policy):
 
     def __init__(self, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0) -> None:
         self.period_s, self.delay_s, self.stretch = period_s, delay_s, stretch
-        self.part = Part(0, 0, 0)
+        self.part = NodePart(0, 0, 0)
         self.runs: dict[SimulatedRun, int] = {}
         """All jobs, numbered in the order of their submission."""
         self._begun: dict[SimulatedRun, None] = {}

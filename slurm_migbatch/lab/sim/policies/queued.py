@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Sequence
 
 from slurm_migbatch.lab.papers.queueing import Lanes, RunningClaim, may_backfill, shadow
-from slurm_migbatch.lab.sim.cluster import Part, Place
+from slurm_migbatch.lab.sim.cluster import NodePart, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Policy
@@ -22,7 +22,7 @@ class Fifo(Policy):
     def __init__(self, nodes: range | None = None) -> None:
         self.nodes = nodes
         self.queue: Lanes[int, SimulatedRun] = Lanes()
-        self.part = Part(0, 0, 0)
+        self.part = NodePart(0, 0, 0)
 
     def begin(self, sim: Simulation) -> None:
         """Determine the policy's GPUs."""

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from slurm_migbatch.lab.papers.queueing import Lanes
-from slurm_migbatch.lab.sim.cluster import Part, Place
+from slurm_migbatch.lab.sim.cluster import NodePart, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Kind
 from slurm_migbatch.lab.sim.placing import Rule, slices, whole_gpus
@@ -28,7 +28,7 @@ class Slices(Policy):
 
     def __init__(self, order: Literal["fifo", "sjf"] = "fifo", rule: Rule = "best", block: bool = False) -> None:
         self.order, self.rule, self.block = order, rule, block
-        self.part = Part(0, 0, 0)
+        self.part = NodePart(0, 0, 0)
         self.queue: Lanes[Ask, SimulatedRun] = Lanes()
         self.full: set[Ask] = set()
 

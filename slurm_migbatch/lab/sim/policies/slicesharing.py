@@ -15,7 +15,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from slurm_migbatch.decide.lending.pair_slowdowns import MEASURED_S, Kind, PairSlowdowns, Reported
+from slurm_migbatch.decide.lending.pair_slowdowns import MEASURED_S, PairSlowdowns, RateKey, Reported
 from slurm_migbatch.decide.lending.pairs import Host, Sharer, SharingRules, pairs, partings, renewals
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.slice_sharing import REST_S
@@ -200,7 +200,7 @@ class LivePairs(SliceQueue):
             if sim.now < run.resumes:  # it has not done a step yet
                 continue
             other = next((other for other in sim.cluster.runs(run.note) if other is not run), None)
-            kind = Kind(_uid(run), run.job.app, str(self.profile))
+            kind = RateKey(_uid(run), run.job.app, str(self.profile))
             report = Reported(kind, run.job.app, run.job.work - run.remaining(sim.now), sim.now)
             beside = (None, "") if other is None else (_key(other), other.job.app)
             self.slowdowns.add_report(_key(run), report, *beside)

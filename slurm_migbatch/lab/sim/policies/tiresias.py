@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from slurm_migbatch.lab.papers.queueing import Lanes, level, victims
-from slurm_migbatch.lab.sim.cluster import Part
+from slurm_migbatch.lab.sim.cluster import NodePart
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Policy
@@ -33,7 +33,7 @@ class Tiresias(Policy):
     def __init__(self, nodes: range | None = None, limits: Sequence[float] = (3600.0, 36000.0)) -> None:
         self.nodes = nodes
         self.limits = tuple(sorted(limits))
-        self.part = Part(0, 0, 0)
+        self.part = NodePart(0, 0, 0)
         self.waiting: list[Lanes[int, SimulatedRun]] = [Lanes() for _ in range(len(self.limits) + 1)]
         self.running: list[list[tuple[float, int, SimulatedRun]]] = [[] for _ in range(len(self.limits) + 1)]
         self.held = [0] * (len(self.limits) + 1)
