@@ -44,8 +44,8 @@ a property of the stack, so one model determines it if it lies further off than 
 CONTEXT: Final = 2.0
 """The same for memory that a stack's software takes for any model (contexts, libraries, their workspaces)."""
 PACE: Final = 1.0
-"""The same for how slow a stack is on all its models (clocks, framework): the less, the fewer they are. None is much
-faster than data sheets say, so a faster table is probably wrong.
+"""The same for how slow a stack is on all its models (clocks, framework): the less, the fewer they are; two may agree
+by chance. None is much faster than data sheets say, so a faster table is probably wrong.
 """
 SLOPE: Final = 0.02
 """The same for the dependence on each feature."""
@@ -293,13 +293,13 @@ class _Pooled:
                 column = np.array([float(other == name) for other in names])
                 models = len({unit.model for unit, other in zip(self.units, names, strict=True) if other == name})
                 # one model's distance may be its own effect; the more models agree, the less likely is chance
-                several = (1.0 - 1.0 / models) ** 2
-                variances = np.full(len(products), max(variance * several, 1e-9))
+                variances = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
                 most = 0.0 * variances
                 if name.endswith("/transformers"):
                     most = PRECISION * products
                 elif name in stacks or not name:
-                    most = CONTEXT * contexts + (PACE * several * paces if name else 0.0)
+                    agreeing = max(0.0, 1.0 - 2.0 / models) ** 2 if name else 0.0
+                    most = CONTEXT * contexts + PACE * agreeing * paces
                 yield _Level(name, column, variances, most)
 
     def _slopes(self, design: Array) -> Iterator[_Level]:
