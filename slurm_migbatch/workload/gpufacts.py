@@ -129,4 +129,5 @@ def _are_similar(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool
 def _words(name: str) -> str:
     words = re.sub(r"[ _-]+", " ", name.lower())
     words = re.sub(r"\b([0-9]{2,3}) ?gb?\b", r"\1gb", words)  # 40G, 40 GB
+    words = re.sub(r"\brtx ?(?:pro ?([0-9]{4})|([0-9]{4}) ?pro)\b", r"rtx pro \1\2", words)  # as people write it
     return re.sub(r"\b(h[18]00) (94gb)", r"\1 nvl \2", words)  # only NVL has 94 GB; stored measurements lack "nvl"

@@ -84,6 +84,11 @@ def test_variants_of_a_gpu_with_other_speeds_are_separate_models() -> None:
     assert model_of("NVIDIA H200") != model_of("NVIDIA H200 NVL")
 
 
+@pytest.mark.parametrize("name", ["RTX 6000 Pro", "rtx6000pro", "RTX PRO6000 96GB", "NVIDIA RTX-6000-Pro Blackwell"])
+def test_names_of_an_rtx_pro_in_another_order_are_known(name: str) -> None:
+    assert model_of(name) == "rtx-pro-6000" and memory_gb_of(name) == 96
+
+
 def test_a_variant_with_less_memory_has_less_bandwidth() -> None:
     """Leonardo's A100 with 64 GB reads 1640 GB/s, not the 2039 of the one with 80."""
     whole, less = facts_of("NVIDIA A100-SXM4-80GB"), facts_of("NVIDIA A100-SXM-64GB")
