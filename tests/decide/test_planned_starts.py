@@ -41,7 +41,8 @@ def test_slices_in_use_are_not_counted_while_slurm_would_start_no_longer_job_bes
         ([want(10, "4g.40gb")], NOW + 600),
         ([want(11, "2g.20gb")], NOW + 600),
         ([want(10, "4g.40gb", pool="n2"), want(11, "2g.20gb")], NOW + 600),
-        ([want(10, "4g.40gb"), want(11, "2g.20gb")], None),  # without a time limit Slurm plans no start
+        ([want(10, "4g.40gb"), want(11, "2g.20gb", None)], None),  # without a time limit Slurm plans no start
+        ([want(10, "4g.40gb"), want(11, "2g.20gb", None)], NOW + 86_401),  # nor beyond a day, if bf_window is not set
         ([want(10, "4g.40gb"), want(12, "4g.40gb", count=2), want(11, "2g.20gb")], NOW + 600),  # planned by Slurm
     ],
 )

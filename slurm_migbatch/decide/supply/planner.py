@@ -249,7 +249,9 @@ class _PlanRound:
         for number in loans:
             self._serve_copies(number, self.demands[number])
         # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
-        hidden = {} if self._moving.possible else hindering(self._placed_claims(), self._waiting, self.fleet.nodes)
+        hidden = {}
+        if not self._moving.possible:
+            hidden = hindering(self._placed_claims(), self._waiting, self.fleet.nodes, self._now)
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, hidden, anew=anew),
             reservations=tuple(self.reserver.made),
