@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slurm_migbatch.predict.cells import Array, GpuSpec
 from slurm_migbatch.predict.known import LISTED, TEXT_FAMILIES, TRANSFORMERS, Known
@@ -97,13 +98,15 @@ class Effect:
 
 class _Level(NamedTuple):
     """One random effect: its name, its column of the design matrix (an entry for each unit), and for each parameter its
-    variance and the limit to which it grows if the effect is clear, both relative to the physical prior's variance.
+    variance and the limit to which it grows if the effect is clear, both relative to the physical prior's variance, and
+    whether it grows only if the effect is to be slower.
     """
 
     name: str
     column: Array
     variance: Array
     most: Array
+    slower: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -300,20 +303,17 @@ class _Pooled:
                 elif name in stacks or not name:
                     agreeing = max(0.0, 1.0 - 2.0 / models) ** 2 if name else 0.0
                     most = CONTEXT * contexts + PACE * agreeing * paces
-                yield _Level(name, column, variances, most)
+                yield _Level(name, column, variances, most, paces & (name in stacks))
 
     def _slopes(self, design: Array) -> Iterator[_Level]:
         for name, column in zip(FEATURES, design.T, strict=True):
             variance = np.full(len(self.physical), SLOPE * self.surface.common)
-            yield _Level(name, column, variance, 0.0 * variance)
+            yield _Level(name, column, variance, 0.0 * variance, variance < 0.0)
 
     def _fit(self) -> None:
         columns = np.column_stack([level.column for level in self.levels])
         least = np.array([level.variance for level in self.levels]) * self.physical
         most = np.array([level.most for level in self.levels]) * self.physical
-        stacks = {unit.stack for unit in self.units}
-        paces = np.array([name in self.surface.by_stack for name in self.surface.names])
-        self.slower = np.outer([level.name in stacks for level in self.levels], paces)
         self.mean = 0.0 * least
         residual = np.diag(RESIDUAL * self.physical)
         outlier = np.ones(len(self.units))
@@ -353,7 +353,7 @@ class _Pooled:
         left = self.distance - columns @ self.mean
         total = np.maximum(np.abs(columns.T) @ (1.0 / noise), 1e-12)
         apart = self.mean + columns.T @ (left / noise) / total
-        apart = np.where((apart < 0.0) & self.slower, 0.0, apart)
+        apart = np.where((apart < 0.0) & np.array([level.slower for level in self.levels]), 0.0, apart)
         return np.asarray(np.maximum(apart**2 - 1.0 / total, 0.0), dtype=np.float64)
 
     def _effect(self, names: Sequence[str]) -> Effect:
