@@ -35,8 +35,8 @@ there does not.
 
 def as_csv(text: str) -> str:
     """Return the points as CSV, one a line in their order. Raises ValueError and RecursionError."""
-    every = [point for value in _values(text) for point in _points(value, {})]
-    points = [point for point in every if any(map(_OF_SPEED.search, point))] or every
+    found = [point for value in _values(text) for point in _points(value, {})]
+    points = [point for point in found if any(map(_OF_SPEED.search, point))] or found
     names = list(dict.fromkeys(name for point in points for name in point))
     written = io.StringIO()
     lines = csv.writer(written, lineterminator="\n")
@@ -56,9 +56,9 @@ def _values(text: str) -> Iterable[Any]:
 
 def _points(value: Any, common: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if isinstance(value, list):
-        for each in value:
-            if isinstance(each, (dict, list)):
-                yield from _points(each, common)
+        for entry in value:
+            if isinstance(entry, (dict, list)):
+                yield from _points(entry, common)
         return
     if not isinstance(value, dict):
         return
@@ -68,23 +68,23 @@ def _points(value: Any, common: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if not inner and own != common:
         yield own
     shared = {name: text for name, text in own.items() if not _OF_ALL.search(name)}
-    for each, profile in inner:
-        yield from _points(each, {**shared, "profile": profile} if profile else shared)
+    for entry, profile in inner:
+        yield from _points(entry, {**shared, "profile": profile} if profile else shared)
 
 
 def _collect(value: Mapping[str, Any], before: str, own: dict[str, str], inner: list[tuple[Any, str]]) -> None:
     """Add the figures of an object to `own`, and what are points in it, with their profile or "", to `inner`."""
-    for name, each in value.items():
+    for name, entry in value.items():
         bare = before.lower() in _SETUP and not _OF_ALL.search(name)
         called = name if bare else f"{before} {name}".strip()
-        if isinstance(each, dict) and _is_profile(name):
-            inner.append((each, name))
-        elif isinstance(each, dict):
-            _collect(each, before if name.lower() in _NAMELESS else called, own, inner)
-        elif not isinstance(each, list):
-            own[called] = "" if each is None else str(each)
-        elif any(isinstance(item, (dict, list)) for item in each):
-            inner.append((each, name if _is_profile(name) else ""))
+        if isinstance(entry, dict) and _is_profile(name):
+            inner.append((entry, name))
+        elif isinstance(entry, dict):
+            _collect(entry, before if name.lower() in _NAMELESS else called, own, inner)
+        elif not isinstance(entry, list):
+            own[called] = "" if entry is None else str(entry)
+        elif any(isinstance(item, (dict, list)) for item in entry):
+            inner.append((entry, name if _is_profile(name) else ""))
 
 
 def _is_profile(name: str) -> bool:

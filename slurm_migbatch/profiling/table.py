@@ -152,8 +152,8 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
     notices: list[str] = []
     by_laboratory: dict[str, list[Path]] = {}
     ignored: list[Path] = []
-    files, problems_before = csvfile.find(path), len(problems)
-    for file in csvfile.find(path, (*csvfile.FOUND, *jsonfile.ENDS)):
+    files, problems_before = csvfile.find(path, (*csvfile.FOUND, *jsonfile.ENDS)), len(problems)
+    for file in files:
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
@@ -178,10 +178,11 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
         notices.append(f"{path}: {len(ignored)} other CSV files are ignored: {_names(ignored, path)}")
     if not rows and len(problems) == problems_before:
         names = ", ".join(laboratory.name for laboratory in LABORATORIES)
+        count = sum(not csvfile.is_json(file) for file in files)
         problems.add(
             path,
             0,
-            f"no measurements in its {len(files)} CSV files; give a directory with common tables (columns gpu, model, "
+            f"no measurements in its {count} CSV files; give a directory with common tables (columns gpu, model, "
             f"batch and others) or with the files of {names}",
         )
     return Reading(rows, notices)
