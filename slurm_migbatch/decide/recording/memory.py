@@ -20,8 +20,7 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.forecast import Expectation, LevelGaps, Part
 from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.ledger import Ledger
-from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, Stretch
-from slurm_migbatch.decide.lending.pair_slowdowns import RateKey as RateKind
+from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, RateKey, Stretch
 from slurm_migbatch.decide.lending.pairs import Pair
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns
@@ -99,8 +98,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     PairSlowdowns: {
         "_slowdowns": dict[PairKey, float],
         "_alone": dict[Run, float],
-        "_usually": dict[RateKind, float],
-        "_activity": dict[RateKind, float],
+        "_usually": dict[RateKey, float],
+        "_activity": dict[RateKey, float],
         "_stretches": dict[Run, Stretch],
         "_runs": dict[tuple[Run, Run], float],
     },

@@ -17,25 +17,25 @@ def node_plans(
     fleet: Fleet,
     preference: tuple[Profile, ...],
     before: Mapping[str, NodePlan],
-    hidden: Mapping[str, Counter[Profile]],
+    uncounted: Mapping[str, Counter[Profile]],
     *,
     anew: bool,
 ) -> dict[str, NodePlan]:
     """Return the plan of every node; one that equals the one in `before` is the same object.
 
-    `hidden`: slices in use by node that are not counted for another reason than a reservation (`planned_starts`).
+    `uncounted`: slices in use by node that are not counted for another reason than a reservation (`planned_starts`).
     """
     plans: dict[str, NodePlan] = {}
     touched = fleet.touched()
     for name, admission in fleet.admissions.items():
         cached = admission.plan
-        keeps = not anew and name not in touched and name not in hidden
+        keeps = not anew and name not in touched and name not in uncounted
         if keeps and cached is not None and cached[0] == preference:
             plans[name] = cached[1]
             continue
         plan, previous = _node_plan(fleet, admission.node, preference, anew=anew), before.get(name)
-        if name in hidden and not plan.fixed:
-            plan = replace(plan, held_back=Counter(plan.held_back) | hidden[name])
+        if name in uncounted and not plan.fixed:
+            plan = replace(plan, held_back=Counter(plan.held_back) | uncounted[name])
         plans[name] = plan = previous if previous == plan and previous is not None else plan
         if keeps:
             admission.plan = preference, plan

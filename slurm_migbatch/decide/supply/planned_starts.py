@@ -21,7 +21,7 @@ _WINDOW_S: Final = 86_400.0
 """How far ahead Slurm plans starts (the default of bf_window)."""
 
 
-def hindering(
+def slices_not_to_count(
     placed: Iterable[tuple[str, int, Profile, float]],
     waiting: Mapping[DemandShape, int],
     nodes: Mapping[str, Node],

@@ -55,7 +55,7 @@ from slurm_migbatch.decide.supply.fleet import Claim, Fleet, FleetMemory, GpuCla
 from slurm_migbatch.decide.supply.gpu_state import GpuState
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.node_plans import node_plans
-from slurm_migbatch.decide.supply.planned_starts import hindering
+from slurm_migbatch.decide.supply.planned_starts import slices_not_to_count
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.decide.supply.room import RoomMaker
 from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
@@ -249,11 +249,11 @@ class _PlanRound:
         for number in loans:
             self._serve_copies(number, self.demands[number])
         # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
-        hidden = {}
+        uncounted = {}
         if not self._moving.possible:
-            hidden = hindering(self._placed_claims(), self._waiting, self.fleet.nodes, self._now)
+            uncounted = slices_not_to_count(self._placed_claims(), self._waiting, self.fleet.nodes, self._now)
         return ClusterPlan(
-            nodes=node_plans(self.fleet, preference, before, hidden, anew=anew),
+            nodes=node_plans(self.fleet, preference, before, uncounted, anew=anew),
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             parts={(demand := self.demands[number]).job: demand.parts for number in sorted(self.copies)},

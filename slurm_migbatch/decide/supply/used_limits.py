@@ -29,7 +29,7 @@ _ASSUMED: Final = (1.0, 1.0)
 _OF_JOBS: Final = 0.9
 """Share of the jobs that do not exceed the usual part."""
 _ENOUGH: Final = 18
-"""With so many jobs of a user his usual part is one of theirs; with fewer it would be an assumed one."""
+"""Least number of ended jobs of a user by which his usual part is that of one of them, and not an assumed one."""
 _LEAST: Final = 0.01
 """Minimum of the usual part, by which limits are multiplied."""
 
