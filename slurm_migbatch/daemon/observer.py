@@ -23,6 +23,7 @@ from slurm_migbatch.decide.snapshot import (
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.preemption import NO_PREEMPTION
+from slurm_migbatch.slurm.settings import BACKFILL_WINDOW_S
 
 #: reports to keep of one node between two snapshots; a node cannot have as many runs while slurmctld starts none
 _REPORTS: Final = 1000
@@ -84,6 +85,8 @@ class Observer:
         self.preference: tuple[Profile, ...] = ()
         #: which jobs the site lets Slurm preempt, if migbatchd may preempt jobs by these rules
         self.preemption = NO_PREEMPTION
+        #: how far ahead Slurm plans the starts of pending jobs
+        self.backfill_window_s = BACKFILL_WINDOW_S
 
     def remember(self, past: LendingPast) -> None:
         """Set the record's data at the start of the service."""
@@ -155,6 +158,7 @@ class Observer:
             recording=recording,
             blackout=self._blackout(now),
             preemption=self.preemption,
+            backfill_window_s=self.backfill_window_s,
             predictions=self._predictions,
         )
 

@@ -18,6 +18,7 @@ from slurm_migbatch.daemon.tasks import with_timeout
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.preemption import NO_PREEMPTION, PreemptionRules
+from slurm_migbatch.slurm.settings import BACKFILL_WINDOW_S
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
     from slurm_migbatch.store.db import Store
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
 #: minimum seconds between two queries, whatever the number of nudges; pause as a multiple of a query's duration
 _CLOSEST_S, _SHARE = 0.2, 4.0
-#: seconds between two queries of the settings of partitions and QOS, which administrators change
+#: seconds between two queries of the settings of partitions, QOS and backfill, which administrators change
 _CONFIG_S = 60.0
 
 
@@ -38,6 +39,7 @@ class SlurmView:
         at: monotonic seconds.
         gpu_defaults: what partitions give jobs for each GPU.
         preemption: the site's rules, if they are needed.
+        backfill_window_s: how far ahead Slurm plans starts; 0: it does not backfill.
     """
 
     at: float
@@ -45,6 +47,7 @@ class SlurmView:
     nodes: tuple[NodeRow, ...]
     gpu_defaults: Mapping[str, GpuDefaults] = field(default_factory=dict)
     preemption: PreemptionRules = NO_PREEMPTION
+    backfill_window_s: float = BACKFILL_WINDOW_S
 
 
 class Poller:
@@ -68,6 +71,7 @@ class Poller:
         self._kept = KeptRows()
         self._defaults: Mapping[str, GpuDefaults] = {}
         self._preemption = NO_PREEMPTION
+        self._backfill_window_s = BACKFILL_WINDOW_S
         self._config_until = -math.inf
         self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
@@ -106,9 +110,11 @@ class Poller:
             try:  # the client may get jobs and nodes in another way
                 self._defaults = self._client.gpu_defaults()
                 self._preemption = self._client.preemption() if self._preempts else NO_PREEMPTION
+                self._backfill_window_s = self._client.backfill_window_s()
             except SlurmError as error:
-                log.warning("settings of partitions and QOS stay those of the last query: %s", error)
-        return SlurmView(began, self._kept.of(jobs), nodes, self._defaults, self._preemption)
+                log.warning("settings of partitions, QOS and backfill stay those of the last query: %s", error)
+        rows = self._kept.of(jobs)
+        return SlurmView(began, rows, nodes, self._defaults, self._preemption, self._backfill_window_s)
 
 
 class KeptRows:

@@ -151,6 +151,7 @@ class Rounds:
         if not self.loaded.is_set():
             return False
         self.observer.preemption = snapshot.preemption
+        self.observer.backfill_window_s = snapshot.backfill_window_s
         report = await asyncio.to_thread(self.controller.round, snapshot.jobs, snapshot.nodes)
         self.report = report
         self._metrics.note(report, snapshot.at)

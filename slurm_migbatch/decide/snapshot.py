@@ -12,6 +12,7 @@ from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.preemption import NO_PREEMPTION, PreemptionRules
+from slurm_migbatch.slurm.settings import BACKFILL_WINDOW_S
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 
@@ -231,6 +232,7 @@ class ClusterSnapshot:
         recording: whether the record can be written now.
         blackout: whether the administrator allows no lending at this time of day.
         preemption: which jobs the site lets Slurm preempt, if migbatchd may preempt jobs by these rules.
+        backfill_window_s: how far ahead Slurm plans the starts of pending jobs; 0: it does not backfill.
     """
 
     now: float
@@ -246,4 +248,5 @@ class ClusterSnapshot:
     recording: bool = True
     blackout: bool = False
     preemption: PreemptionRules = NO_PREEMPTION
+    backfill_window_s: float = BACKFILL_WINDOW_S
     predictions: Predictions = field(default_factory=NoPredictions)

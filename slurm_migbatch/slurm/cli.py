@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_migbatch.slurm import gpu_defaults, preemption, reservations
+from slurm_migbatch.slurm import gpu_defaults, preemption, reservations, settings
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
 from slurm_migbatch.slurm.commands import (
@@ -241,6 +241,10 @@ class CliClient(SlurmCommands):
                 raise
             qos = ""
         return preemption.parse(config, partitions, qos)
+
+    def backfill_window_s(self) -> float:
+        """See SlurmClient."""
+        return settings.backfill_window_s(settings.parse_settings(self._run(*settings.COMMAND)))
 
     def version(self) -> tuple[int, int]:
         """Release of the commands; queried once, and again after a command failed, as while Slurm is upgraded."""

@@ -386,6 +386,9 @@ class SlurmClient(Protocol):
     def preemption(self) -> PreemptionRules:
         """Return which jobs Slurm may preempt for which others."""
 
+    def backfill_window_s(self) -> float:
+        """Return how far ahead Slurm plans the starts of pending jobs, in seconds; 0: it does not backfill."""
+
     def version(self) -> tuple[int, int]:
         """Return Slurm's release, such as (24, 11)."""
 

@@ -9,6 +9,11 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+COMMAND = ("scontrol", "show", "config")
+"""Command whose output `parse_settings` reads."""
+BACKFILL_WINDOW_S = 86_400.0
+"""How far ahead backfill plans starts if bf_window is not set."""
+_WINDOW, _LONGEST_MIN = Pattern(r".*?bf_window=(\d{1,9}).*"), 30 * 24 * 60
 _SETTING = Pattern(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 
 
@@ -16,6 +21,17 @@ def parse_settings(output: str) -> dict[str, str]:
     """Return the settings, keys in lower case, values empty for (null)."""
     matches = filter(None, map(_SETTING.fullmatch, output.splitlines()))
     return {match[1].lower(): "" if match[2] == "(null)" else match[2] for match in matches}
+
+
+def backfill_window_s(settings: Mapping[str, str]) -> float:
+    """Return how far ahead Slurm's backfill plans starts (bf_window, in minutes), in seconds; 0: it does not backfill.
+
+    Slurm takes the default instead of a value that it refuses.
+    """
+    if settings.get("schedulertype", "sched/backfill") != "sched/backfill":
+        return 0.0
+    match = _WINDOW.fullmatch(settings.get("schedulerparameters", "").lower())
+    return 60.0 * int(match[1]) if match and 1 <= int(match[1]) <= _LONGEST_MIN else BACKFILL_WINDOW_S
 
 
 def controllers(settings: Mapping[str, str]) -> dict[str, str]:

@@ -28,12 +28,12 @@ from tests.support.daemon_fakes import FakeSlurm
 from tests.support.directories import open_to_users
 
 
-def test_poll_goes_on_with_the_last_defaults_for_each_gpu(monkeypatch):
+def test_poll_goes_on_with_the_last_settings(monkeypatch):
     """Jobs and nodes may come from slurmrestd while Slurm's commands do not answer."""
     slurm, seen = FakeSlurm(), []
 
     async def act(view):
-        seen.append(view.gpu_defaults)
+        seen.append((view.gpu_defaults, view.backfill_window_s))
         if len(seen) == 1:
             slurm.gpu_defaults = failing
         return len(seen) < 3
@@ -49,8 +49,9 @@ def test_poll_goes_on_with_the_last_defaults_for_each_gpu(monkeypatch):
 
     monkeypatch.setattr(poll, "_CONFIG_S", 0.0)
     slurm.gpu_defaults = lambda: {"gpu": GpuDefaults(8)}
+    slurm.backfill_window_s = lambda: 600.0
     asyncio.run(asyncio.wait_for(polls(), 60))
-    assert seen == [{"gpu": GpuDefaults(8)}] * 3
+    assert seen == [({"gpu": GpuDefaults(8)}, 600.0)] * 3
 
 
 def test_second_instance_is_refused_and_names_the_first(tmp_path):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
-from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner, TimeLimits
 from slurm_migbatch.mig.profile import Profile
 from tests.support.supply_gpus import H100, P, slot
 from tests.support.supply_world import World
@@ -19,12 +19,16 @@ def want(job: int, name: str, limit_s: float | None = 3600.0, pool: str = "n1", 
     return Demand(job, ((P(name), count),), frozenset(pool.split()), limit_s=limit_s)
 
 
-def hidden(*demands: Demand, until: float | None = NOW + 600, moving: Moving = NOTHING_MOVES) -> dict[Profile, int]:
+def hidden(
+    *demands: Demand, until: float | None = NOW + 600, moving: Moving = NOTHING_MOVES, window_s: float = 86_400.0
+) -> dict[Profile, int]:
     """Return what is not counted on a node with 4g.40gb in use on one of two GPUs, and 3g.40gb on the other."""
     leases = [(Lease(slot("4g.40gb@0"), 1, until),), (Lease(slot("3g.40gb@0"), 2, until),)]
     gpus = tuple(Gpu(uuid, H100, of) for uuid, of in zip("ab", leases, strict=True))
     used = Counter({P("4g.40gb"): 1, P("3g.40gb"): 1})
-    plan = Planner().plan([Node("n1", gpus, used=used)], demands, NOW, moving=moving)
+    plan = Planner().plan(
+        [Node("n1", gpus, used=used)], demands, NOW, moving=moving, limits=TimeLimits(window_s=window_s)
+    )
     return dict(plan.nodes["n1"].held_back)
 
 
@@ -42,12 +46,19 @@ def test_slices_in_use_are_not_counted_while_slurm_would_start_no_longer_job_bes
         ([want(11, "2g.20gb")], NOW + 600),
         ([want(10, "4g.40gb", pool="n2"), want(11, "2g.20gb")], NOW + 600),
         ([want(10, "4g.40gb"), want(11, "2g.20gb", None)], None),  # without a time limit Slurm plans no start
-        ([want(10, "4g.40gb"), want(11, "2g.20gb", None)], NOW + 86_401),  # nor beyond a day, if bf_window is not set
+        ([want(10, "4g.40gb"), want(11, "2g.20gb", None)], NOW + 86_401),  # nor beyond bf_window
         ([want(10, "4g.40gb"), want(12, "4g.40gb", count=2), want(11, "2g.20gb")], NOW + 600),  # planned by Slurm
     ],
 )
 def test_slices_in_use_are_counted_otherwise(demands: list[Demand], until: float | None) -> None:
     assert hidden(*demands, until=until) == {}
+
+
+def test_slices_are_counted_or_not_by_the_cluster_s_own_backfill_window() -> None:
+    jobs, days = (want(10, "4g.40gb"), want(11, "2g.20gb", None)), 86_400.0
+    assert hidden(*jobs, until=NOW + 5 * days, window_s=7 * days) == {P("4g.40gb"): 1}
+    assert hidden(*jobs, until=NOW + 0.5 * days, window_s=0.4 * days) == {}
+    assert hidden(*jobs, window_s=0.0) == {}, "Slurm does not backfill"
 
 
 def test_slices_in_use_are_counted_while_training_jobs_may_be_moved() -> None:

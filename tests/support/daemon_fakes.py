@@ -180,6 +180,10 @@ class FakeSlurm:
         self._check()
         return {}
 
+    def backfill_window_s(self):
+        self._check()
+        return 86_400.0
+
     def set_gres(self, updates):
         self._check()
         for name, text in updates.items():

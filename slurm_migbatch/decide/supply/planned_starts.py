@@ -12,20 +12,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from slurm_migbatch.decide.capacity.model import DemandShape, Node
 from slurm_migbatch.mig.profile import Profile
-
-_WINDOW_S: Final = 86_400.0
-"""How far ahead Slurm plans starts (the default of bf_window)."""
 
 
 def slices_not_to_count(
     placed: Iterable[tuple[str, int, Profile, float]],
     waiting: Mapping[DemandShape, int],
     nodes: Mapping[str, Node],
-    now: float,
+    until: float,
 ) -> dict[str, Counter[Profile]]:
     """Return by node the slices in use that should not be counted, by profile.
 
@@ -34,7 +30,7 @@ def slices_not_to_count(
     Args:
         placed: claims: node, position of the demand in Slurm's order, profile, end by its time limit.
         waiting: position of the first demand of each kind that has no place for all of its copies.
-        now: unix seconds.
+        until: unix seconds up to which Slurm plans starts (bf_window).
     """
     singles: dict[Profile, list[tuple[int, DemandShape]]] = {}
     for kind, number in waiting.items():
@@ -51,7 +47,7 @@ def slices_not_to_count(
                 continue
             if (name, other) not in ends:
                 ends[name, other] = _first_end(node, other)
-            if ends[name, other] < min(end, now + _WINDOW_S):
+            if ends[name, other] < min(end, until):
                 found.setdefault(name, Counter())[other] = node.leased[other]
     return found
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from operator import is_
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.capacity.by_kind import DemandQueue, Rest
 from slurm_migbatch.decide.capacity.model import (
@@ -62,6 +62,7 @@ from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.settings import BACKFILL_WINDOW_S
 
 #: Part of a pool's GPUs that may have reservations at once; the second if training jobs may be moved for them.
 _RESERVED = 1 / 8
@@ -95,6 +96,21 @@ class Moving:
 NOTHING_MOVES = Moving()
 
 
+class TimeLimits(NamedTuple):
+    """What decides about starts by time limits beside the limits themselves.
+
+    Attributes:
+        used: the parts of their limits that ended jobs have used; the same object while they are unchanged.
+        window_s: how far ahead Slurm plans the starts of pending jobs, in seconds.
+    """
+
+    used: PartsOfUsers = NOTHING_ENDED
+    window_s: float = BACKFILL_WINDOW_S
+
+
+DEFAULT_LIMITS = TimeLimits()
+
+
 @dataclass(frozen=True)
 class _Standing:
     """A plan that is the same until `until`, as long as nothing but the time changes, and what it was made from."""
@@ -103,7 +119,7 @@ class _Standing:
     nodes: Sequence[Node]
     preference: Sequence[Profile]
     possible: bool
-    used: PartsOfUsers
+    limits: TimeLimits
     now: float
     until: float
 
@@ -115,7 +131,7 @@ class _Standing:
         previous: Sequence[Reservation],
         preference: Sequence[Profile],
         moving: Moving,
-        used: PartsOfUsers,
+        limits: TimeLimits,
     ) -> bool:
         """Return whether this is the plan for these arguments of `Planner.plan`."""
         return (
@@ -123,8 +139,9 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and used is self.used
             and (preference, moving.possible) == (self.preference, self.possible)
+            and limits.used is self.limits.used
+            and limits.window_s == self.limits.window_s
             and len(nodes) == len(self.nodes)
             and all(map(is_, nodes, self.nodes))
             and len(demands) == len(self.plan.demands)
@@ -150,7 +167,7 @@ class Planner:
         *,
         anew: bool = False,
         moving: Moving = NOTHING_MOVES,
-        used: PartsOfUsers = NOTHING_ENDED,
+        limits: TimeLimits = DEFAULT_LIMITS,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -162,23 +179,23 @@ class Planner:
                 of each size.
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
-            used: the parts of their time limits that ended jobs have used; the same object while they are unchanged.
+            limits: what decides about starts beside the time limits themselves.
         """
         standing = self._standing
         if (
             standing is not None
             and not anew
-            and standing.holds(nodes, demands, now, previous, preference, moving, used)
+            and standing.holds(nodes, demands, now, previous, preference, moving, limits)
         ):
             return standing.plan
         self._memory.trim()
-        making = _PlanRound(self._memory, nodes, demands, now, previous, moving, used)
+        making = _PlanRound(self._memory, nodes, demands, now, previous, moving, limits)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
         until = making.lasts_until(plan, previous)
         self._standing = None
         if now < until and not anew:
-            self._standing = _Standing(plan, nodes, preference, moving.possible, used, now, until)
+            self._standing = _Standing(plan, nodes, preference, moving.possible, limits, now, until)
         return plan
 
 
@@ -193,11 +210,13 @@ class _PlanRound:
         now: float,
         previous: Sequence[Reservation],
         moving: Moving,
-        used: PartsOfUsers,
+        limits: TimeLimits,
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
         self._moving, self._now = moving, now
+        #: up to when Slurm plans the starts of pending jobs
+        self._planned_until = now + limits.window_s
         self._pending = DemandQueue.of(demands)
         #: number of pending demands
         self._queued = len(demands)
@@ -211,7 +230,7 @@ class _PlanRound:
         self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
-        self._backfill = Backfill(self.fleet, self.reserver, demands, now, used)
+        self._backfill = Backfill(self.fleet, self.reserver, demands, now, limits.used)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.unplaceable: set[int] = set()
         self._components = self._pending.components()
@@ -251,7 +270,7 @@ class _PlanRound:
         # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
         uncounted = {}
         if not self._moving.possible:
-            uncounted = slices_not_to_count(self._placed_claims(), self._waiting, self.fleet.nodes, self._now)
+            uncounted = slices_not_to_count(self._placed_claims(), self._waiting, self.fleet.nodes, self._planned_until)
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, uncounted, anew=anew),
             reservations=tuple(self.reserver.made),

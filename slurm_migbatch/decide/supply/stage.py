@@ -29,7 +29,7 @@ from slurm_migbatch.decide.supply.moves import (
     wanting,
 )
 from slurm_migbatch.decide.supply.nodes import KnownNodes
-from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner, TimeLimits
 from slurm_migbatch.decide.supply.preemption import GAIN_S, preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
 from slurm_migbatch.decide.supply.used_limits import UsedLimits
@@ -199,7 +199,7 @@ def plan_supply(
         preference,
         anew=anew,
         moving=moving,
-        used=memory.limits.parts,
+        limits=TimeLimits(memory.limits.parts, snapshot.backfill_window_s),
     )
     memory.reservations = plan.reservations
     moves = _stopped(snapshot, plan, wanted, nodes, memory, settings, may_begin=not ending) if stops else ()

@@ -102,6 +102,10 @@ class SimulatedSlurm(Slurmctld):
         """Return none: the simulated Slurm has no preemption but that of partitions with loans."""
         return NO_PREEMPTION
 
+    def backfill_window_s(self) -> float:
+        """See SlurmClient."""
+        return self.settings.backfill_window_s
+
     def version(self) -> tuple[int, int]:
         """See SlurmClient."""
         return self.settings.release

@@ -54,6 +54,7 @@ class ServiceController:
             predictions=predictions,
             blackout=blackout_of(config.lending),
         )
+        self.observer.backfill_window_s = slurm.backfill_window_s()
         self.observer.remember(past or LendingPast())
         settings = settings_of(config)
         self.controller = Controller(settings, slurm, self.observer, advertiser, self.record, simulation.clock)
