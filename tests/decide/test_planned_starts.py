@@ -61,8 +61,15 @@ def test_slices_are_counted_or_not_by_the_cluster_s_own_backfill_window() -> Non
     assert hidden(*jobs, window_s=0.0) == {}, "Slurm does not backfill"
 
 
-def test_slices_in_use_are_counted_while_training_jobs_may_be_moved() -> None:
-    assert hidden(want(10, "4g.40gb"), want(11, "2g.20gb"), moving=Moving(possible=True)) == {}
+@pytest.mark.parametrize(("movable", "nodes"), [(0, ["n1", "n2", "n3"]), (1, ["n2", "n3"]), (3, []), (9, [])])
+def test_as_many_nodes_as_training_jobs_may_be_moved_are_left_as_slurm_keeps_them(
+    movable: int, nodes: list[str]
+) -> None:
+    names, lease = ["n1", "n2", "n3"], Lease(slot("4g.40gb@0"), 1, NOW + 600)
+    cluster = [Node(name, (Gpu(name, H100, (lease,)),), used=Counter({P("4g.40gb"): 1})) for name in names]
+    demands = [want(10, "4g.40gb", pool="n1 n2 n3"), *(want(11 + n, "2g.20gb", pool=names[n]) for n in range(3))]
+    plan = Planner().plan(cluster, demands, NOW, moving=Moving(movable=movable))
+    assert [name for name in names if plan.nodes[name].held_back] == nodes
 
 
 def test_job_starts_in_free_space_although_slurm_plans_others_on_every_node() -> None:

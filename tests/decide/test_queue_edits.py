@@ -103,6 +103,6 @@ def test_jobs_that_take_a_signal_are_listed_in_the_order_of_the_queue() -> None:
     rows = [JobRow(number, state="RUNNING", comment="migbatch: role=train signal=usr1") for number in (3, 1, 2)]
     queue = JobQueue.of([JobRow(9), *rows])
     assert [row.job_id for row in queue.signalled()] == [3, 1, 2]
-    assert queue.any_signalled(lambda row: row.job_id == 2) and not queue.any_signalled(lambda row: row.job_id == 9)
+    assert [queue.count_signalled(lambda row, job=job: row.job_id == job) for job in (2, 9)] == [1, 0]
     queue.update([rows[1], replace(rows[0], comment="")])
     assert queue.signalled() == [rows[1]]

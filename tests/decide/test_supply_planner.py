@@ -32,7 +32,7 @@ from tests.support.supply_gpus import A30, H100, P, layout, layouts, slot, up_to
 NOW = 1000.0
 PROFILES = [info.profile for info in H100.profiles]
 PLAIN = [p for p in PROFILES if not p.suffix]
-MOVING = st.sampled_from([NOTHING_MOVES, Moving(possible=True)])
+MOVING = st.sampled_from([NOTHING_MOVES, Moving(movable=1)])
 
 
 def demand(job: int, want: str, pool: str = "n1", **kw: object) -> Demand:
@@ -352,7 +352,7 @@ def test_several_nodes_are_reserved_together() -> None:
 def test_reservations_are_bounded_by_a_share_of_the_pool() -> None:
     nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0")) for i in range(8)]
     wants = [demand(1, "7g.80gb", " ".join(n.name for n in nodes), copies=30)]
-    for moving, most in ((NOTHING_MOVES, 1), (Moving(possible=True), 2)):
+    for moving, most in ((NOTHING_MOVES, 1), (Moving(movable=1), 2)):
         found = plan(nodes, wants, moving=moving)
         assert len(found.reservations) == most
         assert found.waiting == (1,)

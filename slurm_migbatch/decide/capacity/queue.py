@@ -142,9 +142,9 @@ class JobQueue:
     def _listed(self, index: Mapping[int, JobRow]) -> list[JobRow]:
         return [row for row in self.jobs if id(row) in index] if index else []
 
-    def any_signalled(self, holds: Callable[[JobRow], bool]) -> bool:
-        """Return whether `holds` is true for any active job with the hint `signal=`; does not search the queue."""
-        return any(map(holds, self._signalled.values()))
+    def count_signalled(self, holds: Callable[[JobRow], bool]) -> int:
+        """Return for how many active jobs with the hint `signal=` `holds` is true; does not search the queue."""
+        return sum(map(holds, self._signalled.values()))
 
     def holders(self, node: str) -> Collection[JobRow]:
         """Return the jobs that have MIG slices on a node; one that is completing may have given them back."""

@@ -83,14 +83,14 @@ class Moving:
         wanting: jobs for which one more training job may be moved.
         candidates: the training jobs that may be moved, in the order in which they are tried.
         rows: Slurm's rows of the jobs in `wanting`; a job without an entry needs neither CPUs nor memory.
-        possible: whether training jobs run that may be moved at some time.
+        movable: number of running training jobs that may be moved at some time.
     """
 
     leaving: tuple[Demand, ...] = ()
     wanting: frozenset[int] = frozenset()
     candidates: tuple[Restartable, ...] = ()
     rows: Mapping[int, JobRow] = field(default_factory=dict)
-    possible: bool = False
+    movable: int = 0
 
 
 NOTHING_MOVES = Moving()
@@ -118,7 +118,7 @@ class _Standing:
     plan: ClusterPlan
     nodes: Sequence[Node]
     preference: Sequence[Profile]
-    possible: bool
+    movable: int
     limits: TimeLimits
     now: float
     until: float
@@ -139,7 +139,7 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and (preference, moving.possible) == (self.preference, self.possible)
+            and (preference, moving.movable) == (self.preference, self.movable)
             and limits.used is self.limits.used
             and limits.window_s == self.limits.window_s
             and len(nodes) == len(self.nodes)
@@ -195,7 +195,7 @@ class Planner:
         until = making.lasts_until(plan, previous)
         self._standing = None
         if now < until and not anew:
-            self._standing = _Standing(plan, nodes, preference, moving.possible, limits, now, until)
+            self._standing = _Standing(plan, nodes, preference, moving.movable, limits, now, until)
         return plan
 
 
@@ -228,7 +228,7 @@ class _PlanRound:
             _by_node(previous),
         )
         self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
-        share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
+        share = _RESERVED_IF_MOVABLE if moving.movable else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
         self._backfill = Backfill(self.fleet, self.reserver, demands, now, limits.used)
         self.copies = defaultdict[int, int](int)  # by number of the demand
@@ -267,10 +267,10 @@ class _PlanRound:
                     rest.drop(number)
         for number in loans:
             self._serve_copies(number, self.demands[number])
+        uncounted = slices_not_to_count(self._placed_claims(), self._waiting, self.fleet.nodes, self._planned_until)
         # where training jobs may be moved for larger ones, the space that Slurm keeps free is where they go
-        uncounted = {}
-        if not self._moving.possible:
-            uncounted = slices_not_to_count(self._placed_claims(), self._waiting, self.fleet.nodes, self._planned_until)
+        for name in sorted(uncounted)[: self._moving.movable]:
+            del uncounted[name]
         return ClusterPlan(
             nodes=node_plans(self.fleet, preference, before, uncounted, anew=anew),
             reservations=tuple(self.reserver.made),

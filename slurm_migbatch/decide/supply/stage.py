@@ -232,7 +232,7 @@ def _moving(
     wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
     candidates = restartable(moves, snapshot, queue, nodes, demand_of_running, rules) if wanting_jobs else ()
     rows = {job: queue.rows[job] for job in wanting_jobs if job in queue.rows} if candidates else {}
-    return Moving(needed, wanting_jobs, candidates, rows, possible=queue.any_signalled(may_restart))
+    return Moving(needed, wanting_jobs, candidates, rows, movable=queue.count_signalled(may_restart))
 
 
 def _stopped(
