@@ -80,8 +80,8 @@ def test_user_sees_all_jobs_but_not_the_texts_of_other_users(service: QueryProce
     assert "secretname8" in answer_to(service, 0, ShowQuestion("8")).out, "root"
 
 
-def test_without_options_a_user_sees_only_their_own_jobs(service: QueryProcess) -> None:
-    out = answer_to(service, BOB, RunsQuestion(columns="jobid", header=False)).out
+def test_without_a_selection_a_user_sees_only_their_own_jobs(service: QueryProcess) -> None:
+    out = answer_to(service, BOB, RunsQuestion(start="now-1hour", columns="jobid", header=False)).out
     assert out.split() == ["8"]
 
 
@@ -120,7 +120,8 @@ def test_waste_is_shown_only_for_own_jobs(service: QueryProcess) -> None:
 def test_everything_is_private_if_slurm_does_not_report_privatedata(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         (tmp_path / "config").unlink()
-        assert answer_to(service, BOB, RunsQuestion(allusers=True, columns="jobid", header=False)).out.split() == ["8"]
+        asked = RunsQuestion(allusers=True, start="now-1hour", columns="jobid", header=False)
+        assert answer_to(service, BOB, asked).out.split() == ["8"]
 
 
 def test_unreadable_record_is_reported_without_its_path(tmp_path: Path) -> None:
