@@ -1044,6 +1044,22 @@ def test_sacct_json_is_read(write: Write) -> None:
     )
 
 
+@pytest.mark.parametrize("flag", ["REQUEUED", "RESIZING"])
+def test_run_that_ended_in_a_requeue_is_a_job_in_sacct_json_too(write: Write, flag: str) -> None:
+    # Slurm 23.11 to 26.05 print the state of the queue before the flag, `sacct -P` the flag alone
+    requeued = json_job(state={"current": ["PENDING", flag], "reason": "None"}, time={"elapsed": 30})
+    waiting = json_job(state={"current": ["PENDING"], "reason": "None"}, time={"start": 0, "end": 0, "elapsed": 0})
+    trace = sacct.read(write(json.dumps({"jobs": [requeued, waiting, json_job(job_id=13)]}), "sacct.json"))
+    assert [(job.name, job.work) for job in trace.jobs] == [("12", 30), ("13", 3600)]
+    assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
+
+
+def test_run_of_less_than_a_second_is_told_as_such_in_sacct_json(write: Write) -> None:
+    jobs = [json_job(), json_job(job_id=13, time={"end": 1772352005, "elapsed": 0})]
+    trace = sacct.read(write(json.dumps({"jobs": jobs}), "sacct.json"))
+    assert trace.notices == ("1 jobs that ended within a second are skipped",)
+
+
 def test_components_of_heterogeneous_jobs_are_jobs_with_a_notice(write: Write) -> None:
     notice = "2 jobs are components of heterogeneous jobs: each is simulated as a job of its own"
     row = SACCT.splitlines()[1]

@@ -23,6 +23,8 @@ TEXTS: Final = frozenset(
 """Columns that may contain the delimiter."""
 _DELIMITED: Final = re.compile(r'(?:"?[A-Za-z]+"?|(?=,))([^A-Za-z0-9_%" \r\n])')
 _TRES: Final = re.compile(r"((?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=]*)=)", re.ASCII)
+_ENDED_RUN: Final = frozenset({"REQUEUED", "RESIZING"})
+"""Flags that are the state of a run that has ended; in JSON they follow the state in the queue."""
 _JSON_COLUMNS: Final = (
     "JobID", "User", "Partition", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State",
     "AllocTRES",
@@ -176,9 +178,9 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         _number(times.get("eligible")),
         _number(times["start"]) or "Unknown",
         _number(times["end"]) or "Unknown",
-        _number(times["elapsed"]),
+        _number(times["elapsed"]) or "0",
         _number(times.get("limit")),
-        current if isinstance(current, str) else current[0],
+        current if isinstance(current, str) else next(filter(_ENDED_RUN.__contains__, current), current[0]),
         ",".join(f"gres/{entry['name']}={entry['count']}" for entry in held),
     )
 
