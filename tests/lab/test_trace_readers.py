@@ -111,7 +111,8 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
         (
             "timestamp,duration,gpus,cluster\n",
             ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc; "
-            "found timestamp, duration, gpus, cluster; rename those in this line that mean the same",
+            "found timestamp, duration, gpus, cluster; rename those in this line that mean the same, or name them in "
+            'workload.columns (trace = "joblog")',
         ),
     ],
 )
@@ -258,8 +259,91 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
     pm100 = joblog.read(write(PM100))
-    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52"),)
+    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52", estimate=3600.0),)
     assert pm100.notices == ("1 jobs without a GPU are skipped", "1 jobs that have not run or not ended are skipped")
+
+
+CINECA = """,eligible_time,end_time,job_id,job_state,num_gpus_alloc,run_time,start_time,submit_time,time_limit,user_id
+0,2020-05-05 01:00:00+00:00,2020-05-05 02:00:10,7,COMPLETED,4,600,2020-05-05 01:50:10,2020-05-05 00:00:00,1440,5
+1,2020-05-05 01:00:01+00:00,2020-05-05 02:00:10,8,COMPLETED,4,600,2020-05-05 01:50:10,2020-05-05 01:00:00,INFINITE,5
+2,,2020-05-05 02:00:10,9,COMPLETED,1,600,2020-05-05 01:50:10,2020-05-05 01:00:02+00:00,4294967294.0,5
+"""
+
+
+def test_eligible_times_and_limits_of_cinecas_tables_are_slurms(write: Write) -> None:
+    later = "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time"
+    trace = joblog.read(write(CINECA))
+    assert [(job.name, job.arrival, job.gpus, job.estimate) for job in trace.jobs] == [
+        ("7", 0, 4, 86400), ("8", 1, 4, None), ("9", 2, 1, None),
+    ]  # fmt: skip
+    assert trace.notices == (later,)
+    head, *rows = CINECA.replace("num_gpus_alloc", "tres_alloc_str").splitlines()
+    held = ('"cpu=8,gres/gpu:a100=2,gres/gpu=2"', '"cpu=1,gres/gpu:a100_3g.39gb=1"', '"cpu=1,mem=1G"')
+    m100 = [row.replace("COMPLETED,4", f"COMPLETED,{tres}").replace("COMPLETED,1", f"COMPLETED,{tres}")
+            for row, tres in zip(rows, held, strict=True)]  # fmt: skip
+    trace = joblog.read(write("\n".join([head, *m100])), A100)
+    assert [(job.gpus, job.profile, job.estimate) for job in trace.jobs] == [
+        (2, None, 86400), (1, Profile.parse("3g.40gb"), None),
+    ]  # fmt: skip
+    assert trace.notices == ("1 jobs without a GPU are skipped", later)
+
+
+def test_limit_of_a_log_is_read_where_its_unit_is_known(write: Write) -> None:
+    rows = "1,0,60,1,1-00:00:00\n2,1,60,1,02:00:00\n3,2,60,1,90\n4,3,60,1,\n"
+    trace = joblog.read(write(f"job_id,submit_time,duration,gpu_num,time_limit\n{rows}"))
+    assert [job.estimate for job in trace.jobs] == [86400, 7200, None, None]
+    assert trace.notices == (
+        "1 jobs have a number as time_limit, whose unit is not known: it is not read; write 1-02:03:04",
+    )
+    nrel = "job_id,submit_time,run_time,gpus_requested,wallclock_req\n1,0,60,2,7200\n"
+    assert [(job.gpus, job.estimate) for job in joblog.read(write(nrel)).jobs] == [(2, 7200)]
+
+
+def test_instances_of_recommendation_models_are_jobs_of_their_application(write: Write) -> None:
+    log = (
+        "instance_sn,role,app_name,cpu_request,gpu_request,rdma_request,creation_time,scheduled_time,deletion_time\n"
+        "instance_1,HN,app_0,12,1,25,,,\n"
+        "instance_2,CN,app_0,12,0,25,1435629.0,1435629.0,1435760.0\n"
+        "instance_3,HN,app_0,12,1,25,1435629.0,1435639.0,1435760.0\n"
+    )
+    trace = joblog.read(write(log), A100, ["HN"])
+    assert trace.jobs == (SimulatedJob(0, "instance_3", 0.0, 121.0, "infer", user="app_0"),)
+    assert trace.notices == (
+        "1 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+
+
+def test_tasks_of_pai_arrive_when_they_started_with_a_notice(write: Write) -> None:
+    log = (
+        "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+        "a,tensorflow,1.0,Terminated,1739162.0,1739200.0,600.0,29.3,50.0,MISC\n"
+        "b,worker,4.0,Failed,1739163.0,1739300.0,600.0,29.3,100.0,V100\n"
+        "b,ps,2.0,Failed,1739163.0,1739300.0,600.0,29.3,,\n"
+        "c,worker,1.0,Running,1739164.0,,600.0,29.3,200.0,V100\n"
+    )
+    trace = joblog.read(write(log, "pai_task_table.csv"), A100)
+    assert [(job.name, job.arrival, job.work, job.gpus, job.profile) for job in trace.jobs] == [
+        ("a", 0, 38, 1, Profile.parse("4g.40gb")), ("b", 1, 137, 4, None),
+    ]  # fmt: skip
+    assert trace.notices == (
+        "1 jobs without a GPU are skipped",
+        "1 jobs that have not run or not ended are skipped",
+        "jobs arrive at their start_time, as the log has no times of submission",
+    )
+
+
+def test_columns_of_a_log_may_be_named_by_the_user(write: Write) -> None:
+    log = write("id,queued,gpus,time,gpu_num\n1,5,2,60,0\n2,9,1,70,0\n")
+    names = {"queued": "submit_time", "gpus": "gpu_num", "time": "duration", "id": "job_id"}
+    trace = joblog.read(log, columns=names)
+    assert [(job.name, job.arrival, job.gpus, job.work) for job in trace.jobs] == [("1", 0, 2, 60), ("2", 4, 1, 70)]
+    with pytest.raises(
+        TraceError, match=r":1: lacks the columns submit_time or timestamp, .*, or name them in workload\.columns"
+    ):
+        joblog.read(log)
+    with pytest.raises(TraceError, match=r":1: lacks the columns gpu of workload\.columns; found id, queued, gpus"):
+        joblog.read(log, columns={"gpu": "gpu_num"})
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,7 @@ def read(path: Path, columns: Sequence[str], command: str, unused: UnusedRows) -
     match = _DELIMITED.match(head)
     delimiter = match[1] if match and "|" not in head.partition("\n")[0] else "|"
     mender = RowMender(delimiter, unused.skipped)
-    quoted = delimiter == ","  # no option of sacct quotes, but programs that write CSV do
-    yield from lines(
-        path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend, unused=unused
-    )
+    yield from lines(path, columns, delimiter, errors="replace", command=command, mend=mender.mend, unused=unused)
     mender.end()
 
 
