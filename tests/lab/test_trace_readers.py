@@ -489,13 +489,13 @@ PHILLY_LOG: list[dict[str, Any]] = [
 
 def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
-    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="u"),)
     assert trace.notices == ("1 jobs without a GPU are skipped",)
     endless: dict[str, Any] = {**PHILLY_LOG[0], "jobid": "c"}
     endless["attempts"] = [{"start_time": "2017-10-09 01:00:00", "detail": PHILLY_LOG[0]["attempts"][0]["detail"]}]
     log = [{**PHILLY_LOG[0], "attempts": [*PHILLY_LOG[0]["attempts"], *endless["attempts"]]}, endless]
     trace = philly.read(write(json.dumps(log), "cluster_job_log"))
-    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="u"),)
     assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
     assert philly.read(write(PHILLY)) == joblog.read(write(PHILLY))
     for text, reason in (
@@ -507,6 +507,8 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=reason):
             philly.read(write(text, "cluster_job_log"))
+    (nameless,) = philly.read(write(json.dumps([{**PHILLY_LOG[0], "user": None}]), "cluster_job_log")).jobs
+    assert nameless.user == "v"
     late = {**PHILLY_LOG[0], "jobid": "d", "submitted_time": "soon"}
     trace = philly.read(write(json.dumps([*PHILLY_LOG, PHILLY_LOG[0], late]), "cluster_job_log"))
     assert [job.name for job in trace.jobs] == ["b", "b"]
