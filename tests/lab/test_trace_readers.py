@@ -1078,6 +1078,49 @@ def test_commas_in_lists_of_tres_do_not_divide_them(write: Write) -> None:
     assert [job.gpus for job in sacct.read(write(head + row + none + quoted + split)).jobs] == [2, 3, 4, 2]
 
 
+COMPLETED = """JobId=19 UserId=ann(1001) GroupId=ann(1001) Name=wrap JobState=CANCELLED Partition=gpu \
+TimeLimit=UNLIMITED StartTime=2026-12-01T00:17:45 EndTime=2026-12-01T00:17:45 NodeList=(null) NodeCnt=0 \
+ProcCnt=0 WorkDir=/tmp ReservationName= Tres=cpu=1,mem=500M,node=1,billing=1,gres/gpu=1 Account=a QOS=normal WcKey= \
+Cluster=c SubmitTime=2026-12-01T00:17:45 EligibleTime=unknown DerivedExitCode=0:0 ExitCode=0:0 \n"""
+
+
+def completed(name: str = "wrap", **changed: str) -> str:
+    """Return a line as slurmctld writes it with jobcomp/filetxt."""
+    line = COMPLETED.replace("Name=wrap", f"Name={name}", 1)
+    fields = {"JobState": "COMPLETED", "NodeList": "n1", "EndTime": "2026-12-01T00:18:45", "TimeLimit": "5", **changed}
+    for field, value in {"EligibleTime": "2026-12-01T00:17:45", **fields}.items():
+        line = re.sub(rf" {field}=\S*(?! {field})", f" {field}={value}", line)
+    return line.replace("JobId=19", f"JobId={changed.get('JobId', '19')}", 1)
+
+
+def test_log_of_job_completions_is_read(write: Write) -> None:
+    het = "2026-12-01T00:17:45 HetJobId=14 HetJobOffset=1"
+    rows = [
+        COMPLETED,
+        completed(JobId="20", EligibleTime="2026-12-01T00:17:46 ArrayJobId=13 ArrayTaskId=2", TimeLimit="UNLIMITED"),
+        completed(JobId="15", EligibleTime=het, Tres="cpu=1,gres/mig=1,gres/mig:2g.20gb=1"),
+        completed(JobId="17", JobState="PENDING", TimeLimit="1440"),
+        completed(
+            "x JobState=FAILED y", JobId="16", Tres="cpu=1,gres/gpu:a100=2,gres/gpu=2", WorkDir="/a Tres=gres/gpu=9"
+        ),
+        completed(JobId="18", Tres="cpu=1"),
+        "   cut off\n",
+    ]
+    trace = sacct.read(write("".join(rows), "jobcomp.log"), geometry=A100)
+    assert [(job.name, job.arrival, job.work, job.gpus, job.estimate) for job in trace.jobs] == [
+        ("14+1", 0, 60, 1, 300), ("17", 0, 60, 1, 86400), ("16", 0, 60, 2, 300), ("13_2", 1, 60, 1, None),
+    ]  # fmt: skip
+    assert (trace.jobs[0].profile, trace.jobs[0].user) == (Profile.parse("2g.20gb"), "ann")
+    assert trace.notices[:2] == (
+        "1 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+    assert trace.notices[2].startswith(WRONG.format(1, "line 7: is not a line of jobcomp/filetxt, which begins with"))
+    scontrol = "JobId=12 JobName=wrap\n   UserId=ann(1001) GroupId=ann(1001)\n   JobState=COMPLETED Reason=None\n"
+    with pytest.raises(TraceError, match=r":1: is not a line of jobcomp/filetxt, .*; write the file with sacct -aPX"):
+        sacct.read(write(scontrol))
+
+
 def json_job(**changed: Any) -> dict[str, Any]:
     """Return a job as `sacct --json` of Slurm 23.11 prints it, shortened."""
     job = {

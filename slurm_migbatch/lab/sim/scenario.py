@@ -71,7 +71,8 @@ class WorkloadPart:
     """What arrives."""
 
     trace: str = required(
-        f"Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`): {', '.join(TRACES)}.",
+        "Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`, jobcomp/filetxt): "
+        f"{', '.join(TRACES)}.",
         one_of(*TRACES),
     )
     path: str = required("The trace file; relative to this file.")
