@@ -1280,6 +1280,20 @@ def test_json_for_a_table_is_refused_with_the_kinds_that_are_json(write: Write) 
             read(write('{"jobs": []}'))
 
 
+def test_table_of_another_kind_is_refused_with_the_kind_that_reads_it(write: Write) -> None:
+    tables = {"sacct": SACCT, "jobtable": JOBTABLE, "openb": OPENB, "joblog": HELIOS_LOG}
+    readers: dict[str, Callable[[Path], Trace]] = {
+        "sacct": sacct.read, "jobtable": jobtable.read, "joblog": joblog.read, "mixed": mixed.read, "muri": muri.read,
+    }  # fmt: skip
+    for kind, table in tables.items():
+        for other, read in readers.items():
+            if other not in (kind, "joblog" if kind == "openb" else ""):  # openb's names are read in a job log too
+                with pytest.raises(TraceError, match=f':1: lacks the columns .*; trace = "{kind}" reads such a table'):
+                    read(write(table))
+    with pytest.raises(TraceError, match=r":1: lacks the columns User; found .*; write the file with sacct"):
+        sacct.read(write(SACCT.replace("User", "Owner", 1)))
+
+
 def test_blank_lines_are_ignored_except_as_the_first_line(write: Write) -> None:
     assert joblog.read(write(PHILLY + "  \n\n \t \n")) == joblog.read(write(PHILLY))
     with pytest.raises(TraceError, match=":1: is blank; the first line must name submit_time or timestamp, duration"):

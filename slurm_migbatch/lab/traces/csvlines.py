@@ -29,6 +29,16 @@ TOO_LATE_S: Final = 1e11
 """No time in seconds since 1970 is as large, but those in milliseconds are, from 1973 on."""
 
 
+_KINDS: Final = {
+    "sacct": ("JobID|JobIDRaw", "AllocTRES"),
+    "jobtable": ("id_job", "time_submit"),
+    "openb": ("gpu_milli", "qos"),
+    "muri": ("iteration_time", "num_gpu"),
+    "mixed": ("num_replicas", "num_task"),
+    "pollux": ("application", "num_replicas"),
+    "joblog": ("submit_time|timestamp", "gpu_num|num_gpus|num_gpu|gpu_request|num_gpus_alloc"),
+}
+"""Columns that tell by which reader of a scenario a table is read."""
 _OTHERS: Final = {";": "semicolons", "|": "|"}
 """Separators of columns that are not read, in words."""
 _LONGEST: Final = 1 << 16
@@ -286,6 +296,8 @@ def _places(path: Path, names: Sequence[str], columns: Sequence[str], command: s
             raise TraceError(path, 1, text + (f", or with {command}" if command else ""))
         todo = f"write the file with {command}" if command else "rename those in this line that mean the same"
         todo += ', or name them in workload.columns (trace = "joblog")' if renamed else ""
+        if kind := _kind(names, columns):
+            todo = f'trace = "{kind}" reads such a table'
         raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {show(', '.join(names))}; {todo}")
     return {name: number for number, name in enumerate(names)}
 
@@ -294,10 +306,22 @@ def _missing(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     return [name for name in columns if not any(known in names for known in name.split("|"))]
 
 
+def _kind(names: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the reader that reads a table with these names; empty: unknown, or the one that needs these columns."""
+    found = re.split(r"[,;|\t]", ",".join(names))
+    for kind, needed in _KINDS.items():
+        if not _missing(found, needed):
+            return "" if set(needed) <= set(columns) else kind
+    return ""
+
+
 def _other_form(first: str) -> str:
     """Return what a file is that is no table with a header, by its first line; empty: unknown."""
     if first.startswith(";") or _SWF.fullmatch(first):
-        return "is in the Standard Workload Format (SWF), which has no GPUs: a trace must tell the GPUs of each job"
+        return (
+            "is in the Standard Workload Format (SWF), which has no GPUs: a trace must tell the GPUs of each job, as a "
+            'CSV with the columns submit_time, duration and gpu_num does (trace = "joblog")'
+        )
     if first.startswith(("{", "[")):
         return 'is JSON, not a table; JSON is read from sacct --json (trace = "sacct") and of Philly (trace = "philly")'
     return ""
