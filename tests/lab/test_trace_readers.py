@@ -147,7 +147,7 @@ def test_wrong_line_of_a_log_is_skipped_and_told_and_a_log_of_them_is_refused(
     assert str(caught.value) == f"{path}:4: {why}; 2 lines or jobs are wrong, 2 can be read"
 
 
-@pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "None", r"\N"])
+@pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "NaT", "None", r"\N"])
 def test_unknown_duration_or_number_of_gpus_is_no_wrong_value(write: Write, unknown: str) -> None:
     rows = f"2017-10-09 06:13:03,{unknown},1,1,b\n2017-10-09 06:13:03,1,{unknown},1,b\n" * 2
     trace = joblog.read(write(PHILLY + rows))

@@ -91,8 +91,8 @@ _AT_ONCE_S: Final = 1.0
 """Slurm notes the submission of a job and its eligibility from then on in up to two seconds."""
 _UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "SUSPENDED", "COMPLETING", "CONFIGURING"})
 """As in `sacct`: a run that ended in a requeue is REQUEUED."""
-_UNKNOWN: Final = frozenset({"", "nan", "none", "null", "\\n"})
-"""Unknown numbers as CSV, pandas, Python and databases write them."""
+_UNKNOWN: Final = frozenset({"", "nan", "nat", "none", "null", "\\n"})
+"""Unknown numbers and times as CSV, pandas, Python and databases write them."""
 _NO_LIMIT: Final = 0xFFFFFFFE
 """From here, Slurm's number of a time limit is not set or infinite (`NO_VAL`, `INFINITE`)."""
 _NO_LIMITS: Final = frozenset({*_UNKNOWN, "infinite", "unlimited", "partition_limit"})
