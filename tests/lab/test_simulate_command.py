@@ -214,6 +214,10 @@ def test_unusable_directory_of_plots_is_reported_before_the_experiment(tmp_path:
             ('"philly.csv"', '"philly.csv"\ntres = ["1001=gpu"]'),
             ":8: workload.tres must be numbers with names, such as",
         ),
+        (
+            ('"philly.csv"', '"philly.csv"\ncolumns = ["gpus=gpu"]'),
+            ':8: workload.columns must be such as "gpus=gpu_num": a column of the file, and submit_time, duration, ',
+        ),
         (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),
         (('path = "philly.csv"', ""), ":5: [workload] needs path"),
         (('"easy"', '"easyy"'), ":9: unknown policy 'easyy', did you mean 'easy'?"),
@@ -323,6 +327,14 @@ def test_tres_numbers_of_a_job_table_can_be_given_names(write: Callable[..., Pat
     text = text.replace('"philly.csv"', '"philly.csv"\ntres = ["1001=gres/gpu:a100", "1002=gres/mig:1g.10gb"]')
     first, second = ScenarioData(scenario.load(write(text))).jobs(0)
     assert (first.gpus, str(second.profile)) == (1, "1g.10gb")
+
+
+def test_columns_of_a_job_log_can_be_named(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "philly.csv").write_text("queued at,gpus=all,duration\n5,2,60\n9,1,70\n")
+    names = '"philly.csv"\ncolumns = ["queued at=submit_time", "gpus=all = gpu_num"]'
+    text = BASE.replace('"philly"', '"joblog"').replace('"philly.csv"', names)
+    jobs = ScenarioData(scenario.load(write(text))).jobs(0)
+    assert [(job.arrival, job.gpus, job.work) for job in jobs] == [(0, 2, 60), (4, 1, 70)]
 
 
 def test_example_scenario_is_valid_once_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:

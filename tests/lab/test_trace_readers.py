@@ -111,7 +111,8 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
         (
             "timestamp,duration,gpus,cluster\n",
             ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request or num_gpus_alloc; "
-            "found timestamp, duration, gpus, cluster; rename those in this line that mean the same",
+            "found timestamp, duration, gpus, cluster; rename those in this line that mean the same, or name them in "
+            'workload.columns (trace = "joblog")',
         ),
     ],
 )
@@ -146,7 +147,7 @@ def test_wrong_line_of_a_log_is_skipped_and_told_and_a_log_of_them_is_refused(
     assert str(caught.value) == f"{path}:4: {why}; 2 lines or jobs are wrong, 2 can be read"
 
 
-@pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "None", r"\N"])
+@pytest.mark.parametrize("unknown", ["", "NULL", "nan", "NaN", "NaT", "None", r"\N"])
 def test_unknown_duration_or_number_of_gpus_is_no_wrong_value(write: Write, unknown: str) -> None:
     rows = f"2017-10-09 06:13:03,{unknown},1,1,b\n2017-10-09 06:13:03,1,{unknown},1,b\n" * 2
     trace = joblog.read(write(PHILLY + rows))
@@ -258,8 +259,91 @@ def test_job_logs_are_read_by_column_name(write: Write) -> None:
     assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
     assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
     pm100 = joblog.read(write(PM100))
-    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52"),)
+    assert pm100.jobs == (SimulatedJob(0, "4", 0.0, 600.0, gpus=8, user="52", estimate=3600.0),)
     assert pm100.notices == ("1 jobs without a GPU are skipped", "1 jobs that have not run or not ended are skipped")
+
+
+CINECA = """,eligible_time,end_time,job_id,job_state,num_gpus_alloc,run_time,start_time,submit_time,time_limit,user_id
+0,2020-05-05 01:00:00+00:00,2020-05-05 02:00:10,7,COMPLETED,4,600,2020-05-05 01:50:10,2020-05-05 00:00:00,1440,5
+1,2020-05-05 01:00:01+00:00,2020-05-05 02:00:10,8,COMPLETED,4,600,2020-05-05 01:50:10,2020-05-05 01:00:00,INFINITE,5
+2,,2020-05-05 02:00:10,9,COMPLETED,1,600,2020-05-05 01:50:10,2020-05-05 01:00:02+00:00,4294967294.0,5
+"""
+
+
+def test_eligible_times_and_limits_of_cinecas_tables_are_slurms(write: Write) -> None:
+    later = "1 jobs arrive when they became eligible: they were held, had dependencies or a begin time"
+    trace = joblog.read(write(CINECA))
+    assert [(job.name, job.arrival, job.gpus, job.estimate) for job in trace.jobs] == [
+        ("7", 0, 4, 86400), ("8", 1, 4, None), ("9", 2, 1, None),
+    ]  # fmt: skip
+    assert trace.notices == (later,)
+    head, *rows = CINECA.replace("num_gpus_alloc", "tres_alloc_str").splitlines()
+    held = ('"cpu=8,gres/gpu:a100=2,gres/gpu=2"', '"cpu=1,gres/gpu:a100_3g.39gb=1"', '"cpu=1,mem=1G"')
+    m100 = [row.replace("COMPLETED,4", f"COMPLETED,{tres}").replace("COMPLETED,1", f"COMPLETED,{tres}")
+            for row, tres in zip(rows, held, strict=True)]  # fmt: skip
+    trace = joblog.read(write("\n".join([head, *m100])), A100)
+    assert [(job.gpus, job.profile, job.estimate) for job in trace.jobs] == [
+        (2, None, 86400), (1, Profile.parse("3g.40gb"), None),
+    ]  # fmt: skip
+    assert trace.notices == ("1 jobs without a GPU are skipped", later)
+
+
+def test_limit_of_a_log_is_read_where_its_unit_is_known(write: Write) -> None:
+    rows = "1,0,60,1,1-00:00:00\n2,1,60,1,02:00:00\n3,2,60,1,90\n4,3,60,1,\n"
+    trace = joblog.read(write(f"job_id,submit_time,duration,gpu_num,time_limit\n{rows}"))
+    assert [job.estimate for job in trace.jobs] == [86400, 7200, None, None]
+    assert trace.notices == (
+        "1 jobs have a number as time_limit, whose unit is not known: it is not read; write 1-02:03:04",
+    )
+    nrel = "job_id,submit_time,run_time,gpus_requested,wallclock_req\n1,0,60,2,7200\n"
+    assert [(job.gpus, job.estimate) for job in joblog.read(write(nrel)).jobs] == [(2, 7200)]
+
+
+def test_instances_of_recommendation_models_are_jobs_of_their_application(write: Write) -> None:
+    log = (
+        "instance_sn,role,app_name,cpu_request,gpu_request,rdma_request,creation_time,scheduled_time,deletion_time\n"
+        "instance_1,HN,app_0,12,1,25,,,\n"
+        "instance_2,CN,app_0,12,0,25,1435629.0,1435629.0,1435760.0\n"
+        "instance_3,HN,app_0,12,1,25,1435629.0,1435639.0,1435760.0\n"
+    )
+    trace = joblog.read(write(log), A100, ["HN"])
+    assert trace.jobs == (SimulatedJob(0, "instance_3", 0.0, 121.0, "infer", user="app_0"),)
+    assert trace.notices == (
+        "1 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+
+
+def test_tasks_of_pai_arrive_when_they_started_with_a_notice(write: Write) -> None:
+    log = (
+        "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+        "a,tensorflow,1.0,Terminated,1739162.0,1739200.0,600.0,29.3,50.0,MISC\n"
+        "b,worker,4.0,Failed,1739163.0,1739300.0,600.0,29.3,100.0,V100\n"
+        "b,ps,2.0,Failed,1739163.0,1739300.0,600.0,29.3,,\n"
+        "c,worker,1.0,Running,1739164.0,,600.0,29.3,200.0,V100\n"
+    )
+    trace = joblog.read(write(log, "pai_task_table.csv"), A100)
+    assert [(job.name, job.arrival, job.work, job.gpus, job.profile) for job in trace.jobs] == [
+        ("a", 0, 38, 1, Profile.parse("4g.40gb")), ("b", 1, 137, 4, None),
+    ]  # fmt: skip
+    assert trace.notices == (
+        "1 jobs without a GPU are skipped",
+        "1 jobs that have not run or not ended are skipped",
+        "jobs arrive at their start_time, as the log has no times of submission",
+    )
+
+
+def test_columns_of_a_log_may_be_named_by_the_user(write: Write) -> None:
+    log = write("id,queued,gpus,time,gpu_num\n1,5,2,60,0\n2,9,1,70,0\n")
+    names = {"queued": "submit_time", "gpus": "gpu_num", "time": "duration", "id": "job_id"}
+    trace = joblog.read(log, columns=names)
+    assert [(job.name, job.arrival, job.gpus, job.work) for job in trace.jobs] == [("1", 0, 2, 60), ("2", 4, 1, 70)]
+    with pytest.raises(
+        TraceError, match=r":1: lacks the columns submit_time or timestamp, .*, or name them in workload\.columns"
+    ):
+        joblog.read(log)
+    with pytest.raises(TraceError, match=r":1: lacks the columns gpu of workload\.columns; found id, queued, gpus"):
+        joblog.read(log, columns={"gpu": "gpu_num"})
 
 
 @pytest.mark.parametrize(
@@ -405,13 +489,13 @@ PHILLY_LOG: list[dict[str, Any]] = [
 
 def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
-    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="u"),)
     assert trace.notices == ("1 jobs without a GPU are skipped",)
     endless: dict[str, Any] = {**PHILLY_LOG[0], "jobid": "c"}
     endless["attempts"] = [{"start_time": "2017-10-09 01:00:00", "detail": PHILLY_LOG[0]["attempts"][0]["detail"]}]
     log = [{**PHILLY_LOG[0], "attempts": [*PHILLY_LOG[0]["attempts"], *endless["attempts"]]}, endless]
     trace = philly.read(write(json.dumps(log), "cluster_job_log"))
-    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="u"),)
     assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
     assert philly.read(write(PHILLY)) == joblog.read(write(PHILLY))
     for text, reason in (
@@ -423,6 +507,8 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=reason):
             philly.read(write(text, "cluster_job_log"))
+    (nameless,) = philly.read(write(json.dumps([{**PHILLY_LOG[0], "user": None}]), "cluster_job_log")).jobs
+    assert nameless.user == "v"
     late = {**PHILLY_LOG[0], "jobid": "d", "submitted_time": "soon"}
     trace = philly.read(write(json.dumps([*PHILLY_LOG, PHILLY_LOG[0], late]), "cluster_job_log"))
     assert [job.name for job in trace.jobs] == ["b", "b"]
@@ -992,6 +1078,49 @@ def test_commas_in_lists_of_tres_do_not_divide_them(write: Write) -> None:
     assert [job.gpus for job in sacct.read(write(head + row + none + quoted + split)).jobs] == [2, 3, 4, 2]
 
 
+COMPLETED = """JobId=19 UserId=ann(1001) GroupId=ann(1001) Name=wrap JobState=CANCELLED Partition=gpu \
+TimeLimit=UNLIMITED StartTime=2026-12-01T00:17:45 EndTime=2026-12-01T00:17:45 NodeList=(null) NodeCnt=0 \
+ProcCnt=0 WorkDir=/tmp ReservationName= Tres=cpu=1,mem=500M,node=1,billing=1,gres/gpu=1 Account=a QOS=normal WcKey= \
+Cluster=c SubmitTime=2026-12-01T00:17:45 EligibleTime=unknown DerivedExitCode=0:0 ExitCode=0:0 \n"""
+
+
+def completed(name: str = "wrap", **changed: str) -> str:
+    """Return a line as slurmctld writes it with jobcomp/filetxt."""
+    line = COMPLETED.replace("Name=wrap", f"Name={name}", 1)
+    fields = {"JobState": "COMPLETED", "NodeList": "n1", "EndTime": "2026-12-01T00:18:45", "TimeLimit": "5", **changed}
+    for field, value in {"EligibleTime": "2026-12-01T00:17:45", **fields}.items():
+        line = re.sub(rf" {field}=\S*(?! {field})", f" {field}={value}", line)
+    return line.replace("JobId=19", f"JobId={changed.get('JobId', '19')}", 1)
+
+
+def test_log_of_job_completions_is_read(write: Write) -> None:
+    het = "2026-12-01T00:17:45 HetJobId=14 HetJobOffset=1"
+    rows = [
+        COMPLETED,
+        completed(JobId="20", EligibleTime="2026-12-01T00:17:46 ArrayJobId=13 ArrayTaskId=2", TimeLimit="UNLIMITED"),
+        completed(JobId="15", EligibleTime=het, Tres="cpu=1,gres/mig=1,gres/mig:2g.20gb=1"),
+        completed(JobId="17", JobState="PENDING", TimeLimit="1440"),
+        completed(
+            "x JobState=FAILED y", JobId="16", Tres="cpu=1,gres/gpu:a100=2,gres/gpu=2", WorkDir="/a Tres=gres/gpu=9"
+        ),
+        completed(JobId="18", Tres="cpu=1"),
+        "   cut off\n",
+    ]
+    trace = sacct.read(write("".join(rows), "jobcomp.log"), geometry=A100)
+    assert [(job.name, job.arrival, job.work, job.gpus, job.estimate) for job in trace.jobs] == [
+        ("14+1", 0, 60, 1, 300), ("17", 0, 60, 1, 86400), ("16", 0, 60, 2, 300), ("13_2", 1, 60, 1, None),
+    ]  # fmt: skip
+    assert (trace.jobs[0].profile, trace.jobs[0].user) == (Profile.parse("2g.20gb"), "ann")
+    assert trace.notices[:2] == (
+        "1 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+    assert trace.notices[2].startswith(WRONG.format(1, "line 7: is not a line of jobcomp/filetxt, which begins with"))
+    scontrol = "JobId=12 JobName=wrap\n   UserId=ann(1001) GroupId=ann(1001)\n   JobState=COMPLETED Reason=None\n"
+    with pytest.raises(TraceError, match=r":1: is not a line of jobcomp/filetxt, .*; write the file with sacct -aPX"):
+        sacct.read(write(scontrol))
+
+
 def json_job(**changed: Any) -> dict[str, Any]:
     """Return a job as `sacct --json` of Slurm 23.11 prints it, shortened."""
     job = {
@@ -1042,6 +1171,22 @@ def test_sacct_json_is_read(write: Write) -> None:
         "2 jobs that have not run or not ended are skipped",
         "1 jobs without a GPU are skipped",
     )
+
+
+@pytest.mark.parametrize("flag", ["REQUEUED", "RESIZING"])
+def test_run_that_ended_in_a_requeue_is_a_job_in_sacct_json_too(write: Write, flag: str) -> None:
+    # Slurm 23.11 to 26.05 print the state of the queue before the flag, `sacct -P` the flag alone
+    requeued = json_job(state={"current": ["PENDING", flag], "reason": "None"}, time={"elapsed": 30})
+    waiting = json_job(state={"current": ["PENDING"], "reason": "None"}, time={"start": 0, "end": 0, "elapsed": 0})
+    trace = sacct.read(write(json.dumps({"jobs": [requeued, waiting, json_job(job_id=13)]}), "sacct.json"))
+    assert [(job.name, job.work) for job in trace.jobs] == [("12", 30), ("13", 3600)]
+    assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
+
+
+def test_run_of_less_than_a_second_is_told_as_such_in_sacct_json(write: Write) -> None:
+    jobs = [json_job(), json_job(job_id=13, time={"end": 1772352005, "elapsed": 0})]
+    trace = sacct.read(write(json.dumps({"jobs": jobs}), "sacct.json"))
+    assert trace.notices == ("1 jobs that ended within a second are skipped",)
 
 
 def test_components_of_heterogeneous_jobs_are_jobs_with_a_notice(write: Write) -> None:
@@ -1133,6 +1278,20 @@ def test_json_for_a_table_is_refused_with_the_kinds_that_are_json(write: Write) 
     for read in (joblog.read, jobtable.read, philly.read):
         with pytest.raises(TraceError, match=r'is JSON, not a table; .* sacct --json \(trace = "sacct"\)'):
             read(write('{"jobs": []}'))
+
+
+def test_table_of_another_kind_is_refused_with_the_kind_that_reads_it(write: Write) -> None:
+    tables = {"sacct": SACCT, "jobtable": JOBTABLE, "openb": OPENB, "joblog": HELIOS_LOG}
+    readers: dict[str, Callable[[Path], Trace]] = {
+        "sacct": sacct.read, "jobtable": jobtable.read, "joblog": joblog.read, "mixed": mixed.read, "muri": muri.read,
+    }  # fmt: skip
+    for kind, table in tables.items():
+        for other, read in readers.items():
+            if other not in (kind, "joblog" if kind == "openb" else ""):  # openb's names are read in a job log too
+                with pytest.raises(TraceError, match=f':1: lacks the columns .*; trace = "{kind}" reads such a table'):
+                    read(write(table))
+    with pytest.raises(TraceError, match=r":1: lacks the columns User; found .*; write the file with sacct"):
+        sacct.read(write(SACCT.replace("User", "Owner", 1)))
 
 
 def test_blank_lines_are_ignored_except_as_the_first_line(write: Write) -> None:

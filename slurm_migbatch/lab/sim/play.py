@@ -200,7 +200,7 @@ def _read(scenario: Scenario) -> Trace:
     if part.trace == "openb":
         return openb.read(path, gpus.geometry(scenario.cluster.gpu))
     if part.trace == "joblog":
-        return joblog.read(path, geometry, part.infer)
+        return joblog.read(path, geometry, part.infer, part.renamed_columns)
     if part.trace == "sacct":
         return sacct.read(path, part.infer, geometry)
     if part.trace == "jobtable":

@@ -16,6 +16,7 @@ from typing import Any, Final
 from slurm_migbatch.config.keys import Check, between, key, one_of, required
 from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, parse, read_section, text_in, unknown_name
 from slurm_migbatch.lab.sim import gpus, registry
+from slurm_migbatch.lab.traces import joblog
 from slurm_migbatch.mig.geometry import Geometry
 
 TRACES: Final = (
@@ -34,6 +35,13 @@ _TRES: Final = re.compile(r"([0-9]{1,10})=([a-z]+/[A-Za-z0-9_.:+-]+)", re.ASCII)
 
 def _of_seconds(low: float = 0.0) -> Check:
     return between(low, 1e12)
+
+
+def _column_names(names: tuple[str, ...]) -> str | None:
+    parted = [name.rpartition("=") for name in names]
+    if all(old.strip() and new.strip() in joblog.COLUMNS for old, _, new in parted):
+        return None
+    return f'must be such as "gpus=gpu_num": a column of the file, and {", ".join(joblog.COLUMNS)}'
 
 
 def _tres_names(names: tuple[str, ...]) -> str | None:
@@ -63,7 +71,8 @@ class WorkloadPart:
     """What arrives."""
 
     trace: str = required(
-        f"Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`): {', '.join(TRACES)}.",
+        "Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`, jobcomp/filetxt): "
+        f"{', '.join(TRACES)}.",
         one_of(*TRACES),
     )
     path: str = required("The trace file; relative to this file.")
@@ -83,6 +92,12 @@ class WorkloadPart:
     tres: tuple[str, ...] = key(
         (), "Names of a jobtable's TRES, such as 1001=gres/gpu; empty: all of the site's are GPUs.", _tres_names
     )
+    columns: tuple[str, ...] = key(
+        (),
+        "Columns of a joblog that have other names, such as gpus=gpu_num: the file's name, and the one under which it "
+        "is read.",
+        _column_names,
+    )
     slices: str = key(
         "keep",
         "Slices of another GPU model: keep, so that policies refuse them, or nearest, the smallest of this model with "
@@ -96,6 +111,11 @@ class WorkloadPart:
     )
     slo_s: float = key(0.0, "Seconds within which inference jobs must end; 0: no limit.", _of_seconds())
     start_slo_s: float = key(0.0, "Seconds within which they must start; 0: no limit.", _of_seconds())
+
+    @property
+    def renamed_columns(self) -> dict[str, str]:
+        """Return `columns` as names by the file's names."""
+        return {old.strip(): new.strip() for old, _, new in (text.rpartition("=") for text in self.columns)}
 
     @property
     def named_tres(self) -> dict[int, str] | None:

@@ -7,10 +7,11 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TextIO
 
 from slurm_migbatch.profiling.csvfile import NOT_UTF8, foreign, open_text
@@ -28,6 +29,16 @@ TOO_LATE_S: Final = 1e11
 """No time in seconds since 1970 is as large, but those in milliseconds are, from 1973 on."""
 
 
+_KINDS: Final = {
+    "sacct": ("JobID|JobIDRaw", "AllocTRES"),
+    "jobtable": ("id_job", "time_submit"),
+    "openb": ("gpu_milli", "qos"),
+    "muri": ("iteration_time", "num_gpu"),
+    "mixed": ("num_replicas", "num_task"),
+    "pollux": ("application", "num_replicas"),
+    "joblog": ("submit_time|timestamp", "gpu_num|num_gpus|num_gpu|gpu_request|num_gpus_alloc"),
+}
+"""Columns that tell by which reader of a scenario a table is read."""
 _OTHERS: Final = {";": "semicolons", "|": "|"}
 """Separators of columns that are not read, in words."""
 _LONGEST: Final = 1 << 16
@@ -193,23 +204,23 @@ def lines(
     columns: Sequence[str],
     delimiter: str = ",",
     *,
-    quoted: bool = True,
     errors: str = "strict",
     command: str = "",
     mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
     unused: UnusedRows | None = None,
+    rename: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns; a header that is repeated is no row.
 
     Args:
         columns: required columns of the header; `a|b` requires one of them.
         delimiter: separator of cells; where it is a comma, tabs are one too if the header has them and no comma, as
-            `mysql -B` prints tables.
-        quoted: whether `"` is no ordinary character; between tabs it is one.
+            `mysql -B` prints tables. Only between commas `"` is no ordinary character.
         errors: "replace" replaces bytes that are not UTF-8.
         command: the command that prints such a file, for the error.
         mend: gets the header and a row that is not blank, and returns the row to read; None: there is none.
         unused: counts rows with too few or too many cells; None: they are errors.
+        rename: other names for columns of the file; a column that has one of these already is not read.
 
     Raises:
         TraceError: the file cannot be read, is empty, lacks a column or has one twice, or a row has too few or too many
@@ -218,12 +229,15 @@ def lines(
     try:
         with opened(path, errors) as file:
             if delimiter == "," and _has_tabs(file):
-                delimiter, quoted = "\t", False
-            rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+                delimiter = "\t"
+            # programs that write CSV quote, sacct and mysql do not
+            rows = csv.reader(
+                file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
+            )
             header = next(rows, None)
             if header is None:
                 raise TraceError(path, 0, f"is empty; its first line should name {_named(columns)}")
-            places = _places(path, header, columns, command)
+            places = _places(path, _renamed(header, rename), columns, command, renamed=bool(rename))
             width = len(header)
             for cells in rows:
                 if cells == header:  # several files were joined
@@ -242,6 +256,22 @@ def lines(
         raise TraceError(path, rows.line_num, f"is not valid CSV: {invalid}") from None
 
 
+def names_of(path: Path) -> list[str]:
+    """Return the names of a file's columns, if it is separated by commas or tabs. Raises TraceError."""
+    with opened(path) as file:
+        delimiter = "\t" if _has_tabs(file) else ","
+        try:
+            return _renamed(next(csv.reader(file, delimiter=delimiter), []), {})
+        except csv.Error:
+            return []
+
+
+def _renamed(header: Sequence[str], rename: Mapping[str, str]) -> list[str]:
+    names = [name.strip() for name in header]
+    taken = {rename[name] for name in names if name in rename}
+    return [rename.get(name, "" if name in taken else name) for name in names]
+
+
 def _has_tabs(file: TextIO) -> bool:
     first = file.readline(_LONGEST)
     file.seek(0)
@@ -252,9 +282,8 @@ def _blank(cells: Sequence[str], width: int) -> bool:
     return len(cells) != width and not "".join(cells).strip()
 
 
-def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: str) -> dict[str, int]:
+def _places(path: Path, names: Sequence[str], columns: Sequence[str], command: str, *, renamed: bool) -> dict[str, int]:
     """Return the index of each column; raises TraceError if a required one is missing or occurs twice."""
-    names = [name.strip() for name in header]
     if not any(names):
         raise TraceError(path, 1, f"is blank; the first line must name {_named(columns)}")
     if repeated := [known for name in columns for known in name.split("|") if names.count(known) > 1]:
@@ -266,7 +295,10 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: 
             text = f"separates its columns by {_OTHERS[found]}: write the file with commas or tabs"
             raise TraceError(path, 1, text + (f", or with {command}" if command else ""))
         todo = f"write the file with {command}" if command else "rename those in this line that mean the same"
-        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {show(', '.join(header))}; {todo}")
+        todo += ', or name them in workload.columns (trace = "joblog")' if renamed else ""
+        if kind := _kind(names, columns):
+            todo = f'trace = "{kind}" reads such a table'
+        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {show(', '.join(names))}; {todo}")
     return {name: number for number, name in enumerate(names)}
 
 
@@ -274,10 +306,22 @@ def _missing(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     return [name for name in columns if not any(known in names for known in name.split("|"))]
 
 
+def _kind(names: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the reader that reads a table with these names; empty: unknown, or the one that needs these columns."""
+    found = re.split(r"[,;|\t]", ",".join(names))
+    for kind, needed in _KINDS.items():
+        if not _missing(found, needed):
+            return "" if set(needed) <= set(columns) else kind
+    return ""
+
+
 def _other_form(first: str) -> str:
     """Return what a file is that is no table with a header, by its first line; empty: unknown."""
     if first.startswith(";") or _SWF.fullmatch(first):
-        return "is in the Standard Workload Format (SWF), which has no GPUs: a trace must tell the GPUs of each job"
+        return (
+            "is in the Standard Workload Format (SWF), which has no GPUs: a trace must tell the GPUs of each job, as a "
+            'CSV with the columns submit_time, duration and gpu_num does (trace = "joblog")'
+        )
     if first.startswith(("{", "[")):
         return 'is JSON, not a table; JSON is read from sacct --json (trace = "sacct") and of Philly (trace = "philly")'
     return ""

@@ -52,4 +52,5 @@ def _job(number: int, entry: dict[str, Any]) -> LoggedJob:
     ended_attempts = [run for run in attempts if not {run.get("start_time"), run.get("end_time")} & _UNKNOWN]
     seconds = sum(moment(run["end_time"]) - moment(run["start_time"]) for run in ended_attempts)
     gpus = sum(len(node["gpus"]) for node in attempts[0]["detail"]) if attempts else 0
-    return LoggedJob(moment(entry["submitted_time"]), number, str(entry["jobid"]), seconds, gpus, str(entry["vc"]))
+    user = str(entry.get("user") or entry["vc"])
+    return LoggedJob(moment(entry["submitted_time"]), number, str(entry["jobid"]), seconds, gpus, user)

@@ -9,7 +9,8 @@ with a notice; `JobIDRaw` does not tell these.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-Other delimiters (`--delimiter`) are recognized in the first line, and `sacct --json` is read as well.
+Other delimiters (`--delimiter`) are recognized in the first line, and `sacct --json` is read as well, and so is the log
+of slurmctld without accounting, jobcomp/filetxt, which has the requested GPUs.
 
 JobName is text from users and no model's name, so it is not read. sacct does not escape a `|` or a newline in it: the
 cells of such a line are joined again, if no other column has users' text, or else the line is skipped, with a notice.

@@ -1,4 +1,5 @@
-"""Yield the jobs of `sacct -P`, with any delimiter, or of `sacct --json`, as lines with sacct's columns.
+"""Yield the jobs of `sacct -P`, with any delimiter, of `sacct --json`, or of the log that slurmctld writes with
+`JobCompType=jobcomp/filetxt`, as lines with sacct's columns.
 
 sacct does not escape the delimiter or a newline in users' text, so such a row has too many or too few cells. They are
 joined again if only one column with users' text can have them; `RowMender` leaves out the other rows, and counts them.
@@ -10,6 +11,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +26,8 @@ TEXTS: Final = frozenset(
 """Columns that may contain the delimiter."""
 _DELIMITED: Final = re.compile(r'(?:"?[A-Za-z]+"?|(?=,))([^A-Za-z0-9_%" \r\n])')
 _TRES: Final = re.compile(r"((?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=]*)=)", re.ASCII)
+_ENDED_RUN: Final = frozenset({"REQUEUED", "RESIZING"})
+"""Flags that are the state of a run that has ended; in JSON they follow the state in the queue."""
 _JSON_COLUMNS: Final = (
     "JobID", "User", "Partition", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "State",
     "AllocTRES",
@@ -41,13 +46,13 @@ def read(path: Path, columns: Sequence[str], command: str, unused: UnusedRows) -
     if head.startswith(("{", "[")):
         yield from _json_jobs(path, command, unused)
         return
+    if head.startswith("JobId="):
+        yield from _completed_jobs(path, command, unused)
+        return
     match = _DELIMITED.match(head)
     delimiter = match[1] if match and "|" not in head.partition("\n")[0] else "|"
     mender = RowMender(delimiter, unused.skipped)
-    quoted = delimiter == ","  # no option of sacct quotes, but programs that write CSV do
-    yield from lines(
-        path, columns, delimiter, quoted=quoted, errors="replace", command=command, mend=mender.mend, unused=unused
-    )
+    yield from lines(path, columns, delimiter, errors="replace", command=command, mend=mender.mend, unused=unused)
     mender.end()
 
 
@@ -118,6 +123,48 @@ def _tres_joined(cells: Sequence[str]) -> list[str]:
     return joined
 
 
+# -- jobcomp/filetxt ---------------------------------------------------------------------------------------------------
+
+
+_COMPLETED: Final = re.compile(
+    r"JobId=(\d+) UserId=([^ (]*)\(\d+\) .* JobState=([A-Z_]+) Partition=(\S*) TimeLimit=(\S*) StartTime=(\S+)"
+    r" EndTime=(\S+) NodeList=(\S*) .* Tres=(\S*) .* SubmitTime=(\S+) EligibleTime=(\S+)"
+    r"(?: ArrayJobId=(\d+) ArrayTaskId=(\d+))?(?: HetJobId=(\d+) HetJobOffset=(\d+))? DerivedExitCode=.*\s*",
+    re.ASCII,
+)
+"""A line; what is between the fields contains users' text."""
+
+
+def _completed_jobs(path: Path, command: str, unused: UnusedRows) -> Iterator[CsvLine]:
+    columns = {name: place for place, name in enumerate(_JSON_COLUMNS)}
+    with opened(path, "replace") as file:
+        for number, text in enumerate(file, 1):
+            match = _COMPLETED.fullmatch(text)
+            if match is not None:
+                yield CsvLine(path, number, columns, _completed(match))
+            elif text.strip():
+                wrong = "is not a line of jobcomp/filetxt, which begins with JobId= and has SubmitTime="
+                unused.add(TraceError(path, number, f"{wrong}; write the file with {command}"))
+
+
+def _completed(match: re.Match[str]) -> tuple[str, ...]:
+    """Return the cells of one job, in the order of `_JSON_COLUMNS`."""
+    job_id, user, state, partition, limit, start, end, nodes, tres, submit, eligible, *array_or_het = match.groups()
+    array_id, task, het_id, offset = array_or_het
+    job_id = f"{array_id}_{task}" if array_id else f"{het_id}+{offset}" if het_id else job_id
+    known = eligible if eligible.lower() != "unknown" else ""
+    begun = start if nodes != "(null)" else "Unknown"
+    # a run is written when it ends, with its state in the queue: PENDING after a requeue
+    ended_as = "REQUEUED" if state == "PENDING" else state
+    return job_id, user, partition, submit, known, begun, end, _between(start, end), limit, ended_as, tres
+
+
+def _between(start: str, end: str) -> str:
+    with suppress(ValueError, OverflowError):
+        return f"{datetime.fromisoformat(end).timestamp() - datetime.fromisoformat(start).timestamp():.0f}"
+    return ""
+
+
 # -- sacct --json ----------------------------------------------------------------------------------------------------
 
 
@@ -176,9 +223,9 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         _number(times.get("eligible")),
         _number(times["start"]) or "Unknown",
         _number(times["end"]) or "Unknown",
-        _number(times["elapsed"]),
+        _number(times["elapsed"]) or "0",
         _number(times.get("limit")),
-        current if isinstance(current, str) else current[0],
+        current if isinstance(current, str) else next(filter(_ENDED_RUN.__contains__, current), current[0]),
         ",".join(f"gres/{entry['name']}={entry['count']}" for entry in held),
     )
 
