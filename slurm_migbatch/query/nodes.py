@@ -130,7 +130,8 @@ def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[in
     """Return those of these jobs that the user may see."""
     if rights.runs:
         return jobs
-    wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())
+    holding, own = ("RUNNING", "SUSPENDED"), (rights.uid, tuple(sorted(rights.coordinates)))
+    wanted = RunFilter(only=own, states=holding, start=time.time())
     with store.reading() as connection:
         visible = {run.job_id for run, _ in select_runs(connection, wanted, ("job_id",))}
     return visible & set(jobs)
