@@ -184,6 +184,7 @@ class SiteFacts(SitePredictions):
 
     Attributes:
         unwritten: whether catalog or table may differ from the files, see `write`.
+        ended: the service has ended, and the next one writes the files; a table that is being compiled is dropped.
     """
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
@@ -192,7 +193,7 @@ class SiteFacts(SitePredictions):
         self._built_from: tuple[object, ...] = ()  # GPUs and partitions of the last catalog
         self._built_at = -CLOSEST_S
         self._rows: dict[str, tuple[NodeRow, float]] = {}  # with the time when each was last in Slurm's list
-        self.unwritten = False
+        self.unwritten = self.ended = False
         self._compiler = TableCompiler(chooser)
         advice = "slurmctld keeps the old one; check the directory and its permissions"
         self._fault = FaultReporter("cannot write the compiled table for slurmctld", advice, log)
@@ -258,7 +259,7 @@ class SiteFacts(SitePredictions):
             if not _holds(file, text):
                 atomicfile.write(file, text.encode(), 0o644)
             table, text = Path(self._config.submit.table), compiler.text(catalog)
-            if not _holds(table, text):
+            if not (self.ended or _holds(table, text)):
                 write_table(table, text)
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})
         except OSError as error:

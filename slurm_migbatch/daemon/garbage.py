@@ -22,9 +22,9 @@ _YOUNG: Final = 5000
 def uncollected() -> Iterator[None]:
     """Disable the garbage collector for the block; freeze the objects that the block created if they are many.
 
-    Frozen objects are freed when their last reference is dropped, but are never traversed again. A reference cycle of
-    another thread that is frozen with them is never freed, so nothing is frozen after an ordinary round, which creates
-    few objects.
+    Frozen objects are freed when their last reference is dropped, but are not traversed again before `collect_all`. A
+    reference cycle of another thread that is frozen with them stays until then, so nothing is frozen after an ordinary
+    round, which creates few objects.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -35,6 +35,12 @@ def uncollected() -> Iterator[None]:
             if gc.get_count()[0] > _MANY:
                 gc.freeze()
             gc.enable()
+
+
+def collect_all() -> None:
+    """Collect all objects, frozen ones too: a service that has ended is in reference cycles with all that it knew."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def collect_when_idle() -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
+from slurm_migbatch.daemon.garbage import collect_all
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
@@ -113,6 +114,8 @@ class _Services:
     async def _replace(self, service: Service | Standby) -> None:
         before, self.running = self.running, service
         await _hand_over(before, service)
+        del before
+        collect_all()
 
 
 class _Composed(NamedTuple):

@@ -132,11 +132,15 @@ class SubmitSupervisor:
 
     async def keep_files(self) -> None:
         """Update the catalog file and the compiled table, and see to the sockets, forever."""
-        while True:
-            if self.facts.unwritten:
-                await asyncio.to_thread(self.facts.write)
-            self._check_sockets()
-            await asyncio.sleep(_WRITE_EVERY_S)
+        try:
+            while True:
+                if self.facts.unwritten:
+                    await asyncio.to_thread(self.facts.write)
+                self._check_sockets()
+                await asyncio.sleep(_WRITE_EVERY_S)
+        except asyncio.CancelledError:
+            self.facts.ended = True
+            raise
 
     def _check_sockets(self) -> None:
         """End the process if one of its sockets was removed: the next one creates both."""

@@ -252,7 +252,13 @@ class TermKeeper:
         self._warned = text
 
     def resign(self) -> None:
-        """Release the term, after everything that acted in it has ended; may block."""
+        """Release the term, after everything that acted in it has ended; may block.
+
+        In the thread of the checks: one that is in progress would renew the term or take the next one.
+        """
+        self._thread.submit(self._release).result()
+
+    def _release(self) -> None:
         number, self.number, self._until = self.number, 0, 0.0
         if number and self._store is not None:
             try:
@@ -262,8 +268,8 @@ class TermKeeper:
 
     def close(self) -> None:
         """Release the term and close the database; may block."""
-        self._thread.shutdown(wait=False)
         self.resign()
+        self._thread.shutdown()
         self.active = False
         if self._store is not None:
             self._store.close()

@@ -61,7 +61,8 @@ def check_nodes(
         received_s: for how many seconds migbatchd has received reports.
     """
     catalog = expand(config.cluster.catalog_nodes)
-    mig = [row for row in rows if row.name in mig_nodes(rows, config)]
+    names = mig_nodes(rows, config)
+    mig = [row for row in rows if row.name in names]
     if not mig:
         yield Finding(FAIL, "MIG nodes", "no node has mig in its Gres", INSTALL)
     for row in mig:

@@ -130,7 +130,8 @@ def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[in
     """Return those of these jobs that the user may see."""
     if rights.runs:
         return jobs
-    wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())
+    holding, own = ("RUNNING", "SUSPENDED"), (rights.uid, tuple(sorted(rights.coordinates)))
+    wanted = RunFilter(only=own, states=holding, start=time.time())
     with store.reading() as connection:
         visible = {run.job_id for run, _ in select_runs(connection, wanted, ("job_id",))}
     return visible & set(jobs)
@@ -151,13 +152,16 @@ def view(
     zombies, faults = troubles(store.read(instance_events, changes=False))
     seen = store.read(last_seen)
     slurm = {row.name: row for row in rows or ()}
+    occupied = _occupied(leases, shown, names)
+    for name, parked in zombies.items():
+        for uuid, slot in parked:
+            occupied.setdefault((name, uuid), []).append(slot)
     views = []
     for name, gpus in sorted(inventory.items()):
         row = slurm.get(name)
         if rows is not None and row is None and time.time() - seen.get(name, 0.0) > _REMOVED_S:
             continue
-        held = [*_held((lease for lease in leases if lease.node == name), shown, names), *zombies.get(name, ())]
-        gpu_views = tuple(_gpu(gpu, [s for uuid, s in held if uuid == gpu.get("uuid")]) for gpu in gpus)
+        gpu_views = tuple(_gpu(gpu, occupied.get((name, str(gpu.get("uuid"))), ())) for gpu in gpus)
         problems = [*(gpu.problem for gpu in gpu_views if gpu.problem), *faults.get(name, ())]
         if row is not None and row.reason:
             problems.append(f"Slurm: {row.reason}")
@@ -284,13 +288,17 @@ def job_names(runs: Iterable[Any]) -> dict[int, str]:
     return {run.job_id: job_id(run) for run in runs}
 
 
-def _held(
+def _occupied(
     leases: Iterable[LeaseRow], shown: Collection[int], names: Mapping[int, str]
-) -> Iterator[tuple[str, OccupiedSlot]]:
+) -> dict[tuple[str, str], list[OccupiedSlot]]:
+    """Return the slots that jobs hold, by node and GPU."""
+    slots: dict[tuple[str, str], list[OccupiedSlot]] = {}
     for lease in leases:
         job = lease.job if lease.job in shown else HIDDEN
         jobid = names.get(job, str(job)) if job else ""
-        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, job, jobid)
+        slot = OccupiedSlot(lease.profile, lease.start, lease.size, job, jobid)
+        slots.setdefault((lease.node, lease.gpu), []).append(slot)
+    return slots
 
 
 def _rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:

@@ -366,7 +366,7 @@ class StoredLoan(Base):
     requeued: Mapped[float | None]
     ended: Mapped[float | None]
     why: Mapped[str | None] = mapped_column(Text)
-    #: cause of its end: reclaim, forecast, grow, late, slurm, left, refused
+    #: a value of `decide.lending.loan.Cause`
     cause: Mapped[str | None] = mapped_column(String(16))
     why_ended: Mapped[str | None] = mapped_column(Text)
 
@@ -374,8 +374,8 @@ class StoredLoan(Base):
 class Action(Base):
     """One action of migbatchd on a job, or with `dry_run` one that it would have taken.
 
-    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move, hold. `outcome` is empty if Slurm applied
-    it.
+    `kind`: release, withdraw, signal, requeue, retype, throttle, share, move, preempt, hold. `outcome` is empty if
+    Slurm applied it.
     """
 
     __tablename__ = "actions"

@@ -25,6 +25,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.store.runquery import JobId
 from tests.support.daemon_fakes import GEOMETRY
 
@@ -238,6 +239,30 @@ def test_nodes_command_shows_what_slurm_can_allocate_now(record, states, offered
     with open_store(load(record).store.url, readonly=True) as store:
         (node,) = view(store, [row], (), ())
     assert node.offered == offered
+
+
+class Listing(list):
+    """A list that counts how often it is read."""
+
+    read = 0
+
+    def __iter__(self):
+        self.read += 1
+        return super().__iter__()
+
+
+def test_work_for_many_nodes_grows_with_their_number_alone(tmp_path):
+    rows = Listing(NodeRow(f"n{number}", frozenset({"IDLE"}), {"1g.10gb": 7}) for number in range(20))
+    leases = Listing(LeaseRow(row.name, "GPU-a", "1g.10gb", 0, 1, 7, 0, 1.0) for row in rows)
+    gpu = {"uuid": "GPU-a", "index": 0, "mig": True, "name": "x", "geometry": None}
+    with open_store(f"sqlite:///{tmp_path}/migbatch.db") as store:
+        for row in rows:
+            store.ingest(row.name, "a1", "b1", [{"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [gpu]}])
+        rows.read = leases.read = 0
+        views = view(store, rows, leases, {7})
+    assert [len(gpu.held) for node in views for gpu in node.gpus] == [1] * 20
+    list(check_nodes(rows, None, {}, 1010.0, Config()))
+    assert (leases.read, rows.read < 10) == (1, True)
 
 
 def test_gpu_bar_shows_occupied_slots():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Iterator
+import os
+import signal
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.config import load
+from slurm_migbatch.daemon import main
 from slurm_migbatch.daemon.garbage import uncollected
 
 
@@ -46,3 +53,51 @@ def test_few_new_objects_are_not_frozen() -> None:
     with uncollected():
         site = [[number] for number in range(1000)]
     assert (gc.get_freeze_count(), len(site)) == (before, 1000)
+
+
+class EndlessTerm:
+    """The role of a migbatchd that is always active."""
+
+    active, number = True, 0
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LargeSite:
+    """A service that knows a large site, and is part of a reference cycle as the real one is."""
+
+    def __init__(self, when_ready: Callable[[], None]) -> None:
+        self.when_ready, self.itself = when_ready, self
+
+    async def run(self, stop: asyncio.Event, _ready: Callable[[], None]) -> None:
+        with uncollected():
+            self.site = [[number] for number in range(200_000)]
+        self.when_ready()
+        await stop.wait()
+
+
+def test_a_service_is_freed_after_a_reload_though_its_objects_were_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, path = tmp_path / "migbatch.db", tmp_path / "migbatch.toml"
+    database.touch()
+    path.write_text(f'[store]\nurl = "sqlite:///{database}"\n')
+    services: list[weakref.ref[LargeSite]] = []
+
+    def when_ready() -> None:
+        os.kill(os.getpid(), signal.SIGHUP if len(services) < 3 else signal.SIGTERM)
+
+    def compose(*_: object) -> LargeSite:
+        service = LargeSite(when_ready)
+        services.append(weakref.ref(service))
+        return service
+
+    monkeypatch.setattr(main, "compose", compose)
+    monkeypatch.setattr(main, "keeper_of", lambda _: EndlessTerm())
+    monkeypatch.setattr(main.logs, "setup", lambda _: None)
+    asyncio.run(main.serve(load(path), str(path)))
+    assert [service() for service in services[:-1]] == [None, None]

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,29 @@ def test_table_and_catalog_are_written_only_when_something_has_changed(running, 
     eventually(lambda: "night" in table.read_text())
     assert set(running.service.submit.facts.catalog.partitions) == {"gpu", "night"}
     assert oct(table.stat().st_mode)[-3:] == "644"
+
+
+def test_table_that_a_service_compiles_when_it_ends_is_not_written(config, monkeypatch):
+    """The next one, with another configuration, may have written its own by then."""
+    supervisor = SubmitSupervisor(config, StoreWriter(FakeStore, 20), Metrics())
+    compiling, ended = threading.Event(), threading.Event()
+
+    def text(_catalog):
+        compiling.set()
+        ended.wait()
+        return "of an earlier configuration"
+
+    async def end_while_compiling():
+        files = asyncio.create_task(supervisor.keep_files())
+        await asyncio.to_thread(compiling.wait)
+        files.cancel()
+        await asyncio.gather(files, return_exceptions=True)
+        ended.set()
+
+    monkeypatch.setattr(supervisor.facts._compiler, "text", text)
+    supervisor.facts.unwritten = True
+    asyncio.run(end_while_compiling())  # waits for the thread that compiles
+    assert not Path(config.submit.table).exists()
 
 
 def test_saved_catalog_answers_submissions_at_once_after_a_restart(config, store, signer, tmp_path):

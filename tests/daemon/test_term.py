@@ -1,5 +1,7 @@
 """Which migbatchd is active: by slurmctld's primary, by its own programs, and by the term in the database."""
 
+from threading import Event
+
 import pytest
 
 from slurm_migbatch.daemon.term import TERM_S, TermKeeper
@@ -98,6 +100,28 @@ def test_primary_off_program_ends_the_term_at_once(keep):
     ctl1.set_primary(True)
     ctl1.refresh()
     assert ctl1.may_change_slurm()
+
+
+def test_term_that_is_released_during_a_check_is_not_taken_again(keep, slurm, monkeypatch):
+    ctl1, ctl2 = keep("ctl1"), keep("ctl2")
+    ctl1.refresh()
+    asked, released = Event(), Event()
+
+    def slow_ping(_timeout=None):
+        asked.set()
+        released.wait(0.3)
+        return {"ctl1": True, "ctl2": True}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "ping", slow_ping)
+        check = ctl1._thread.submit(ctl1.refresh)
+        asked.wait()
+        ctl1.resign()
+        released.set()
+        check.result()
+    slurm.up, slurm.primary = {"ctl2"}, "ctl2"
+    ctl2.refresh()
+    assert ctl2.may_change_slurm(), ctl2.why
 
 
 def test_term_that_could_not_be_renewed_expires(keep, clock, monkeypatch):

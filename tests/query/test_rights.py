@@ -241,6 +241,22 @@ def test_user_with_rights_to_a_job_sees_all_of_it(site: QuerySite, rights: Right
     assert f"Job:          {first}" in answer_text(site, rights, WasteQuestion(str(first)))
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
+def test_owner_sees_which_slice_his_job_holds_also_while_it_is_suspended(tmp_path: Path, state: str) -> None:
+    url, now = f"sqlite:///{tmp_path}/db", time.time()
+    held = {"gpu": "GPU-a", "profile": "1g.10gb", "start": 0, "size": 1}
+    run = {"kind": "start", "job": 41103, "restart": 0, "uid": 1001, "user": "ann", "slices": [held]}
+    with open_store(url) as store:
+        store.ingest("n1", "jx", "b1", [{"seq": 1, "ts": now, "kind": "inventory", "gpus": [GPU]}])
+        store.ingest("n1", "jx", "b1", [{"seq": 2, "ts": now, **run}])
+        mine = {"job_id": 41103, "restarts": 0, "uid": 1001, "user": "ann", "submit": now - 9, "start": now - 8}
+        store.upsert_jobs([{**mine, "state": state}])
+    site = PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url)), quiet=True)
+    for uid, shown in ((1001, True), (1002, False)):
+        text = answer_text(site, Rights(uid, private=frozenset({"jobs"})), NodesQuestion(as_json=True))
+        assert ('"job": 41103' in text) == shown
+
+
 @pytest.mark.parametrize("user", ["bob", "DOM\\bob", "pc$bob", "b@bob.org"])
 def test_other_users_named_in_node_messages_are_hidden_if_private(tmp_path: Path, user: str) -> None:
     """The reason of a misfit names the users of other slices; not even the job's own user may see them."""

@@ -12,17 +12,18 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.report import report
 from slurm_migbatch.config import Config, StoreConfig
+from slurm_migbatch.decide.lending.loan import Cause
 from slurm_migbatch.query import pictures
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.pictures.words import amount, in_chart, percent
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.models import Run
+from slurm_migbatch.store.models import Run, StoredLoan
 from slurm_migbatch.store.queries import RunFilter
 from tests.support.pictures_page import HOSTILE, OCTOBER, october, page_of
 
@@ -164,6 +165,21 @@ def test_throughput_of_several_slices_is_compared_with_the_prediction_for_all_of
             connection.execute(update(Run).values(**figures, **times))
     words = page_for(Rights(0, everything=True), url).words
     assert "100 % of 1 run within 25 % of the measured value." in words and "1.00" in words
+
+
+def test_every_cause_of_a_loans_end_is_in_words(tmp_path):
+    url = f"sqlite:///{tmp_path}/loans.db"
+    causes = [cause.value for cause in Cause if cause.value]
+    run = {"restart": 0, "profile": "7g.80gb", "state": "ended", "decided": OCTOBER, "started": OCTOBER}
+    with open_store(url) as store, store.engine.begin() as connection:
+        connection.execute(
+            insert(StoredLoan),
+            [{**run, "job_id": number, "ended": OCTOBER + 60, "cause": why} for number, why in enumerate(causes)],
+        )
+    words = page_for(Rights(0, everything=True), url).words
+    ends = [each.removeprefix("ended: ") for each in words if each.startswith("ended: ")]
+    assert len(ends) == len(causes)
+    assert not set(ends) & set(causes)
 
 
 def test_empty_record_is_stated_on_the_page(tmp_path):

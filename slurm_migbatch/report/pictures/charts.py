@@ -25,6 +25,7 @@ _CAUSES: Final = {
     "reclaim": "reclaimed: inference waits",
     "forecast": "reclaimed: inference was expected",
     "grow": "moved to a larger slice",
+    "divide": "its GPU was divided anew",
     "late": "it did not start in time",
     "slurm": "ended by Slurm",
     "left": "its job left the queue",
