@@ -39,7 +39,7 @@ from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import FaultReporter, RateLimitedLog
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
-from slurm_migbatch.daemon.tasks import cancel
+from slurm_migbatch.daemon.tasks import cancel, run_forever
 from slurm_migbatch.node.auth import AuthError, MungeSigner, Signer
 from slurm_migbatch.query.livepage import LivePage
 from slurm_migbatch.query.protocol import GREETING, PATH
@@ -266,7 +266,7 @@ async def serve(config: Config, start: bytes) -> None:
     try:
         listening.begin()
         _send({"serving": service.api.port})
-        tasks = [asyncio.create_task(listening.follow()), asyncio.create_task(_report_answers(service))]
+        tasks = [asyncio.create_task(run_forever("addresses", listening.follow)), asyncio.create_task(_report_answers(service))]
         if config.report.page:
             tasks.append(asyncio.create_task(service.serve_page(config, slurm.settings)))
         await ended.wait()
