@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
+from slurm_migbatch.profiling import statedunits
 from slurm_migbatch.profiling.jsonfile import MISSING
 from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
@@ -187,7 +188,6 @@ _OF_TRAINING: Final = re.compile(
 """Names of columns that only tables of trainings have."""
 _ACCUMULATED: Final = re.compile(r"(?:.*_)?grad(?:ient)?_acc.*|accum(?:ulation)?(?:_steps)?")
 """Names of columns with the number of batches of a training step."""
-_OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
 _NO_ITEMS: Final = re.compile(r"(tok)|\b(?:batch(?:es)?|steps?|it(?:er(?:ation)?)?s?) ?(?:/|per)", re.IGNORECASE)
 """A unit of throughput that counts tokens (the group) or batches."""
 _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
@@ -381,9 +381,25 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
             _check_several(name, called, cell, columns)
         if "profile" not in columns:
             _check_whole(name, called, cell)
-        if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
-            units = "tokens" if other[1] else "batches"
-            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
+        if statedunits.is_of_units(called):
+            _check_units(name, called, cell, names)
+
+
+def _check_units(name: str, called: str, cell: str, names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if a cell states another unit than columns have by their names."""
+    if other := _NO_ITEMS.search(cell):
+        units = "tokens" if other[1] else "batches"
+        raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
+    columns = {plain(own): (column, _factor(own, column)) for own, column in names.items()}
+    if wrong := statedunits.contradicted(called, plain(cell).split("_"), columns):
+        column, unit = wrong
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}, and {show(column)} is in {unit}: name each column after its own unit"
+        )
+
+
+def _factor(name: str, column: str) -> float:
+    return 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
 
 
 def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
@@ -520,7 +536,7 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
     number = _number(name, _SCATTER.sub("", text), decimal)
-    factor = 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
+    factor = _factor(name, column)
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:

@@ -449,7 +449,13 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("unit", "tokens/s", "unit is tokens/s: throughput_per_s counts items, not tokens"),
         ("unit", "batches/s", "unit is batches/s: throughput_per_s counts items, not batches"),
         ("Unit", "it/s", "unit is it/s: throughput_per_s counts items, not batches"),
-        ("unit", "ms/batch", None),
+        ("unit", "s/batch", None),
+        ("unit", "ms/batch", "unit is ms/batch, and latency_s is in s: name each column after its own unit"),
+        ("Latency unit", "ms", "latency unit is ms, and latency_s is in s"),
+        ("time_unit", "us", "time_unit is us, and latency_s is in s"),
+        ("latency_units", "\N{MICRO SIGN}s", r"latency_units is \?s, and latency_s is in s"),
+        ("latency unit", "seconds", None),
+        ("unit", "GB", None),
         ("unit", "items/s", None),
         ("units", "samples/s", None),
         ("dataset split", "train", None),
@@ -499,6 +505,35 @@ def test_row_that_another_column_says_to_be_something_else_is_refused(
     else:
         with pytest.raises(TableError, match=rf"points\.csv:2: {message}"):
             scan([path])
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "contradicts"),
+    [
+        ("latency_ms,unit", "100,ms", False),
+        ("latency_ms,memory_mb,unit", "100,1000,s", True),
+        ("latency_ms,throughput_per_s,unit", "100,10,images/s", False),
+        ("latency_ms,throughput_per_s,unit", "100,10,images per second", False),
+        ("latency_ms,throughput_per_s,unit", "100,600,images/min", True),
+        ("latency_ms,fps,throughput unit", "100,10,samples/hour", True),
+        ("latency_ms,memory_mb,memory_unit", "100,1000,MiB", False),
+        ("latency_ms,memory_mb,memory_unit", "100,1,GB", True),
+        ("latency_ms,memory_gb,memory_unit", "100,1,GiB", False),
+        ("latency_ms,queue_time,queue_time_unit", "100,3,us", False),
+        ("latency_ms,latency_p99_ms,p99 unit", "100,3,us", True),
+        ("latency_ms,units", "100,", False),
+        ("latency_ms,units", "100,anything", False),
+    ],
+)
+def test_unit_in_a_column_of_its_own_that_contradicts_the_names_is_refused(
+    tmp_path: Path, columns: str, cells: str, *, contradicts: bool
+) -> None:
+    path = table(tmp_path, f"gpu,model,batch,{columns}\na100-80gb,net,1,{cells}\n")
+    if contradicts:
+        with pytest.raises(TableError, match=r"points\.csv:2: .* is in .*: name each column after its own unit"):
+            scan([path])
+    else:
+        assert [row.latency_s for row in scan([path]).rows] == [0.1]
 
 
 def test_throughput_of_concurrent_requests_or_of_a_larger_whole_batch_is_read(tmp_path: Path) -> None:
