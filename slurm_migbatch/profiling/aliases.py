@@ -9,7 +9,7 @@ from typing import Final
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
 from slurm_migbatch.profiling import statedunits
 from slurm_migbatch.profiling.jsonfile import MISSING
-from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.measurement import COLUMNS, CPU, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
@@ -31,7 +31,7 @@ _NAMES: Final = (
     ("model", 1.0, "model_name network"),
     ("profile", 1.0, "mig_profile mig_slice slice"),
     ("batch", 1.0, "batch_size batchsize bs infer_batch_size"),
-    ("procs", 1.0, "processes num_processes num_procs n_procs"),
+    ("procs", 1.0, "processes num_processes num_procs n_procs nprocs proc num_proc n_proc nproc"),
     ("input_size", 1.0, "seq_len seq_length sequence_length image_size img_size infer_img_size resolution"),
     ("input_size", 1.0, "input_len input_length input_resolution isl"),
     ("output", 1.0, "output_len output_length osl"),
@@ -78,7 +78,11 @@ _WEAKER: Final = (
     ("model", 1.0, "model_id"),
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
-    ("input_size", 1.0, "input_shape image_shape train_img_size random_input_len"),
+    (
+        "input_size",
+        1.0,
+        "input_shape image_shape train_img_size random_input_len imgsz seqlen prompt_len prompt_length",
+    ),
     ("output", 1.0, "random_output_len"),
     ("batch", 1.0, "per_device_train_batch_size micro_batch_size train_batch_size"),
     ("throughput_per_s", 1.0, "train_samples_per_s"),
@@ -143,18 +147,21 @@ _OF_MEMORY: Final = frozenset({"mem", "memory", "ram", "shm", "vram"})
 _QUARTER: Final = re.compile(r"[1-7]/[48]")
 _PART: Final = re.compile(r"0?\.[0-9]+|(?!1(?:\.0+)?$)[1-9][0-9]?(?:\.[0-9]+)?%?")
 """A part of a GPU as a number, `0.25` or `25`, or in percent."""
+_PERCENT: Final = re.compile(r"[0-9]{1,2}(?:\.[0-9]+)?%?")
+_WITHOUT_GPU: Final = re.compile(r"cpu(?:executionprovider)?", re.IGNORECASE)
+"""A cell that says that a row ran on no GPU."""
 _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 """The UUID of a slice."""
 _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
 """Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
 """
-_COPIES: Final = frozenset({"copies", "instances", "replicas", "tenants"})
+_COPIES: Final = frozenset({"colocated", "copies", "instances", "jobs", "located", "replicas", "slicing", "tenants"})
 _COPY: Final = frozenset({"instance", "mig", "mps", "model", "models", "process", "processes", "replica"})
 _COUNTING: Final = frozenset({"count", "mps", "n", "num", "number"})
 """Words in the names of columns with a number of slices, or of programs on one: one of the first, or one of each other
 set.
 """
-_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|users)")
+_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|streams|users)")
 """Names of columns with a number of requests at a time."""
 _WHOLE_BATCH: Final = re.compile(r"(?:.*_)?(?:effective|global|total)_(?:[a-z]+_)?batch(?:_size)?")
 """Names of columns with the items of a training step, of which a batch may be a part."""
@@ -180,8 +187,14 @@ _ENGINES: Final = {
 """Engine by the letters of its name."""
 _RELEASE: Final = re.compile(r"[ _=(-]*v?[0-9]+(?:\.[0-9a-z]+)+.*")
 """The release after the name of an engine: `vLLM v0.6.3`."""
-_TRAINING: Final = re.compile(r"(?:(?:pre|fine)[-_ ]?)?(?:train|tun)(?:e|ing)?|sft", re.IGNORECASE)
+_TRAINING: Final = re.compile(
+    r"(?:(?:pre|fine)[-_ ]?)?(?:train|tun)(?:e|ing)?|sft|(?:fwd|forward)[ ,&+/_-]*(?:and )?(?:bwd|backward)(?: pass)?",
+    re.IGNORECASE,
+)
 """A cell that says that a row is one of training."""
+_IS_TRAINING: Final = re.compile(r"(?:is_)?train(?:ing)?(?:_mode)?")
+_YES: Final = frozenset({"1", "true", "yes", "y", "on"})
+"""Names of columns that say so by a cell of these."""
 _OF_TRAINING: Final = re.compile(
     r"optimi[sz]er(?:_name)?|learning_rate|lr|grad(?:ient)?_acc.*|(?:.*_)?backward(?:_.*)?"
 )
@@ -364,6 +377,7 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
     whole GPU, of a single one, and of inference.
     """
     columns = {*names.values()}
+    on_cpu = any(text.strip().lower() == CPU for name, text in row.items() if names[name] == "gpu")
     for name, text in row.items():
         if names[name] in COLUMNS:
             continue
@@ -372,8 +386,11 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if part is not None and part[1] != part[2]:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
         words = {*called.split("_")}
-        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
+        limited = "mps" in words or words >= {"active", "thread"}
+        if limited and ("percent" in words or "%" in cell) and _PERCENT.fullmatch(cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
+        if _WITHOUT_GPU.fullmatch(cell) and not on_cpu:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on no GPU")
         if "kind" not in columns:
             _check_inference(name, called, cell)
         counted = _OF_GPU.fullmatch(cell)
@@ -468,7 +485,8 @@ def _check_inference(name: str, called: str, cell: str) -> None:
     """Raise MeasurementError if a cell of a table without a kind says that a row is one of training."""
     if _TRAINING.fullmatch(cell) and not {*called.split("_")} & _OF_DATA:
         raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
-    if cell.lower() not in _NO_SLICE and _OF_TRAINING.fullmatch(called):
+    yes = cell.lower() in _YES and _IS_TRAINING.fullmatch(called)
+    if yes or (cell.lower() not in _NO_SLICE and _OF_TRAINING.fullmatch(called)):
         raise MeasurementError(f"{show(name)} is that of a training: add the column kind, with train there")
 
 

@@ -236,10 +236,19 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
         scan([table(tmp_path, f"gpu,model,batch,Throughput ({unit})\na100-80gb,net,1,55\n")])
 
 
+@pytest.mark.parametrize("name", ["#Proc", "# Processes", "Num. proc", "nproc"])
+def test_processes_are_read_under_their_usual_names(tmp_path: Path, name: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_s,{name}\na100-80gb,net,8,0.1,2\n")]).rows
+    assert (row.procs, row.rate) == (2, 160.0)
+
+
 @pytest.mark.parametrize(
     ("name", "cell", "size"),
     [
         ("seq_len", "384", 384),
+        ("imgsz", "640", 640),
+        ("SeqLen", "384", 384),
+        ("prompt_len", "384", 384),
         ("Image Size", "224x320", 320),
         ("sequence_length", "", None),
         ("input_size", "3x224x320", 320),
@@ -446,6 +455,22 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("backward_ms", "20", "backward_ms is that of a training: add the column kind, with train there"),
         ("gradient accumulation", "4", "gradient accumulation is that of a training: add the column kind"),
         ("optimizer", "none", None),
+        ("training", "yes", "training is that of a training: add the column kind, with train there"),
+        ("is_training", "True", "is_training is that of a training: add the column kind"),
+        ("train", "50000", None),
+        ("training", "no", None),
+        ("pass", "forward+backward", r"pass has forward\+backward: call that column kind"),
+        ("pass", "fwd", None),
+        ("device", "cpu", "device is cpu: leave out what ran on no GPU"),
+        ("provider", "CPUExecutionProvider", "provider is CPUExecutionProvider: leave out what ran on no GPU"),
+        ("provider", "CUDAExecutionProvider", None),
+        ("MPS", "50%", "mps is 50%: leave out what MPS limits to a part of the GPU"),
+        ("active thread %", "50", "active thread % is 50: leave out what MPS limits to a part of the GPU"),
+        ("MPS", "100%", None),
+        ("jobs", "3", "jobs is 3: if these are processes on one slice, call that column procs"),
+        ("co-located", "2", "co-located is 2: if these are processes on one slice"),
+        ("time-slicing", "4", "time-slicing is 4: if these are processes on one slice"),
+        ("num_streams", "2", "num_streams is 2: latency_s is the time of a batch alone, without the wait for others"),
         ("unit", "tokens/s", "unit is tokens/s: throughput_per_s counts items, not tokens"),
         ("unit", "batches/s", "unit is batches/s: throughput_per_s counts items, not batches"),
         ("Unit", "it/s", "unit is it/s: throughput_per_s counts items, not batches"),
