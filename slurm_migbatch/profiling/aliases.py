@@ -50,7 +50,7 @@ _NAMES: Final = (
     ("latency_p99_s", 1e-6, "latency_p99_us p99_us"),
     ("ttft_s", 1e-3, "ttft_ms median_ttft_ms"),
     ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
-    ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
+    ("tpot_s", 1e-3, "tpot_ms median_tpot_ms"),
     ("tpot_p99_s", 1e-3, "tpot_p99_ms"),
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
@@ -90,7 +90,7 @@ _WEAKER: Final = (
     *(("throughput_per_s", 1.0, name) for name in _REQUESTS),
     ("latency_s", 1e-3, "e2el_ms median_e2el_ms mean_e2el_ms e2e_latency_ms request_latency_ms"),
     ("ttft_s", 1e-3, "mean_ttft_ms avg_ttft_ms time_to_first_token_ms"),
-    ("tpot_s", 1e-3, "mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
+    ("tpot_s", 1e-3, "itl_ms mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

@@ -590,6 +590,15 @@ def test_requests_are_the_items_of_servers_only(tmp_path: Path) -> None:
         scan([table(tmp_path, "gpu,model,batch,req/s\na100-80gb,net,8,20\n")])
 
 
+def test_time_per_token_comes_before_the_time_between_tokens(tmp_path: Path) -> None:
+    header = "gpu,model,kind,batch,output,TTFT (ms),ITL (ms),TPOT (ms)"
+    (row,) = scan([table(tmp_path, f"{header}\nh100-80gb,llama-3.1-8b,serve,8,128,120,17,18\n")]).rows
+    assert row.tpot_s == 0.018
+    header = header.replace(",TPOT (ms)", "")
+    (row,) = scan([table(tmp_path, f"{header}\nh100-80gb,llama-3.1-8b,serve,8,128,120,17\n")]).rows
+    assert row.tpot_s == 0.017
+
+
 def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:
     head = "gpu,model,kind,batch,isl,osl,ttft_ms,tpot_ms"
     (row, failed) = scan(
