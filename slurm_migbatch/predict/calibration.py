@@ -27,7 +27,7 @@ from slurm_migbatch.values.grouping import grouped
 LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 MOST_POINTS: Final = 3
 """Models with more measured points count as having this many."""
-FEW, MANY = 3, 30
+FEW, MANY = 2, 30
 """Number of models that form a group of their own: over all points, and of one pace."""
 _GROUPS: Final = {"*": FEW, "a": FEW, "s": FEW, "h": MANY, "d": MANY}
 _LETTERS: Final = ("ha*", "da*", "s*")
