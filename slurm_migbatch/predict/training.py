@@ -15,10 +15,10 @@ from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import NOTHING, ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
-from slurm_migbatch.predict.outliers import contradicted
+from slurm_migbatch.predict.outliers import contradicted, unconfirmed
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, OF_RUNS, RUNS, SHORT, SITE, Sample, samples_of
+from slurm_migbatch.predict.samples import ALONE, MEMORY_NOISE, OF_RUNS, RUNS, SHORT, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned, Tried
 from slurm_migbatch.predict.surface import MISFIT, Belief, Surface, single_noise
 from slurm_migbatch.profiling.measurement import Measurement
@@ -125,8 +125,12 @@ def _contradicted(figure: str, sample: Sample) -> list[int]:
     """Return the indices of such points among all of the figure."""
     surface = SURFACES[figure]
     prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
-    wrong = contradicted(surface, prior, *observed(figure, sample))
-    return wrong if figure == "time" else [_enough(sample)[i] for i in wrong]
+    cells, logs, noise = observed(figure, sample)
+    wrong = contradicted(surface, prior, cells, logs, noise)
+    if figure == "memory":
+        return [_enough(sample)[i] for i in wrong]
+    alone = [i for i, row in enumerate(sample.rows) if row.source == ALONE]
+    return sorted({*wrong, *unconfirmed(surface, prior, cells, logs, noise, alone)})
 
 
 def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
