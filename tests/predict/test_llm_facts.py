@@ -1817,6 +1817,13 @@ def test_generator_of_unknown_size_is_no_small_model(name: str) -> None:
         workload(f"model={name}")
 
 
+@pytest.mark.parametrize("name", ["esm3", "EvolutionaryScale/esm3-sm-open-v1", "esm3_sm_open_v1", "esm3-open"])
+def test_open_model_of_esm3_is_sized_as_published(name: str) -> None:
+    found = workload(f"model={name}")
+    assert found.architecture.parameters == pytest.approx(1.4e9, rel=0.02) and found.architecture.kind == "encoder"
+    assert need_of(found, 20096).slice_mib > 5 * 1024
+
+
 @pytest.mark.parametrize(("level", "file_gb"), [("q2-k", 2.99), ("q4-k-m", 3.43), ("q5-k-m", 3.63), ("q8-0", 4.97)])
 def test_embeddings_of_each_layer_are_no_encoder_in_gguf(level: str, file_gb: float) -> None:
     """The public files of Gemma 4 E2B, beside 0.47 billion parameters of its encoders in 16 bits."""
