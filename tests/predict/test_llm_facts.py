@@ -559,6 +559,8 @@ def test_misspelt_name_resolves_to_the_nearest_public_name() -> None:
     assert names.suggestion("mixtrall") == "mixtral"
     assert names.suggestion("brt-large") == "bert-large"
     assert names.suggestion("raft-large") is None
+    assert names.suggestion("chai-1") is None
+    assert (names.suggestion("deepsek-v3"), names.suggestion("moch-1")) == ("deepseek-v3", "mochi-1")
     assert names.suggestion("unet-small") is None
     assert names.suggestion("something-else-entirely") is None
     found = names.resolve("lama-3.1-8b")
