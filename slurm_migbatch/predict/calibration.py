@@ -5,8 +5,8 @@ comes from models that were held out. Scores (distance over standard deviation) 
 points and by what limits the speed. Models count equally, so the coverage holds for the next *model* (split conformal
 prediction with models as the exchangeable units; a model unlike all earlier ones can still miss more often).
 
-This applies to a stack and family with measured models. For a stranger (another laboratory or family), and with too few
-measured models, STRANGERS applies: the multiples that covered strangers in public tables.
+This applies to a stack and family with measured models. For a stranger (another laboratory or family) STRANGERS
+applies: the multiples that covered strangers in public tables, which after one measured model are the least.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_migbatch.values.grouping import grouped
 LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 MOST_POINTS: Final = 3
 """Models with more measured points count as having this many."""
-FEW, MANY = 3, 30
+FEW, MANY = 2, 30
 """Number of models that form a group of their own: over all points, and of one pace."""
 _GROUPS: Final = {"*": FEW, "a": FEW, "s": FEW, "h": MANY, "d": MANY}
 _LETTERS: Final = ("ha*", "da*", "s*")
@@ -149,10 +149,14 @@ def calibrate(scores: Sequence[Score], strangers: Calibration | None = None) -> 
         for letter, least in _GROUPS.items():
             group = [score for score in of_points if letter in _LETTERS[score.pace]]
             by_model = grouped(group, lambda score: score.model)
-            if len(by_model) >= least:
-                factors[f"{points}{letter}"] = _factors(
-                    [np.sort([max(score.value, 1e-3) for score in own]) for own in by_model.values()]
-                )
+            models = [np.sort([max(score.value, 1e-3) for score in own]) for own in by_model.values()]
+            usual = factors.get(f"{points}{STRANGER}")
+            if len(models) >= least:
+                factors[f"{points}{letter}"] = _factors(models)
+            elif models and least == FEW and usual and f"{points}{CLOSE}" not in factors:
+                # one model alone may be well predicted by chance, but where it is not, others are not either
+                own = np.maximum(usual, _quantiles(models, np.array(LEVELS)))
+                factors[f"{points}{letter}"] = tuple(own.tolist())
     return Calibration(factors)
 
 

@@ -15,6 +15,8 @@ NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: rounding up adds at most 1/32."""
 MOST_MIB: Final = 2**32
 """Larger needs are reported as this."""
+FAR_TOO_LARGE: Final = 4
+"""Memory need in largest slices from which a job is refused: no median is that wrong."""
 
 
 @dataclass(frozen=True)

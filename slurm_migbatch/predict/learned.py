@@ -17,7 +17,7 @@ import numpy as np
 
 from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.candidate import Figures, Interval, step_of
+from slurm_migbatch.predict.candidate import FAR_TOO_LARGE, Figures, Interval, step_of
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
@@ -120,6 +120,10 @@ class LearnedPredictor:
         least = np.maximum(least, self._unsized_mib(block, kind, gpu))
         mib = np.minimum(self._growing("memory", block, kind, infos, gpu), most[:, None])
         mib = np.maximum(mib, least[:, None])
+        far = FAR_TOO_LARGE * kind.full.memory_mib
+        far -= far % step_of(far)
+        # a need beyond it is refused: by its median, not because little is known
+        mib[2] = np.where(mib[1] < far, np.minimum(mib[2], far), mib[2])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 

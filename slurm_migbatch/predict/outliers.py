@@ -5,6 +5,7 @@ a run that something disturbed. The fit is by least squares, and one such point 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,8 @@ CERTAIN: Final = 5.0
 """The same in standard deviations of that prediction."""
 USUAL: Final = 0.6745
 """Median distance of points from their curve in standard deviations; more is the noise of the table."""
+UNLIKELY: Final = 2.0
+"""The same for points that nobody confirms."""
 SUSPECT: Final = 4.0
 """Standard deviations of its measurement from which a point, or one near it, may be contradicted."""
 TRIED: Final = 12
@@ -51,6 +54,22 @@ def contradicted(surface: Surface, prior: Belief, cells: Cells, logs: Array, noi
         found.append(point)
         left = left[left != point]
     return found
+
+
+def unconfirmed(
+    surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Array, alone: Sequence[int]
+) -> list[int]:
+    """Return those of the points `alone`, each of one user beyond the work of all others, that are unlikely by the
+    points of the others: they reach further than these, so that the whole curve would follow them.
+    """
+    others = [place for place in range(len(logs)) if place not in {*alone}]
+    if not alone or not others:
+        return []
+    belief = adapt(surface, prior, cells.take(others), logs[others], noise[others])
+    value, deviation = belief.predict(surface, cells.take(alone))
+    away = np.abs(logs[list(alone)] - value)
+    far = away > np.maximum(FAR, UNLIKELY * np.hypot(deviation, noise[list(alone)]))
+    return [place for place, is_far in zip(alone, far.tolist(), strict=True) if is_far]
 
 
 def _away(surface: Surface, belief: Belief, cells: Cells, logs: Array, points: npt.NDArray[np.intp]) -> Array:

@@ -11,6 +11,8 @@ Jobs can report false figures, or count other things than the rest of the site d
 - one user's reports about a model count once: by the median of the user's runs, first for each cell;
 - a user whose figures of a model are more than APART times away from those of the others (the median over users; of
   two, the one nearer to physics) is ignored for this model;
+- runs of one user with larger or smaller batches than all of several others' count less, and not at all if they are
+  unlikely by those (`outliers.unconfirmed`);
 - memory of one user alone that is more than APART times below physics is ignored for a model whose specifications are
   known: the program may have left the GPU idle. So is the report of one user alone that more than FAR_ABOVE times as
   much was too little.
@@ -45,7 +47,7 @@ from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.recurring import SAMPLED
-from slurm_migbatch.predict.samples import RUNS, SHORT, SILENT
+from slurm_migbatch.predict.samples import ALONE, RUNS, SHORT, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES, MemoryBounds
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.values.grouping import grouped
@@ -365,6 +367,8 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     """Make a table of runs: each cell once, by medians; the rows do not depend on the order of users."""
     ordered = sorted(observations, key=lambda observation: observation.number)
     cells = grouped(ordered, lambda observation: observation.cell)
+    timed = grouped((run for run in ordered if run.value("time") is not None), lambda observation: observation.key)
+    batches = {key: _batches(group) for key, group in timed.items()}
     reported = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _timed(group)}
     peaks = _memories(observations)
     by_key: dict[Key, list[tuple[int, Measurement]]] = {}
@@ -380,11 +384,27 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
             latency_s=None,
             latency_p99_s=None,
             memory_mib=peak,
+            source=ALONE if first.source == RUNS and _is_alone(group, batches.get(group[0].key, {})) else first.source,
         )
         by_key.setdefault(group[0].key, []).append((len(group), row))
     return [
         row for _, rows in sorted(by_key.items()) for _, row in sorted(rows, key=lambda item: -item[0])[:MOST_CELLS]
     ]
+
+
+def _batches(observations: Iterable[Observation]) -> dict[str, tuple[int, int]]:
+    """Return the smallest and the largest batch of each user."""
+    by_user = {user: [run.row.batch for run in own] for user, own in _by_user(observations).items()}
+    return {user: (min(batches), max(batches)) for user, batches in by_user.items()}
+
+
+def _is_alone(group: Sequence[Observation], batches: Mapping[str, tuple[int, int]]) -> bool:
+    """Return whether the runs of a cell have one user, and their batch is beyond those of several others."""
+    user, batch = group[0].user, group[0].row.batch
+    others = [ends for other, ends in batches.items() if other != user]
+    if len(others) < 2 or len(_by_user(group)) > 1:
+        return False
+    return not min(low for low, _ in others) <= batch <= max(high for _, high in others)
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:

@@ -28,11 +28,16 @@ RUNS_NOISE: Final = 0.15
 SILENT: Final = "runs without a report"
 """Source of rows of jobs without reports: their items over their whole lifetime."""
 SILENT_NOISE: Final = 0.5
+ALONE: Final = "runs of one user beyond those of others"
+"""Source of rows of runs with larger or smaller batches than those of all other users of the model: nobody confirms
+them, and the curve follows them as far as they reach.
+"""
+ALONE_NOISE: Final = 0.3
 SHORT: Final = "runs that ran out of memory"
 """Source of rows of jobs that needed more memory than their slice has; the memory of the row is less than that."""
-OF_RUNS: Final = frozenset({RUNS, SILENT, SHORT})
+OF_RUNS: Final = frozenset({RUNS, SILENT, ALONE, SHORT})
 """Sources of rows of finished jobs."""
-_NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}
+_NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE, ALONE: ALONE_NOISE}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.predict import recurring
-from slurm_migbatch.predict.candidate import Candidate, Figures
+from slurm_migbatch.predict.candidate import FAR_TOO_LARGE, Candidate, Figures
 from slurm_migbatch.predict.limits import NO_LIMITS, JobLimits, limits_of, missed, ranked, ranked_by_memory, too_small
 from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import workload as llm_workload
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 #: largest number of cached choices
 _MOST_CHOICES: Final = 4096
-FAR_TOO_LARGE: Final = 4
-"""Memory need in largest slices from which a job is refused: no prediction is that wrong."""
 
 REASONS: Final = {
     "fits": "the smallest slice that meets the request",

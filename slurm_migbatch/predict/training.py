@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.calibration import FEW, MOST_POINTS, Calibration, Score, calibrate, unmeasured
+from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate, unmeasured
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import NOTHING, ModelKnowledge
 from slurm_migbatch.predict.llm import served, trained
-from slurm_migbatch.predict.outliers import contradicted
+from slurm_migbatch.predict.outliers import contradicted, unconfirmed
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, OF_RUNS, RUNS, SHORT, SITE, Sample, samples_of
+from slurm_migbatch.predict.samples import ALONE, MEMORY_NOISE, OF_RUNS, RUNS, SHORT, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned, Tried
 from slurm_migbatch.predict.surface import MISFIT, Belief, Surface, single_noise
 from slurm_migbatch.profiling.measurement import Measurement
@@ -125,8 +125,12 @@ def _contradicted(figure: str, sample: Sample) -> list[int]:
     """Return the indices of such points among all of the figure."""
     surface = SURFACES[figure]
     prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
-    wrong = contradicted(surface, prior, *observed(figure, sample))
-    return wrong if figure == "time" else [_enough(sample)[i] for i in wrong]
+    cells, logs, noise = observed(figure, sample)
+    wrong = contradicted(surface, prior, cells, logs, noise)
+    if figure == "memory":
+        return [_enough(sample)[i] for i in wrong]
+    alone = [i for i, row in enumerate(sample.rows) if row.source == ALONE]
+    return sorted({*wrong, *unconfirmed(surface, prior, cells, logs, noise, alone)})
 
 
 def _of_language_models(rows: Sequence[Measurement]) -> dict[str, Any]:
@@ -228,26 +232,29 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
 
 
 def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
-    """Return the scores of models that are held out in turn, after each number of points chosen by the rule.
-
-    None with too few models for a calibration.
-    """
+    """Return the scores of models that are held out in turn, after each number of points chosen by the rule."""
     surface = SURFACES[figure]
     models = [unit.model for unit, _ in units]
     names = sorted(set(models))
-    if len(names) < FEW:
-        return []
+    if len(names) == 1:
+        return _scores_of(figure, pool(surface, kind, ()), [sample for _, sample in units])
     from sklearn.model_selection import GroupKFold  # slow to import, and not needed to answer requests
 
     scored = {names[i] for i in np.linspace(0, len(names) - 1, min(LEFT_OUT, len(names))).astype(int)}
     scores: list[Score] = []
     for others, held_out in GroupKFold(min(FOLDS, len(names))).split(models, groups=models):
         population = pool(surface, kind, [units[i][0] for i in others])
-        for sample in (units[i][1] for i in held_out if models[i] in scored):
-            prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
-            for points, done, belief, cells, logs in steps(figure, sample, prior):
-                scores.extend(_scores(sample.model, surface, points, done, belief, cells, logs))
+        scores += _scores_of(figure, population, [units[i][1] for i in held_out if models[i] in scored])
     return sorted(scores, key=lambda score: score.model)
+
+
+def _scores_of(figure: str, population: Population, samples: Iterable[Sample]) -> list[Score]:
+    surface, scores = SURFACES[figure], list[Score]()
+    for sample in samples:
+        prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
+        for points, done, belief, cells, logs in steps(figure, sample, prior):
+            scores.extend(_scores(sample.model, surface, points, done, belief, cells, logs))
+    return scores
 
 
 def steps(

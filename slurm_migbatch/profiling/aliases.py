@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_migbatch.mig.profile import SUFFIX_FORM, Profile, ProfileError
+from slurm_migbatch.profiling import statedunits
 from slurm_migbatch.profiling.jsonfile import MISSING
-from slurm_migbatch.profiling.measurement import COLUMNS, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
+from slurm_migbatch.profiling.measurement import COLUMNS, CPU, OF_SPEED, SERVE, TEXT_LENGTHS, MeasurementError
 from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.workload.refusal import show
 
@@ -30,7 +31,7 @@ _NAMES: Final = (
     ("model", 1.0, "model_name network"),
     ("profile", 1.0, "mig_profile mig_slice slice"),
     ("batch", 1.0, "batch_size batchsize bs infer_batch_size"),
-    ("procs", 1.0, "processes num_processes num_procs n_procs"),
+    ("procs", 1.0, "processes num_processes num_procs n_procs nprocs proc num_proc n_proc nproc"),
     ("input_size", 1.0, "seq_len seq_length sequence_length image_size img_size infer_img_size resolution"),
     ("input_size", 1.0, "input_len input_length input_resolution isl"),
     ("output", 1.0, "output_len output_length osl"),
@@ -49,7 +50,7 @@ _NAMES: Final = (
     ("latency_p99_s", 1e-6, "latency_p99_us p99_us"),
     ("ttft_s", 1e-3, "ttft_ms median_ttft_ms"),
     ("ttft_p99_s", 1e-3, "ttft_p99_ms"),
-    ("tpot_s", 1e-3, "tpot_ms itl_ms median_tpot_ms"),
+    ("tpot_s", 1e-3, "tpot_ms median_tpot_ms"),
     ("tpot_p99_s", 1e-3, "tpot_p99_ms"),
     *(
         ("memory_mib", factor, " ".join(f"{form.format(memory)}_{unit}" for form in _IN_USE))
@@ -77,7 +78,11 @@ _WEAKER: Final = (
     ("model", 1.0, "model_id"),
     ("profile", 1.0, "mig mig_type mig_size mig_partition mig_instance_type mig_instance_profile"),
     ("profile", 1.0, "gpu_instance_profile instance_profile gi_profile"),
-    ("input_size", 1.0, "input_shape image_shape train_img_size random_input_len"),
+    (
+        "input_size",
+        1.0,
+        "input_shape image_shape train_img_size random_input_len imgsz seqlen prompt_len prompt_length",
+    ),
     ("output", 1.0, "random_output_len"),
     ("batch", 1.0, "per_device_train_batch_size micro_batch_size train_batch_size"),
     ("throughput_per_s", 1.0, "train_samples_per_s"),
@@ -85,7 +90,7 @@ _WEAKER: Final = (
     *(("throughput_per_s", 1.0, name) for name in _REQUESTS),
     ("latency_s", 1e-3, "e2el_ms median_e2el_ms mean_e2el_ms e2e_latency_ms request_latency_ms"),
     ("ttft_s", 1e-3, "mean_ttft_ms avg_ttft_ms time_to_first_token_ms"),
-    ("tpot_s", 1e-3, "mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
+    ("tpot_s", 1e-3, "itl_ms mean_tpot_ms avg_tpot_ms time_per_output_token_ms inter_token_latency_ms"),
     *(
         ("latency_s", factor, " ".join(f"{form}_{unit}" for form in _OF_BATCH))
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -142,18 +147,21 @@ _OF_MEMORY: Final = frozenset({"mem", "memory", "ram", "shm", "vram"})
 _QUARTER: Final = re.compile(r"[1-7]/[48]")
 _PART: Final = re.compile(r"0?\.[0-9]+|(?!1(?:\.0+)?$)[1-9][0-9]?(?:\.[0-9]+)?%?")
 """A part of a GPU as a number, `0.25` or `25`, or in percent."""
+_PERCENT: Final = re.compile(r"[0-9]{1,2}(?:\.[0-9]+)?%?")
+_WITHOUT_GPU: Final = re.compile(r"cpu(?:executionprovider)?", re.IGNORECASE)
+"""A cell that says that a row ran on no GPU."""
 _UUID: Final = re.compile(r"MIG-(?:GPU-)?[0-9a-f-]{32,}(?:/[0-9]+/[0-9]+)?")
 """The UUID of a slice."""
 _OF_SERVERS: Final = frozenset({"output", "ttft_s", "tpot_s"})
 """Columns of servers of language models: without a kind such a row would be one of inference, which corrects no server.
 """
-_COPIES: Final = frozenset({"copies", "instances", "replicas", "tenants"})
+_COPIES: Final = frozenset({"colocated", "copies", "instances", "jobs", "located", "replicas", "slicing", "tenants"})
 _COPY: Final = frozenset({"instance", "mig", "mps", "model", "models", "process", "processes", "replica"})
 _COUNTING: Final = frozenset({"count", "mps", "n", "num", "number"})
 """Words in the names of columns with a number of slices, or of programs on one: one of the first, or one of each other
 set.
 """
-_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|users)")
+_CONCURRENT: Final = re.compile(r"(?:.*_)?(?:concurrency|concurrent(?:_.*)?|in_?flight(?:_.*)?|clients|streams|users)")
 """Names of columns with a number of requests at a time."""
 _WHOLE_BATCH: Final = re.compile(r"(?:.*_)?(?:effective|global|total)_(?:[a-z]+_)?batch(?:_size)?")
 """Names of columns with the items of a training step, of which a batch may be a part."""
@@ -179,15 +187,20 @@ _ENGINES: Final = {
 """Engine by the letters of its name."""
 _RELEASE: Final = re.compile(r"[ _=(-]*v?[0-9]+(?:\.[0-9a-z]+)+.*")
 """The release after the name of an engine: `vLLM v0.6.3`."""
-_TRAINING: Final = re.compile(r"(?:(?:pre|fine)[-_ ]?)?(?:train|tun)(?:e|ing)?|sft", re.IGNORECASE)
+_TRAINING: Final = re.compile(
+    r"(?:(?:pre|fine)[-_ ]?)?(?:train|tun)(?:e|ing)?|sft|(?:fwd|forward)[ ,&+/_-]*(?:and )?(?:bwd|backward)(?: pass)?",
+    re.IGNORECASE,
+)
 """A cell that says that a row is one of training."""
+_IS_TRAINING: Final = re.compile(r"(?:is_)?train(?:ing)?(?:_mode)?")
+_YES: Final = frozenset({"1", "true", "yes", "y", "on"})
+"""Names of columns that say so by a cell of these."""
 _OF_TRAINING: Final = re.compile(
     r"optimi[sz]er(?:_name)?|learning_rate|lr|grad(?:ient)?_acc.*|(?:.*_)?backward(?:_.*)?"
 )
 """Names of columns that only tables of trainings have."""
 _ACCUMULATED: Final = re.compile(r"(?:.*_)?grad(?:ient)?_acc.*|accum(?:ulation)?(?:_steps)?")
 """Names of columns with the number of batches of a training step."""
-_OF_UNITS: Final = re.compile(r"(?:.*_)?units?(?:_.*)?")
 _NO_ITEMS: Final = re.compile(r"(tok)|\b(?:batch(?:es)?|steps?|it(?:er(?:ation)?)?s?) ?(?:/|per)", re.IGNORECASE)
 """A unit of throughput that counts tokens (the group) or batches."""
 _INDEX: Final = re.compile(r"(?:cuda:?|gpu:? ?)?[0-9]{1,2}", re.IGNORECASE)
@@ -364,6 +377,7 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
     whole GPU, of a single one, and of inference.
     """
     columns = {*names.values()}
+    on_cpu = any(text.strip().lower() == CPU for name, text in row.items() if names[name] == "gpu")
     for name, text in row.items():
         if names[name] in COLUMNS:
             continue
@@ -372,8 +386,11 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
         if part is not None and part[1] != part[2]:
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on a part of a GPU instance")
         words = {*called.split("_")}
-        if words >= {"mps", "percent"} and re.fullmatch(r"[0-9]{1,2}(?:\.[0-9]+)?%?", cell) and cell.strip("0.%"):
+        limited = "mps" in words or words >= {"active", "thread"}
+        if limited and ("percent" in words or "%" in cell) and _PERCENT.fullmatch(cell) and cell.strip("0.%"):
             raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what MPS limits to a part of the GPU")
+        if _WITHOUT_GPU.fullmatch(cell) and not on_cpu:
+            raise MeasurementError(f"{show(name)} is {show(cell)}: leave out what ran on no GPU")
         if "kind" not in columns:
             _check_inference(name, called, cell)
         counted = _OF_GPU.fullmatch(cell)
@@ -381,9 +398,25 @@ def _check_unread(row: Mapping[str, str], names: Mapping[str, str]) -> None:
             _check_several(name, called, cell, columns)
         if "profile" not in columns:
             _check_whole(name, called, cell)
-        if _OF_UNITS.fullmatch(called) and (other := _NO_ITEMS.search(cell)):
-            units = "tokens" if other[1] else "batches"
-            raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
+        if statedunits.is_of_units(called):
+            _check_units(name, called, cell, names)
+
+
+def _check_units(name: str, called: str, cell: str, names: Mapping[str, str]) -> None:
+    """Raise MeasurementError if a cell states another unit than columns have by their names."""
+    if other := _NO_ITEMS.search(cell):
+        units = "tokens" if other[1] else "batches"
+        raise MeasurementError(f"{show(name)} is {show(cell)}: throughput_per_s counts items, not {units}")
+    columns = {plain(own): (column, _factor(own, column)) for own, column in names.items()}
+    if wrong := statedunits.contradicted(called, plain(cell).split("_"), columns):
+        column, unit = wrong
+        raise MeasurementError(
+            f"{show(name)} is {show(cell)}, and {show(column)} is in {unit}: name each column after its own unit"
+        )
+
+
+def _factor(name: str, column: str) -> float:
+    return 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
 
 
 def _check_several(name: str, called: str, cell: str, columns: Collection[str]) -> None:
@@ -452,7 +485,8 @@ def _check_inference(name: str, called: str, cell: str) -> None:
     """Raise MeasurementError if a cell of a table without a kind says that a row is one of training."""
     if _TRAINING.fullmatch(cell) and not {*called.split("_")} & _OF_DATA:
         raise MeasurementError(f"{show(name)} has {show(cell)}: call that column kind")
-    if cell.lower() not in _NO_SLICE and _OF_TRAINING.fullmatch(called):
+    yes = cell.lower() in _YES and _IS_TRAINING.fullmatch(called)
+    if yes or (cell.lower() not in _NO_SLICE and _OF_TRAINING.fullmatch(called)):
         raise MeasurementError(f"{show(name)} is that of a training: add the column kind, with train there")
 
 
@@ -520,7 +554,7 @@ def _cell(name: str, column: str, text: str, decimal: str) -> str:
         if sized := _WITH_UNIT.fullmatch(text.lower()):
             return sized[1]
     number = _number(name, _SCATTER.sub("", text), decimal)
-    factor = 1.0 if name == column else ALIASES.get(usual_name(name), ("", 1.0))[1]
+    factor = _factor(name, column)
     try:
         return number if factor == 1.0 else f"{float(number) * factor:.12g}"
     except ValueError:

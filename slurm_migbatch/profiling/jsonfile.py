@@ -13,11 +13,14 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
 ENDS: Final = (".json", ".jsonl", ".ndjson")
+FOUND: Final = (*ENDS, *(f"{end}.gz" for end in ENDS))
+"""Ends of the names of files in JSON."""
 _NAMELESS: Final = frozenset([
     "args", "arguments", "config", "configuration", "measurements", "metrics", "parameters", "params", "performance",
     "result", "results", "settings", "stats", "statistics", "summary",
@@ -33,6 +36,7 @@ there does not.
 """
 
 
+@lru_cache(maxsize=1)  # a table is read several times
 def as_csv(text: str) -> str:
     """Return the points as CSV, one a line in their order. Raises ValueError and RecursionError."""
     found = [point for value in _values(text) for point in _points(value, {})]

@@ -152,7 +152,7 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
     notices: list[str] = []
     by_laboratory: dict[str, list[Path]] = {}
     ignored: list[Path] = []
-    files, problems_before = csvfile.find(path, (*csvfile.FOUND, *jsonfile.ENDS)), len(problems)
+    files, problems_before = csvfile.find(path, (*csvfile.FOUND, *jsonfile.FOUND)), len(problems)
     for file in files:
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)

@@ -10,8 +10,9 @@ from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.mig.profile import SUFFIXES
+from slurm_migbatch.predict.candidate import FAR_TOO_LARGE
 from slurm_migbatch.predict.rightsize import NEARLY
-from slurm_migbatch.predict.selection import FAR_TOO_LARGE, PREDICTED, REASONS, USUAL
+from slurm_migbatch.predict.selection import PREDICTED, REASONS, USUAL
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.comment import DECISION_BYTES
 from slurm_migbatch.submit.gres_request import MOST_IN_TOTAL

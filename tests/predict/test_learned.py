@@ -30,6 +30,7 @@ from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.gpufacts import facts_of, guess
 from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import A100_40, H100, P
 from tests.support.gpu_kinds import info as profile_info
 from tests.support.shown_calls import ROOT
@@ -663,3 +664,22 @@ def test_training_of_an_unknown_network_of_images_with_batch_1_needs_little_besi
     figures = _sized(millions * 1e6, "cnn", 224).figures(Bucket("mynet", "train", 1, 224, "px"), A100_40)
     need = 900 + 16 * millions * 1e6 / 2**20
     assert need <= figures[P("1g.5gb")].memory_mib.high <= 2.5 * need
+
+
+def test_job_is_refused_for_its_likely_need_not_because_little_is_known() -> None:
+    rows = [
+        Measurement(H100.geometry.name, "our-net", kind=kind, batch=1, input_size=256, latency_s=s, memory_mib=mib)
+        for kind, s, mib in (("infer", 0.01, 3000.0), ("train", 0.03, 3000.0))
+    ]
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge(BUILT_IN)))
+    partition = Partition("gpu", (H100,))
+
+    def choice(batch: int) -> str:
+        hints = parse(f"migbatch: model=our-net role=train batch={batch}")
+        return Chooser(predictor).choose(hints, partition).offer.profile.name
+
+    memory = predictor.figures(Bucket("our-net", "train", 512, 256, "px"), H100)[P("7g.80gb")].memory_mib
+    assert memory.mid < 79.2 * 1024 < memory.high
+    assert choice(512) == "7g.80gb"
+    with pytest.raises(Refusal, match="is predicted to need"):
+        choice(4096)

@@ -559,6 +559,8 @@ def test_misspelt_name_resolves_to_the_nearest_public_name() -> None:
     assert names.suggestion("mixtrall") == "mixtral"
     assert names.suggestion("brt-large") == "bert-large"
     assert names.suggestion("raft-large") is None
+    assert names.suggestion("chai-1") is None
+    assert (names.suggestion("deepsek-v3"), names.suggestion("moch-1")) == ("deepseek-v3", "mochi-1")
     assert names.suggestion("unet-small") is None
     assert names.suggestion("something-else-entirely") is None
     found = names.resolve("lama-3.1-8b")
@@ -1815,3 +1817,28 @@ def test_control_net_is_counted_beside_the_pipeline_that_it_controls(name: str, 
 def test_generator_of_unknown_size_is_no_small_model(name: str) -> None:
     with pytest.raises(Refusal, match=r"the size of model .* is not known"):
         workload(f"model={name}")
+
+
+@pytest.mark.parametrize("name", ["esm3", "EvolutionaryScale/esm3-sm-open-v1", "esm3_sm_open_v1", "esm3-open"])
+def test_open_model_of_esm3_is_sized_as_published(name: str) -> None:
+    found = workload(f"model={name}")
+    assert found.architecture.parameters == pytest.approx(1.4e9, rel=0.02) and found.architecture.kind == "encoder"
+    assert need_of(found, 20096).slice_mib > 5 * 1024
+
+
+@pytest.mark.parametrize(("level", "file_gb"), [("q2-k", 2.99), ("q4-k-m", 3.43), ("q5-k-m", 3.63), ("q8-0", 4.97)])
+def test_embeddings_of_each_layer_are_no_encoder_in_gguf(level: str, file_gb: float) -> None:
+    """The public files of Gemma 4 E2B, beside 0.47 billion parameters of its encoders in 16 bits."""
+    found, kept = names.resolve("gemma-4-e2b"), precision.quantized(level)
+    assert found is not None and kept is not None
+    assert file_gb + 0.94 <= weights_mib(found.architecture, kept) * 2**20 / 1e9 <= 1.3 * (file_gb + 0.94)
+
+
+def test_only_some_layers_of_gemma_3n_cache_all_tokens() -> None:
+    """Four of each model's layers have a cache of all tokens of their own (`num_kv_shared_layers`, `layer_types`)."""
+    for name in ("gemma-3n-e2b", "gemma-3n-e4b"):
+        found = names.resolve(name)
+        assert found is not None
+        jobs = (workload(f"model={name} max_num_seqs=8 max_model_len={length}") for length in ("4k", "8k"))
+        short, long = (need_of(job, 81152).cache for job in jobs)
+        assert long - short == pytest.approx(8 * 4096 * 4 * 2 * 2 * 256 * 2 / 2**20, rel=0.01)

@@ -213,6 +213,37 @@ def test_agreeing_users_override_the_prior() -> None:
     assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.33)}
 
 
+@pytest.mark.parametrize("factor", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("batches", [(64,), (64, 128)])
+def test_one_user_beyond_the_batches_of_others_does_not_bend_their_curve(
+    factor: float, batches: tuple[int, ...]
+) -> None:
+    def latency(batch: int) -> float:
+        return 1.5 * max(0.009, 0.00125 * (batch + 3))
+
+    def predicted(runs: Sequence[Run]) -> list[list[float]]:
+        rows = rows_of(select_learnable(observed(*runs), KNOWLEDGE).used)
+        predictor = LearnedPredictor(learn(rows, KNOWLEDGE))
+        cells = (Bucket("bert-large", "infer", batch, 128, "tok") for batch in (8, 16, 64))
+        return [predictor.figures(cell, H100)[P("7g.80gb")].latency_s.to_list() for cell in cells]
+
+    honest = [
+        Run(10 * n + batch, user, batch=batch, latency_s=(1 + 0.05 * n) * latency(batch))
+        for n, user in enumerate(("ann", "bob", "cat"))
+        for batch in (1, 2, 4, 8)
+    ]
+    eve = [
+        Run(1000 * n + batch, "eve", batch=batch, latency_s=factor * latency(batch))
+        for n in range(1, 6)
+        for batch in batches
+    ]
+    for (low, mid, high), (_, usual, _) in zip(predicted([*honest, *eve]), predicted(honest), strict=True):
+        assert mid == pytest.approx(usual, rel=0.1) and low < usual < high
+    if factor == 1.0:
+        ends = [predicted(runs)[2] for runs in ([*honest, *eve], honest)]
+        assert ends[0][2] / ends[0][0] < ends[1][2] / ends[1][0], "what fits is learned"
+
+
 def test_each_user_counts_once() -> None:
     runs = [Run(n, "ann", latency_s=0.03) for n in range(100)]
     runs += [Run(100, "bob", latency_s=0.02), Run(101, "cat", latency_s=0.021)]

@@ -26,7 +26,7 @@ from slurm_migbatch.predict.llm.choice import figures_by_profile
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import pool
-from slurm_migbatch.predict.samples import RUNS, samples_of
+from slurm_migbatch.predict.samples import RUNS, SITE, samples_of
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
@@ -427,5 +427,24 @@ def test_intervals_of_strangers_grow_with_the_level(figure: str, kind: str) -> N
 def test_intervals_are_wide_without_left_out_models() -> None:
     wide = Calibration({}).factor(0.9, 0, np.zeros(1, dtype=np.intp))[0]
     assert wide > 2.0
-    few = calibrate([Score("one", 0, 1, 0.1), Score("two", 0, 1, 0.1)])
-    assert few.factor(0.9, 0, np.zeros(1, dtype=np.intp))[0] == wide
+    one = calibrate([Score("one", 0, 1, 0.1), Score("one", 0, 1, 0.1)])
+    assert one.factor(0.9, 0, np.zeros(1, dtype=np.intp))[0] == wide
+
+
+@pytest.mark.parametrize(
+    ("measured", "shift", "least"), [(2, 0.0, 0.7), (2, 0.5, 0.7), (2, 1.5, 0.7), (1, 1.0, 0.6), (1, 1.5, 0.6)]
+)
+def test_intervals_after_few_models_hold_for_others_however_far_the_stack_is_from_physics(
+    measured: int, shift: float, least: float
+) -> None:
+    networks = [name for name in MODELS if known(name).family == "cnn"]
+    held = []
+    for seed in range(6):
+        tables = {name: measure(name, truth(name, seed, shift), source=SITE) for name in networks}
+        predictor = LearnedPredictor(learn([row for name in networks[:measured] for row in tables[name]], KNOWLEDGE))
+        for name in networks[2:]:
+            cells = Cells.of_rows(tables[name], A100, known(name))
+            low, _, high = predictor.interval("time", name, known(name), A100, "infer", cells)  # 80 %
+            seconds = np.array([row.latency_s for row in tables[name]])
+            held.append(float(np.mean((low <= seconds) & (seconds <= high))))
+    assert least <= np.mean(held) <= 0.95

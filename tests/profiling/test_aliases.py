@@ -236,10 +236,19 @@ def test_percentages_are_not_read_as_counts_or_rates(tmp_path: Path, unit: str) 
         scan([table(tmp_path, f"gpu,model,batch,Throughput ({unit})\na100-80gb,net,1,55\n")])
 
 
+@pytest.mark.parametrize("name", ["#Proc", "# Processes", "Num. proc", "nproc"])
+def test_processes_are_read_under_their_usual_names(tmp_path: Path, name: str) -> None:
+    (row,) = scan([table(tmp_path, f"gpu,model,batch,latency_s,{name}\na100-80gb,net,8,0.1,2\n")]).rows
+    assert (row.procs, row.rate) == (2, 160.0)
+
+
 @pytest.mark.parametrize(
     ("name", "cell", "size"),
     [
         ("seq_len", "384", 384),
+        ("imgsz", "640", 640),
+        ("SeqLen", "384", 384),
+        ("prompt_len", "384", 384),
         ("Image Size", "224x320", 320),
         ("sequence_length", "", None),
         ("input_size", "3x224x320", 320),
@@ -446,10 +455,32 @@ def test_step_of_several_batches_is_not_taken_for_one(tmp_path: Path, name: str)
         ("backward_ms", "20", "backward_ms is that of a training: add the column kind, with train there"),
         ("gradient accumulation", "4", "gradient accumulation is that of a training: add the column kind"),
         ("optimizer", "none", None),
+        ("training", "yes", "training is that of a training: add the column kind, with train there"),
+        ("is_training", "True", "is_training is that of a training: add the column kind"),
+        ("train", "50000", None),
+        ("training", "no", None),
+        ("pass", "forward+backward", r"pass has forward\+backward: call that column kind"),
+        ("pass", "fwd", None),
+        ("device", "cpu", "device is cpu: leave out what ran on no GPU"),
+        ("provider", "CPUExecutionProvider", "provider is CPUExecutionProvider: leave out what ran on no GPU"),
+        ("provider", "CUDAExecutionProvider", None),
+        ("MPS", "50%", "mps is 50%: leave out what MPS limits to a part of the GPU"),
+        ("active thread %", "50", "active thread % is 50: leave out what MPS limits to a part of the GPU"),
+        ("MPS", "100%", None),
+        ("jobs", "3", "jobs is 3: if these are processes on one slice, call that column procs"),
+        ("co-located", "2", "co-located is 2: if these are processes on one slice"),
+        ("time-slicing", "4", "time-slicing is 4: if these are processes on one slice"),
+        ("num_streams", "2", "num_streams is 2: latency_s is the time of a batch alone, without the wait for others"),
         ("unit", "tokens/s", "unit is tokens/s: throughput_per_s counts items, not tokens"),
         ("unit", "batches/s", "unit is batches/s: throughput_per_s counts items, not batches"),
         ("Unit", "it/s", "unit is it/s: throughput_per_s counts items, not batches"),
-        ("unit", "ms/batch", None),
+        ("unit", "s/batch", None),
+        ("unit", "ms/batch", "unit is ms/batch, and latency_s is in s: name each column after its own unit"),
+        ("Latency unit", "ms", "latency unit is ms, and latency_s is in s"),
+        ("time_unit", "us", "time_unit is us, and latency_s is in s"),
+        ("latency_units", "\N{MICRO SIGN}s", r"latency_units is \?s, and latency_s is in s"),
+        ("latency unit", "seconds", None),
+        ("unit", "GB", None),
         ("unit", "items/s", None),
         ("units", "samples/s", None),
         ("dataset split", "train", None),
@@ -501,6 +532,35 @@ def test_row_that_another_column_says_to_be_something_else_is_refused(
             scan([path])
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "contradicts"),
+    [
+        ("latency_ms,unit", "100,ms", False),
+        ("latency_ms,memory_mb,unit", "100,1000,s", True),
+        ("latency_ms,throughput_per_s,unit", "100,10,images/s", False),
+        ("latency_ms,throughput_per_s,unit", "100,10,images per second", False),
+        ("latency_ms,throughput_per_s,unit", "100,600,images/min", True),
+        ("latency_ms,fps,throughput unit", "100,10,samples/hour", True),
+        ("latency_ms,memory_mb,memory_unit", "100,1000,MiB", False),
+        ("latency_ms,memory_mb,memory_unit", "100,1,GB", True),
+        ("latency_ms,memory_gb,memory_unit", "100,1,GiB", False),
+        ("latency_ms,queue_time,queue_time_unit", "100,3,us", False),
+        ("latency_ms,latency_p99_ms,p99 unit", "100,3,us", True),
+        ("latency_ms,units", "100,", False),
+        ("latency_ms,units", "100,anything", False),
+    ],
+)
+def test_unit_in_a_column_of_its_own_that_contradicts_the_names_is_refused(
+    tmp_path: Path, columns: str, cells: str, *, contradicts: bool
+) -> None:
+    path = table(tmp_path, f"gpu,model,batch,{columns}\na100-80gb,net,1,{cells}\n")
+    if contradicts:
+        with pytest.raises(TableError, match=r"points\.csv:2: .* is in .*: name each column after its own unit"):
+            scan([path])
+    else:
+        assert [row.latency_s for row in scan([path]).rows] == [0.1]
+
+
 def test_throughput_of_concurrent_requests_or_of_a_larger_whole_batch_is_read(tmp_path: Path) -> None:
     for name in ("concurrency", "global_batch_size"):
         text = f"gpu,model,batch,throughput_per_s,latency_ms,{name}\na100-80gb,net,8,500,,4\n"
@@ -528,6 +588,15 @@ def test_requests_are_the_items_of_servers_only(tmp_path: Path) -> None:
         scan([table(tmp_path, text.format("infer", "8,2.5,512,"))])
     with pytest.raises(TableError, match=r"req/s counts requests: .* else state items per second"):
         scan([table(tmp_path, "gpu,model,batch,req/s\na100-80gb,net,8,20\n")])
+
+
+def test_time_per_token_comes_before_the_time_between_tokens(tmp_path: Path) -> None:
+    header = "gpu,model,kind,batch,output,TTFT (ms),ITL (ms),TPOT (ms)"
+    (row,) = scan([table(tmp_path, f"{header}\nh100-80gb,llama-3.1-8b,serve,8,128,120,17,18\n")]).rows
+    assert row.tpot_s == 0.018
+    header = header.replace(",TPOT (ms)", "")
+    (row,) = scan([table(tmp_path, f"{header}\nh100-80gb,llama-3.1-8b,serve,8,128,120,17\n")]).rows
+    assert row.tpot_s == 0.017
 
 
 def test_times_of_tokens_are_enough_for_a_server(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 from dataclasses import replace
@@ -422,8 +423,17 @@ def test_points_in_json_are_found_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"gpu": "a100", "model": "net", "batch": 2, "latency_s": 0.5}\n')
     for name, text in (("config.json", '{"model": "net"}'), ("list.json", "[1, 2]"), ("bad.json", "{")):
         (tmp_path / name).write_text(text)
+    with gzip.open(tmp_path / "c.json.gz", "wt") as file:
+        file.write('[{"gpu": "a100", "model": "net", "batch": 3, "latency_s": 0.5}]')
     found = scan([tmp_path])
-    assert [row.batch for row in found.rows] == [1, 2] and not found.notices
+    assert [row.batch for row in found.rows] == [1, 2, 3] and not found.notices
+
+
+def test_json_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(json, "loads", lambda text, loads=json.loads: parsed.append(text) or loads(text))
+    (tmp_path / "a.json").write_text('{"gpu": "a100", "model": "net", "batch": 7, "latency_s": 0.5}')
+    assert len(scan([tmp_path]).rows) == len(parsed) == 1
 
 
 def test_bad_object_is_named_by_its_number(tmp_path: Path) -> None:

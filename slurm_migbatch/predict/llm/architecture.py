@@ -94,6 +94,7 @@ class Architecture:
     `recurrent`: those of the layers without attention. `groups`: layers with weights of their own, which all others
     share (ALBERT); 0: all. `state`: values that a sequence keeps beside keys and values, in all layers (Falcon-H1).
     `aside`: those of `extra` that no generated token passes (a vision tower, embeddings that are only looked up).
+    `looked_up`: those of `aside` that are embeddings of each layer (Gemma 3n and 4), and no encoder.
     `seen_mib`: working memory of an encoder of images or sound beside the layers for the largest input that it takes.
     """
 
@@ -131,12 +132,13 @@ class Architecture:
     groups: int = 0
     state: int = 0
     aside: int = 0
+    looked_up: int = 0
     seen_mib: int = 0
 
     @property
     def tower(self) -> int:
-        """Parameters of its encoder of images or sound, with embeddings that are only looked up."""
-        return (self.aside or min(self.extra, TOWER)) if self.seen_mib else 0
+        """Parameters of its encoder of images or sound."""
+        return (self.aside - self.looked_up or min(self.extra, TOWER)) if self.seen_mib else 0
 
     @property
     def generates(self) -> bool:

@@ -50,6 +50,10 @@ SCORE_BYTES: Final = 12
 """Bytes per score of T5's encoder, whose only attention in transformers keeps them, their positions and their softmax,
 in 32 bits.
 """
+LOOKED_UP_BITS: Final = 7.1
+"""Least bits of embeddings of each layer in GGUF: files of Gemma 4 E2B without its encoders have 2.99 GB in Q2_K and
+3.43 GB in Q4_K_M.
+"""
 DOUBT: Final = 0.25
 """Half of the interval around estimates (activations and runtime), as a share of them."""
 
@@ -104,9 +108,13 @@ def weights_mib(architecture: Architecture, kept: Precision) -> float:
 
 
 def widened_mib(architecture: Architecture, kept: Precision) -> float:
-    """Return the MiB that a quantization adds back because GGUF keeps encoders of images and sound in 16 bits."""
-    narrow = kept.bits == kept.embedding_bits
-    return architecture.tower * max(16.0 - kept.bits, 0.0) / 8 / MIB if narrow else 0.0
+    """Return the MiB that a quantization adds back because GGUF keeps encoders of images and sound in 16 bits, and
+    embeddings of each layer in LOOKED_UP_BITS at least.
+    """
+    if kept.bits != kept.embedding_bits:
+        return 0.0
+    widened = architecture.tower * max(16.0 - kept.bits, 0.0)
+    return (widened + architecture.looked_up * max(LOOKED_UP_BITS - kept.bits, 0.0)) / 8 / MIB
 
 
 def need_of(workload: Workload, slice_mib: int) -> Need:

@@ -73,6 +73,7 @@ CONTROL: Final = (0.37, 4_400_000_000)
 """
 _VERSION: Final = re.compile(r"[2-9](?:\.[0-9]{1,2})?")
 """A number after a model's name that makes it another model, whose size may be any: `mistral-small-4`."""
+_VERSIONED: Final = re.compile(r"v?[0-9]+(?:\.[0-9]+)*")
 SHORTEST: Final = 4
 """Least letters of a family's name that say so alone: `t5`, `opt` and `yi` begin other names too."""
 AMBIGUOUS: Final = frozenset({"command", "distil", "neural", "nous", "snowflake", "solar", "step", "tencent"})
@@ -286,12 +287,13 @@ def native(model: Model) -> Precision:
 def suggestion(name: str) -> str | None:
     """Return the most similar public name; None if there is none.
 
-    Names must be alike without the words of size that both have, too: `raft-large` does not mean `bert-large`.
+    Names must be alike without the words of size and versions that both have, too: `raft-large` does not mean
+    `bert-large`, nor `chai-1` `mochi-1`.
     """
     kept, _ = _without_quantization(_words(name))
     words = [word for word in kept if word not in FILLERS]
     for candidate in _similar_names("-".join(words)):
-        common = SIZES.intersection(words, candidate.split("-"))
+        common = {word for word in words if word in SIZES or _VERSIONED.fullmatch(word)} & {*candidate.split("-")}
         own, other = ("-".join(w for w in name if w not in common) for name in (words, candidate.split("-")))
         if difflib.SequenceMatcher(None, own, other).ratio() >= ALIKE:
             return candidate
