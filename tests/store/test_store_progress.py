@@ -361,6 +361,34 @@ def test_run_while_migbatchd_was_down_counts(store: Store) -> None:
     assert held_s(store) == 60
 
 
+def test_run_between_two_queries_counts_once_slurm_lists_the_next(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, nodes=())], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=161.0)], live=[7])
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+    assert held_s(store) == 60
+
+
+def test_run_after_the_one_that_waits_does_not_count(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, nodes=())], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7, restart=1))
+    node.send({**node.stop(160, 7, restart=1), "memory_mib": 5000})
+    assert taught(store) == [] and held_s(store) == 0
+    store.upsert_jobs([job(7, "COMPLETED", restarts=1, nodes=("n1",), start=100.0, end=160.0)], live=[7])
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+
+
+def test_figures_of_an_earlier_run_on_another_node_do_not_count(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n2",), start=99.0)], live=[7])
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=161.0)], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
+    assert [lesson.memory_mib for lesson in taught(store)] == [None]
+    assert run_of(store, 7).run["nodes"] == "n2"
+
+
 def held_s(store: Store) -> float:
     with store.reading() as connection:
         return sum(row.seconds for row in held_slices(connection, RunFilter(), (), 0, 1000, 1000))
