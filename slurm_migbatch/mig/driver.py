@@ -7,11 +7,15 @@ exposed: each failure is a DriverError, or the subclass that says what the calle
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
+
+calling: Callable[[str], None] | None = None
+"""Called before each call of the driver, if it is set, with what the call is for."""
 
 
 class DriverError(RuntimeError):

@@ -143,8 +143,12 @@ class Agent:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            readable, _, _ = select.select([listener.fileno(), self._wake], [], [])
+            readable, _, _ = select.select([listener.fileno(), self._wake], [], [], self._config.reconcile_every)
             if self._wake in readable:
+                return
+            if not readable and not Path(f"{self._config.run_dir}/{SOCKET}").exists():
+                # hooks cannot reach it, and may have lock files in another directory: it must not repair beside them
+                log.error("%s was emptied or deleted: the agent ends, to be started anew", self._config.run_dir)
                 return
             with suppress(BlockingIOError, ConnectionError):
                 self._work.put(listener.accept()[0])

@@ -1,7 +1,7 @@
 """Run the fast path of a root hook: pass the job to the resident agent, or do its work here.
 
 Starting Python takes longer than everything the agent does for a warm slice, so this module and its imports are limited
-to built-in modules and `_socket`. If the agent fails, `fallback.run` runs the same executor in this process;
+to built-in modules and `_socket`. If the agent fails, `fallback.run` runs the same executor in a child;
 if that fails, the hook ends with a specific exit code (`exits.py`).
 
 Wire form, one request per connection over RunDir/agent.sock: `<hook>\\0KEY=VALUE\\0...\\0\\0`, answered by

@@ -177,7 +177,7 @@ class Executor:
                     return left_to_hook
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook completes the release"
-                return self._send_back(env, str(error), deadline, owner_id)
+                return self._unexpected(env, str(error), deadline, owner_id)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 if env.hook == "epilog":
@@ -329,7 +329,7 @@ class Executor:
         """
         from slurm_migbatch.node import scontrol
 
-        full = f"{why[:500]}: {diagnosis or self._explain_misfit(env)}".removesuffix(": ")
+        full = f"{why[:500]}: {diagnosis or self._explain_misfit(env, deadline)}".removesuffix(": ")
         restart = env.restart or 0
         gres = _gres(env.comment)
         already_refused = self._is_given_up(env, deadline, owner_id)
@@ -359,11 +359,11 @@ class Executor:
             return False
         return run.since >= deadline.set_at
 
-    def _explain_misfit(self, env: HookEnv) -> str:
-        """Explain what is in use, for a run that failed for another reason; empty if that cannot be read."""
+    def _explain_misfit(self, env: HookEnv, deadline: Deadline) -> str:
+        """Explain what is in use, for a run that failed for another reason; empty if that cannot be read in time."""
         with suppress(DriverError, JournalError, GrantError):
             grant = parse_comment(env.comment)
-            if grant is not None:
+            if grant is not None and deadline.remaining:
                 return self._allocator.explain_misfit(grant)
         return ""
 
@@ -378,6 +378,11 @@ class Executor:
         except scontrol.ScontrolError as error:
             return exits.UNSAFE, f"{env.run}: {why}; {error}"
         return self._send_back(env, why, deadline, owner_id)
+
+    def give_up(self, env: HookEnv, why: str) -> Outcome:
+        """Refuse a run because the process that made its slices hangs; nothing here calls the driver."""
+        with owner.working() as owner_id:
+            return self._unexpected(env, why, Deadline(0.0), owner_id)
 
     def _unexpected(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
         """Count an unexpected failure and requeue the job; after several in a row drain the node and count anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.node import ending, handoff, owner, progress
@@ -23,6 +23,10 @@ TOMBSTONE_S = 600.0
 slurmd does not run the Prolog again for a job that is requeued and returns within a second or two (seen on 22.05:
 `slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice. The previous run's hand-off
 lets TaskProlog requeue it once more instead.
+"""
+MOST_AT_ONCE = 1000
+"""Unknown hand-offs that one hook, or one round of the agent, reads: there is one for each run that was refused while
+the journal could not be written, and a hook must end in time.
 """
 
 
@@ -152,21 +156,20 @@ class RunRepairer:
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
     def remove_stale_files(self, now: float, *, dry: bool = False) -> list[str]:
-        """Remove hand-offs of old or unknown runs, and progress files."""
+        """Remove hand-offs of old or unknown runs, at most MOST_AT_ONCE, and progress files."""
         # read before the runs are: a run is in the journal before its files exist
         handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
         recent = "state IN ('starting','running','ending') OR (state IN ('ended','misfit') AND since>=?)"
         known = {(run.job, run.restart): run.state for run in self._journal.runs(recent, (now - TOMBSTONE_S,))}
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
-        unknown = sorted(handoffs - set(known))
+        unknown = sorted(handoffs - set(known))[:MOST_AT_ONCE]
         refused = [refusal for key in unknown if (refusal := self._unrecorded(key)) is not None]
         old_handoffs = [key for key in unknown if key not in {(refusal.job, refusal.restart) for refusal in refused}]
         stale_progress = sorted(
             progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")}
         )
         if not dry:
-            for refusal in refused:
-                self._record(refusal)
+            self._record(refused)
             for job, restart in old_handoffs:
                 handoff.remove(self._paths.job, job, restart)
             for job, restart in stale_progress:
@@ -188,13 +191,15 @@ class RunRepairer:
             return None
         return refusal
 
-    def _record(self, refused: handoff.Handoff) -> None:
-        run = JournalRun(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
+    def _record(self, refused: Sequence[handoff.Handoff]) -> None:
+        if not refused:
+            return
         reason = "the node's journal could not be written"
         with self._journal.write():
-            self._journal.put_run(run)
-            fields = {"job": run.job, "restart": run.restart, "grant": "", "reason": reason}
-            self._journal.event("misfit", fields)
+            for job, restart, uid, *_ in refused:
+                self._journal.put_run(JournalRun(job, restart, uid, "", "", "", "", "misfit"))
+                fields = {"job": job, "restart": restart, "grant": "", "reason": reason}
+                self._journal.event("misfit", fields)
 
     def finish(self, run: JournalRun) -> list[str]:
         """Finish a release; see `Releaser.finish`."""

@@ -6,7 +6,7 @@ the driver knows their devices.
 A Prolog closes what it had opened so far, leaves a hand-off without slices, so that no task runs, and requeues the
 job. An Epilog closes the devices of its job's slices; its note (`ending.py`) stays, and the agent or a
 later hook ends the run in the journal once that can be written. Runs that were refused meanwhile are recorded then, too
-(`RunRepairer.strays`).
+(`RunRepairer.remove_stale_files`).
 
 Both exit with 0: a temporary fault is no reason to drain a node. A permanent one is: after ErrorsBeforeDrain
 hooks in a row over at least LASTS_S the node is drained, with the fault as the reason, and counting begins again.

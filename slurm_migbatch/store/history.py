@@ -272,6 +272,10 @@ def _suspended(connection: Connection) -> None:
     _add(connection, "runs", _real("suspended"), _real("resumed"))
 
 
+def _placed(connection: Connection) -> None:
+    _add(connection, "runs", Column("placed", Boolean))
+
+
 _APPLY = (
     _first_tables,
     _measurements,
@@ -286,6 +290,7 @@ _APPLY = (
     _trained,
     _users,
     _suspended,
+    _placed,
 )
 
 HISTORY: tuple[Migration, ...] = tuple(Migration(name, apply) for name, apply in zip(STEPS, _APPLY, strict=True))

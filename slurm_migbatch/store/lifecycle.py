@@ -106,6 +106,8 @@ def run_of(
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
         _follow(run, newest, known, moment)
+        if reported_by_node and run.latest and newest.reuse == reuse and newest.placed is not None:
+            run.placed = False  # Slurm lists the job, and not this run of it
     known.append(run)
     session.add(run)
     return run
@@ -133,6 +135,7 @@ def complete_earlier(run: Run, known: Sequence[Run]) -> None:
     """Give earlier runs of a job what is known only since a later one, if they ran between two queries of Slurm."""
     for other in known:
         if other.reuse == run.reuse and other.restart < run.restart:
+            other.placed = other.placed or None  # it may have run between two queries
             for name in _OF_JOB:
                 if getattr(other, name) is None:
                     setattr(other, name, getattr(run, name))
@@ -213,7 +216,7 @@ def start_run(
     if run.ended is None and run.state not in FINAL_STATES:
         run.state = "RUNNING"
     nodes = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
-    if node not in nodes:
+    if node not in nodes and not run.placed:
         run.nodes = ",".join(sorted([*nodes, node]))
     session.flush()
     # a node gives a slot to one run at a time: if two leases overlap, the end of the earlier one has not arrived yet

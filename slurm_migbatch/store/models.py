@@ -35,9 +35,9 @@ _LONGEST = 8192
 
 #: a change of these makes an ended run a new lesson
 _TEACHING = (
-    "submitted", "gid", "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
-    "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "predicted_latency_ms",
-    "predicted_throughput_per_s", "predicted_memory_mib",
+    "submitted", "gid", "placed", "started", "ended", "state", "profile", "slice_count", "decision",
+    "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts",
+    "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
 )  # fmt: skip
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
@@ -126,6 +126,8 @@ class Run(Base):
     suspended: Mapped[float | None]
     resumed: Mapped[float | None]
     time_limit_s: Mapped[int | None]
+    #: whether a row of Slurm has given the run nodes; empty if there was none
+    placed: Mapped[bool | None]
     #: first known time and length class, maintained by `_settle`; used to search time windows
     began: Mapped[float]
     span_class: Mapped[int] = mapped_column(Integer)

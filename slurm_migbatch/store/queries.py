@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, or_, select, text
+from sqlalchemy import ColumnElement, Connection, TextClause, and_, bindparam, func, or_, select, text
 from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
@@ -27,8 +27,10 @@ from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
 #: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
 COUNTED: ColumnElement[bool] = or_(StoredLease.outcome.is_(None), StoredLease.outcome != "moved")
+#: a run that does not wait according to Slurm; root of a node can report slices and figures of one that does
+PLACED: ColumnElement[bool] = Run.placed.is_not(False)
 #: a run that Slurm has listed; root of a node can report any other, of any user, and nothing is learned from it
-LISTED: ColumnElement[bool] = or_(Run.submitted.is_not(None), Run.gid.is_not(None))
+LISTED: ColumnElement[bool] = and_(or_(Run.submitted.is_not(None), Run.gid.is_not(None)), PLACED)
 #: the fields of a run that its name, as Slurm prints it, depends on
 NAMED_BY = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _NAMED = re.compile(r":(v\d+)")

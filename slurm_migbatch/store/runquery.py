@@ -24,7 +24,7 @@ RUN_FIELDS = (
     "id", "job_id", "restart", "reuse", "latest", "array_job", "array_task", "het_job", "het_offset", "uid", "user",
     "account", "partition", "gid", "qos", "wckey", "comment", "name", "nodes", "state", "state_from", "reason",
     "exit_code", "signal", "submitted", "started", "ended", "suspended", "resumed", "time_limit_s", "began",
-    "span_class", "asked", "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms",
+    "span_class", "placed", "asked", "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms",
     "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms",
     "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "lesson",
 )  # fmt: skip

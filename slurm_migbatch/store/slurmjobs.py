@@ -117,9 +117,8 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if run.het_job is not None and run.het_offset is None:
         # Slurm numbers the components of a heterogeneous job consecutively
         run.het_offset = clean.small(run.job_id - run.het_job)
-    if nodes := row.get("nodes"):
-        run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
-        measured.keep_only(run, run.nodes.split(","))
+    nodes = row.get("nodes")
+    _place(run, nodes)
     run.asked = run.asked or Run.fitting("asked", row.get("gres"))
     link(session, run, _marker(row))
     reason = Run.fitting("reason", row.get("reason"))
@@ -135,6 +134,15 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     elif run.state_from == "poll" or run.state not in FINAL_STATES:
         run.ended = None
         run.state, run.state_from = ("RUNNING" if state == "COMPLETING" else state), "slurm"
+
+
+def _place(run: Run, nodes: Any) -> None:
+    """Note the nodes that Slurm has given a run: none yet if they are empty, unknown if they are missing."""
+    if nodes:
+        run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
+        measured.keep_only(run, run.nodes.split(","))
+    if nodes is not None and not run.placed:
+        run.placed = bool(nodes)
 
 
 def _note_suspension(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
@@ -181,7 +189,9 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
         # lending itself says more of a loan's end, unless it was disabled meanwhile
         loans = update(StoredLoan).where(StoredLoan.job_id.in_(portion), StoredLoan.ended.is_(None))
         session.execute(loans.values(state="ended", ended=now, cause="left", why_ended="the job is no longer in Slurm"))
-        for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.ended.is_(None))).all():
+        unclear = or_(Run.ended.is_(None), Run.placed.is_(False))
+        for run in session.scalars(select(Run).where(Run.job_id.in_(portion), unclear)).all():
+            run.placed = run.placed or None  # it may have run since it was last listed: migbatchd was down
             end_forgotten(session, run, now)
     _end_on_gone_nodes(session, now)
 

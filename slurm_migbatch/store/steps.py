@@ -15,4 +15,5 @@ STEPS = (
     "0011 how language models were trained",
     "0012 what users ask of runs",
     "0013 when runs were suspended",
+    "0014 whether Slurm had placed runs",
 )

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case
 from sqlalchemy.orm import aliased
 
 from slurm_migbatch.store.models import Run, StoredLease
-from slurm_migbatch.store.queries import COUNTED, RunFilter, among, conditions_of
+from slurm_migbatch.store.queries import COUNTED, PLACED, RunFilter, among, conditions_of
 from slurm_migbatch.values import replace
 
 #: available groups, besides profile and size, which are always included
@@ -80,6 +80,7 @@ def held_slices(
         Run.started < until,
         or_(Run.ended.is_(None), Run.ended > start),
         COUNTED,
+        PLACED,
     ]
     if wanted.nodes:
         conditions.append(among(StoredLease.node, wanted.nodes))

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -348,3 +349,17 @@ def test_hooks_need_root(node):
 
     status, _ = in_child(work)
     assert os.WEXITSTATUS(status) == exits.CONTEXT
+
+
+def test_agent_ends_if_its_run_directory_was_deleted(new_node):
+    """Hooks make a new one, with other lock files; systemd starts the agent again, in that."""
+    node = new_node(ReconcileEvery=0.1)
+    with agent_process(node) as child:
+        shutil.rmtree(node.root / "run" / "lock")
+        (node.root / "run" / client.SOCKET).unlink()
+        child.wait(seconds=60)
+    assert os.WIFEXITED(child.status) and os.WEXITSTATUS(child.status) == 0
+    node.prolog(1, "[mig:1g.10gb:1]")
+    with agent_process(node):
+        assert run_hook(node, "epilog", 1)[0] == exits.OK
+    node.check()

@@ -66,7 +66,7 @@ def state(node, job=1):
 
 
 def next_hook(node):
-    """What a hook without the agent does (`slow.run`)."""
+    """What a hook without the agent does (`fallback.run`)."""
     code, line = node.prolog(50, "[mig:1g.10gb:1]")
     assert code == exits.OK and "requeued" not in line, line
     node.executor.run_repairer.orphans(Deadline(30))

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, unwritable
+from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, run_repair, unwritable
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.journal import JournalError
 from slurm_migbatch.node.paths import PathsError
@@ -341,3 +341,17 @@ def test_hook_that_finds_a_damaged_journal_while_the_driver_fails_does_not_drain
     code, line = run_hook(node, hook, 1, "[mig:1g.10gb:1]")
     assert code == exits.OK and "nonexistent.so" in line, line
     assert node.scontrol_calls() == (["requeue incomplete 1"] if hook == "prolog" else [])
+
+
+def test_hook_records_only_some_of_the_runs_that_were_refused_without_the_journal(node, monkeypatch):
+    """After hours without a journal there are tens of thousands, and an Epilog must end in time."""
+    monkeypatch.setattr(run_repair, "MOST_AT_ONCE", 2)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    for job in (13, 12, 11, 15, 14):
+        handoff.write(node.executor.paths.job, handoff.Handoff(job, 0, ALICE, (), "the journal cannot be written"))
+    node.epilog(1)
+    assert [event["job"] for event in node.events("misfit")] == [11, 12]
+    node.reconcile()
+    node.reconcile()
+    assert [event["job"] for event in node.events("misfit")] == [11, 12, 13, 14, 15]
+    node.check()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.recurring import recurring_runs
+from slurm_migbatch.store.usage import held_slices
 from slurm_migbatch.workload.lesson import Lesson
 from tests.support.store_events import Node, job, run_of, slice_entry
 
@@ -329,6 +331,67 @@ def test_nothing_is_learned_from_runs_that_slurm_has_not_listed(store: Store) ->
     store.upsert_jobs([job(7, "COMPLETED", exit_code="0:0", nodes=["n1"], start=200.0, end=260.0)])
     assert [lesson.memory_mib for lesson in taught(store)] == [5000]
     assert [run.peak_mib for run in store.read(recurring_runs, 0, 10)] == [5000]
+
+
+def test_figures_of_a_job_that_waits_count_once_slurm_has_it_on_the_node(store: Store) -> None:
+    """Root of a node can report a pending job as started and ended there, out of memory for example."""
+    store.record_decisions([{**DECISION, "recurring": "key of alice's job"}])
+    node = Node(store)
+    node.send(node.event("inventory", 50, gpus=[GPU]))
+    store.upsert_jobs([job(number, nodes=()) for number in (7, 8, 9)], live=[7, 8, 9])
+    for number in (7, 8, 9):
+        ran = node.start(100, number, decision="abc"), {**node.stop(160, number, exit_code=1), "memory_mib": 5000}
+        node.send(*ran, node.event("progress", 159, job=number, restart=0, oom=True))
+    assert taught(store) == store.read(recurring_runs, 0, 10) == []
+    assert held_s(store) == 0
+    store.upsert_jobs([job(7, "FAILED", exit_code="1:0", nodes=("n1",), start=100.0, end=160.0)])  # a short job
+    store.upsert_jobs([job(8, "CANCELLED", nodes=(), end=170.0)])
+    store.upsert_jobs([job(9, "FAILED", exit_code="1:0", nodes=("n2",), start=400.0, end=500.0)])
+    assert {run.job: run.peak_mib for run in store.read(recurring_runs, 0, 10)} == {7: 5000, 9: None}
+    assert {lesson.job: lesson.memory_mib for lesson in taught(store)} == {7: 5000, 9: None}
+
+
+def test_run_while_migbatchd_was_down_counts(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, nodes=())], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
+    assert taught(store) == []
+    store.upsert_jobs([], live=[])  # Slurm has forgotten it since
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+    assert held_s(store) == 60
+
+
+def test_run_between_two_queries_counts_once_slurm_lists_the_next(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, nodes=())], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=161.0)], live=[7])
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+    assert held_s(store) == 60
+
+
+def test_run_after_the_one_that_waits_does_not_count(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, nodes=())], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7, restart=1))
+    node.send({**node.stop(160, 7, restart=1), "memory_mib": 5000})
+    assert taught(store) == [] and held_s(store) == 0
+    store.upsert_jobs([job(7, "COMPLETED", restarts=1, nodes=("n1",), start=100.0, end=160.0)], live=[7])
+    assert [lesson.memory_mib for lesson in taught(store)] == [5000]
+
+
+def test_figures_of_an_earlier_run_on_another_node_do_not_count(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n2",), start=99.0)], live=[7])
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=161.0)], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
+    assert [lesson.memory_mib for lesson in taught(store)] == [None]
+    assert run_of(store, 7).run["nodes"] == "n2"
+
+
+def held_s(store: Store) -> float:
+    with store.reading() as connection:
+        return sum(row.seconds for row in held_slices(connection, RunFilter(), (), 0, 1000, 1000))
 
 
 def test_lesson_is_repeated_when_its_run_changes_later(store: Store) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_migbatch.node import install
+from slurm_migbatch.node import exits, install
 from slurm_migbatch.testbed.registry import unmount_below
 from tests.support.nodes import Node
 
@@ -60,20 +60,20 @@ class Traced:
         self.node, self.environ, self.line = node, environ, line
 
     def count(self) -> list[Call]:
-        """All system calls of its main thread but the first, which is strace's own."""
+        """All system calls of it and its children but the first, which is strace's own."""
         log = self.node.root.with_name("strace.log")
         done = self._strace("-o", str(log))
         assert done.returncode == 0, done.stderr
         return [call for call in calls(log) if call != (0, "execve", 1)]
 
     def kill(self, call: Call) -> bool:
-        """Run it with a SIGKILL right before that call; return whether it was killed."""
+        """Run it with a SIGKILL right before that call; return whether it, or its child, was killed."""
         done = self._strace("-o", os.devnull, *_at(call))
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        assert done.returncode in (0, -signal.SIGKILL, exits.INTERNAL), done.stderr
         return done.returncode != 0
 
     def _strace(self, *options: str) -> subprocess.CompletedProcess[bytes]:
-        line = ["strace", "-qq", *options, "--", *self.line]
+        line = ["strace", "-f", "-qq", *options, "--", *self.line]
         return subprocess.run(line, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 

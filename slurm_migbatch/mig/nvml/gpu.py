@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml
 
+from slurm_migbatch.mig import driver
 from slurm_migbatch.mig.driver import (
     Activation,
     Activity,
@@ -244,11 +245,14 @@ class NvmlGpu:
 
     def _call(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         """Call NVML; failures become DriverErrors that name the GPU, and its handle is looked up again after them."""
+        about = f"GPU {self._index} ({self._uuid or 'unknown'}): {operation}"
+        if driver.calling is not None:
+            driver.calling(about)
         try:
             return call(*args)
         except pynvml.NVMLError as error:
             self._handle = None
-            failure = translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {operation}")
+            failure = translated(error, about)
             failure.gpu = self._uuid
             raise failure from None
 

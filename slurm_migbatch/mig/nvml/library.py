@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pynvml
 
+from slurm_migbatch.mig import driver
 from slurm_migbatch.mig.driver import DriverMissing
 from slurm_migbatch.mig.nvml.errors import translated
 
@@ -28,6 +29,8 @@ class OpenLibrary:
             raise DriverMissing(0, f"{wanted} cannot be opened: this process still uses {open_now}")
         if not self.users:
             self._load(path)
+        if driver.calling is not None:
+            driver.calling("starting NVML")
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
