@@ -266,7 +266,10 @@ async def serve(config: Config, start: bytes) -> None:
     try:
         listening.begin()
         _send({"serving": service.api.port})
-        tasks = [asyncio.create_task(run_forever("addresses", listening.follow)), asyncio.create_task(_report_answers(service))]
+        tasks = [
+            asyncio.create_task(run_forever("addresses", listening.follow)),
+            asyncio.create_task(_report_answers(service)),
+        ]
         if config.report.page:
             tasks.append(asyncio.create_task(service.serve_page(config, slurm.settings)))
         await ended.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.config import load
+from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon import main
 from slurm_migbatch.daemon.garbage import uncollected
 
@@ -98,6 +99,6 @@ def test_a_service_is_freed_after_a_reload_though_its_objects_were_frozen(
 
     monkeypatch.setattr(main, "compose", compose)
     monkeypatch.setattr(main, "keeper_of", lambda _: EndlessTerm())
-    monkeypatch.setattr(main.logs, "setup", lambda _: None)
+    monkeypatch.setattr(logs, "setup", lambda _: None)
     asyncio.run(main.serve(load(path), str(path)))
     assert [service() for service in services[:-1]] == [None, None]
