@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import os
 import time
 from collections.abc import Iterator
@@ -185,7 +186,8 @@ def test_answers_never_contain_other_users_texts_or_private_data(
     asked = json.dumps(vars(question))
     first = USERS["bob"][1]
     if "jobs" in private:
-        assert not [job for job in range(first, first + 4) if str(job) in text and str(job) not in asked]
+        numbers = set(re.findall(r"(?<![\d.])\d+", text))  # a time may contain the digits of a job
+        assert not [job for job in range(first, first + 4) if str(job) in numbers and str(job) not in asked]
     if {"jobs", "usage"} <= private:
         assert f"MIG-{first}" not in text
         assert '"user": "bob"' not in text and "bob/" not in text
