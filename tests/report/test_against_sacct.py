@@ -129,12 +129,15 @@ STATES = {"": "", "R": "RUNNING", "PD": "PENDING", "S": "SUSPENDED", "F": "FAILE
 @pytest.mark.slurm
 def test_windows_and_states_select_the_same_jobs_as_sacct(accounting: Cluster, tmp_path: Path) -> None:
     """A job that was suspended and failed, one that was cancelled while it waited, and one that then runs."""
-    failed = accounting.submit("--exclusive", wrap="sleep 7; exit 3")
-    eventually(lambda: accounting.job_state(failed) == "RUNNING")
+    beside = accounting.submit("-c", "1", wrap="sleep 600")  # else Slurm could start the next job in the suspension
+    failed = accounting.submit("-c", "1", wrap="sleep 7; exit 3")
+    eventually(lambda: {accounting.job_state(job) for job in (beside, failed)} == {"RUNNING"})
     cancelled, running = (accounting.submit("--exclusive", wrap="sleep 600") for _ in range(2))
     for seconds, command in ((2, ("suspend", failed)), (2, ("resume", failed)), (1.1, ())):
         time.sleep(seconds)  # Slurm's times are whole seconds
         accounting.run(["scontrol", *map(str, command)] if command else ["scancel", str(cancelled)])
+    eventually(lambda: accounting.job_state(failed) == "FAILED")
+    accounting.run(["scancel", str(beside)])
     numbers = {failed: 1, cancelled: 2, running: 3}
 
     def sacct(*options: str) -> list[list[str]]:
