@@ -41,15 +41,22 @@ def test_failed_scontrol_is_noticed_although_its_end_is_not_signalled(node: Node
     assert code == exits.OK and "cannot be requeued" in line
 
 
+def refuse() -> int:
+    raise BlockingIOError(errno.EAGAIN, "no process")
+
+
 def test_epilog_that_can_start_no_process_leaves_its_work_to_the_next_hook(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_hook(node, "prolog", 1, MARKER)[0] == exits.OK
-    fork = os.fork
-
-    def refuse() -> int:
-        raise BlockingIOError(errno.EAGAIN, "no process")
-
     code, line = run_hook(node, "epilog", 1, prepare=lambda: monkeypatch.setattr(os, "fork", refuse))
-    assert os.fork is fork
     assert code == exits.OK and "no process" in line
+    assert run_hook(node, "prolog", 2, MARKER)[0] == exits.OK
+    assert node.handoff(1) is None or not node.handoff(1).slices
+    node.check()
+
+
+def test_prolog_that_can_start_no_process_drains_the_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even scontrol could be started to requeue the job."""
+    code, line = run_hook(node, "prolog", 1, MARKER, prepare=lambda: monkeypatch.setattr(os, "fork", refuse))
+    assert code == exits.UNSAFE and "job 1 run 0" in line and "no process" in line
