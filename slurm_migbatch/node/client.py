@@ -82,6 +82,8 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         return exits.OK, ""
     posix.umask(0o077)
     posix.chdir("/")
+    while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) < 3:
+        pass  # a closed stdin, stdout or stderr: no other file may get its number
     kept = {key: environ[key] for key in ALLOWED if key in environ}
     if b"SLURM_JOB_COMMENT" in kept:
         kept[b"SLURM_JOB_COMMENT"] = _comment(environ)

@@ -19,11 +19,12 @@ from slurm_migbatch.mig import driver
 from slurm_migbatch.node import client, exits, protocol
 
 LONGEST = 500
+REAP_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
 class Hung(RuntimeError):
-    """The child did not end in time; the message names its last call of the driver."""
+    """The child did not end in time, or there is none; the message names its last call of the driver, or the error."""
 
 
 def run(work: Callable[[], Iterator[tuple[int, str]]], seconds: float) -> tuple[int, str]:
@@ -31,10 +32,14 @@ def run(work: Callable[[], Iterator[tuple[int, str]]], seconds: float) -> tuple[
 
     Raises Hung if it has yielded nothing by then.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes, those of scontrol too, are lost
     last_call = mmap.mmap(-1, LONGEST)
     read, write = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise Hung(f"its process could not be started: {error}") from None
     if pid == 0:
         try:
             _detach(parent)
@@ -47,7 +52,7 @@ def run(work: Callable[[], Iterator[tuple[int, str]]], seconds: float) -> tuple[
     os.close(read)
     if not ended:
         os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, os.WNOHANG)  # one that hangs in the kernel does not end now
+    _reap(pid)
     first, complete, _ = answer.partition(protocol.END)
     if complete:
         return client.decode(first)
@@ -82,6 +87,13 @@ def _answer(work: Callable[[], Iterator[tuple[int, str]]], write: int) -> None:
             os.write(write, protocol.reply(code, line) + protocol.END)
     except BaseException as error:
         os.write(write, protocol.reply(exits.INTERNAL, f"failed: {type(error).__name__}: {error}") + protocol.END)
+
+
+def _reap(pid: int) -> None:
+    """Wait for the end of the child, which may be in a container where nobody else does; not if the kernel hangs."""
+    until = time.monotonic() + REAP_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _read(handle: int, until: float) -> tuple[bytes, bool]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.decisions import copy_decision
-from slurm_migbatch.store.models import Run, StoredDecision, StoredGpu, StoredLease
+from slurm_migbatch.store.models import Job, Run, StoredDecision, StoredGpu, StoredLease
 
 #: final states of a run in Slurm
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
@@ -106,11 +106,19 @@ def run_of(
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
         _follow(run, newest, known, moment)
-        if reported_by_node and run.latest and newest.reuse == reuse and newest.placed is not None:
+        is_known = run.latest and newest.reuse == reuse and newest.placed is not None
+        if reported_by_node and is_known and not _has_left_unseen(session, newest):
             run.placed = False  # Slurm lists the job, and not this run of it
     known.append(run)
     session.add(run)
     return run
+
+
+def _has_left_unseen(session: Session, newest: Run) -> bool:
+    """Return whether Slurm no longer has a job of which it has listed no end: `newest` may not be its last run."""
+    job = session.get(Job, newest.job_id)
+    is_live = job is not None and job.live
+    return not is_live and not (newest.state_from == "slurm" and newest.state in FINAL_STATES)
 
 
 def _follow(run: Run, newest: Run, known: Sequence[Run], moment: float) -> None:

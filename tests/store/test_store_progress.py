@@ -389,6 +389,25 @@ def test_figures_of_an_earlier_run_on_another_node_do_not_count(store: Store) ->
     assert run_of(store, 7).run["nodes"] == "n2"
 
 
+def test_later_run_while_migbatchd_was_down_counts_if_its_node_reports_late(store: Store) -> None:
+    """Slurm may have forgotten the job before the node's report of its second run arrives."""
+    node = Node(store)
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=50.0, gid=100)], live=[7])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(50, 7))
+    store.upsert_jobs([], live=[], now=900.0)
+    node.send(node.stop(90, 7), node.start(100, 7, restart=1), {**node.stop(160, 7, restart=1), "memory_mib": 5000})
+    assert sorted(lesson.memory_mib or 0 for lesson in taught(store)) == [0, 5000]
+    assert held_s(store) == 100
+
+
+def test_run_after_the_end_that_slurm_has_listed_does_not_count(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, "COMPLETED", nodes=("n2",), start=50.0, end=90.0, gid=100)], live=[7])
+    store.upsert_jobs([], live=[])
+    node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7, restart=1), node.stop(160, 7, restart=1))
+    assert held_s(store) == 0
+
+
 def held_s(store: Store) -> float:
     with store.reading() as connection:
         return sum(row.seconds for row in held_slices(connection, RunFilter(), (), 0, 1000, 1000))

@@ -132,12 +132,18 @@ class Child:
         assert not late, f"agent {self.pid} did not end within {seconds:g} s of its signal"
 
 
-def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -> tuple[int, str]:
-    """Run a hook in a child, as slurmd starts it; return its exit code and output line."""
+def run_hook(
+    node: Node, hook: str, job: int, marker: str = "", prepare: Callable[[], None] = lambda: None, **values: Any
+) -> tuple[int, str]:
+    """Run a hook in a child, as slurmd starts it; return its exit code and output line.
+
+    `prepare` is called in the child before.
+    """
     environ = node.environ(hook, job, marker, **values)
     read, write = os.pipe()
 
     def work() -> int:
+        prepare()
         code, line = client.run(hook, str(node.etc), environ)
         os.write(write, line.encode() or b"-")
         return code
