@@ -130,7 +130,7 @@ def test_offer_returns_after_a_slurmctld_restart_and_no_node_is_drained(bed):
 def test_job_that_slurmctld_lost_is_recorded_as_cancelled_as_in_sacct(bed):
     job = bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 600", user=USER)
     bed.wait_job(job, "RUNNING")
-    run_of(bed, job, "RUNNING", over=False)
+    wait("Slurm's own row of the run", lambda: run_of(bed, job, "RUNNING", over=False).run["placed"])
     slurmctld = [bed.root.locate("slurmctld"), "-D"]
     bed.stop("slurmctld")
     bed.spawn("slurmctld", [*slurmctld, "-c"], in_root=True)
