@@ -38,9 +38,13 @@ def uncollected() -> Iterator[None]:
 
 
 def collect_all() -> None:
-    """Collect all objects, frozen ones too: a service that has ended is in reference cycles with all that it knew."""
+    """Collect all objects, frozen ones too: a service that has ended is in reference cycles with all that it knew.
+
+    What remains is frozen again: modules and settings, which no later collection has to traverse.
+    """
     gc.unfreeze()
     gc.collect()
+    gc.freeze()
 
 
 def collect_when_idle() -> None:

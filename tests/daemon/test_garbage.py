@@ -15,7 +15,7 @@ import pytest
 from slurm_migbatch.config import load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon import main
-from slurm_migbatch.daemon.garbage import uncollected
+from slurm_migbatch.daemon.garbage import collect_all, uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,15 @@ def test_few_new_objects_are_not_frozen() -> None:
     with uncollected():
         site = [[number] for number in range(1000)]
     assert (gc.get_freeze_count(), len(site)) == (before, 1000)
+
+
+def test_objects_that_survive_are_frozen_again() -> None:
+    before = [[number] for number in range(1000)]
+    gc.freeze()
+    after = [[number] for number in range(1000)]
+    collect_all()
+    assert gc.get_freeze_count() >= len(before) + len(after)
+    assert not any(thing is before or thing is after for thing in gc.get_objects())
 
 
 class EndlessTerm:
