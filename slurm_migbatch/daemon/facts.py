@@ -256,7 +256,7 @@ class SiteFacts(SitePredictions):
             for path in (self._config.submit.catalog, self._config.submit.table):
                 Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             file, text = Path(self._config.submit.catalog), json.dumps(catalog.to_dict())
-            if not _holds(file, text):
+            if not (self.ended or _holds(file, text)):
                 atomicfile.write(file, text.encode(), 0o644)
             table, text = Path(self._config.submit.table), compiler.text(catalog)
             if not (self.ended or _holds(table, text)):
