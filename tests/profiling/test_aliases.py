@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.profiling import aliases
+from slurm_migbatch.profiling import aliases, statedunits
 from slurm_migbatch.profiling.csvfile import TableError
 from slurm_migbatch.profiling.measurement import MeasurementError
 from slurm_migbatch.profiling.table import read_folder, scan
@@ -559,6 +559,13 @@ def test_unit_in_a_column_of_its_own_that_contradicts_the_names_is_refused(
             scan([path])
     else:
         assert [row.latency_s for row in scan([path]).rows] == [0.1]
+
+
+def test_units_of_all_known_names_can_be_shown() -> None:
+    for name, (column, factor) in aliases.ALIASES.items():
+        for unit in ("min", "kb"):
+            contradicted = statedunits.contradicted("unit", [unit], {name: (column, factor)})
+            assert contradicted is None or contradicted[0] == name
 
 
 def test_throughput_of_concurrent_requests_or_of_a_larger_whole_batch_is_read(tmp_path: Path) -> None:
