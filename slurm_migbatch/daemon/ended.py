@@ -1,4 +1,4 @@
-"""Slurm queries that only migbatchd needs: how jobs ended, configuration, node addresses, users' rights.
+"""Slurm queries that only migbatchd needs: how jobs ended, which slurmctld answer, node addresses, users' rights.
 
 How jobs ended that have left the queue (state, exit code and times) is in slurmctld's memory for MinJobAge.
 """
@@ -16,7 +16,6 @@ from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmTimeout
 from slurm_migbatch.slurm.listing import ended_command, field_command, new_mark, only_jobs, parse_ended, parse_field
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
-from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.runquery import Association
@@ -41,14 +40,6 @@ class StillHeld(SlurmError):
 
 class HistoryClient(CliClient):
     """CliClient that also shows how jobs ended, and other queries of the service."""
-
-    def settings(self) -> dict[str, str]:
-        """Return slurmctld's configuration, keys in lower case, empty for (null); one scontrol call.
-
-        Raises:
-            SlurmError: scontrol failed.
-        """
-        return parse_settings(self._run("scontrol", "show", "config"))
 
     def ping(self, timeout: float | None = None) -> dict[str, bool]:
         """Return which slurmctld answer, by the names of SlurmctldHost in order; one scontrol call.

@@ -39,7 +39,7 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.slurm.commands import LOCAL
 from slurm_migbatch.slurm.reservations import COMMAND
-from slurm_migbatch.slurm.settings import parse_settings
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, parse_settings
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import MissingDatabaseError, StoreError
@@ -136,7 +136,7 @@ def _slurm(
         yield from _release(config, {}, ())  # one that was not tested may be the cause
         raise
     yield Finding(OK, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
-    conf = parse_settings(_scontrol(config, "show", "config"))
+    conf = parse_settings(_run(config, *CONFIG_COMMAND).stdout)
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from slurm_migbatch.query.protocol import DEFAULT_PORT
-from slurm_migbatch.slurm.settings import controllers, parse_settings
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, controllers, parse_settings
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
@@ -98,9 +98,7 @@ def show_config() -> str:
     import subprocess
 
     try:
-        result = subprocess.run(
-            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=_SCONTROL_S, check=False
-        )
+        result = subprocess.run(CONFIG_COMMAND, capture_output=True, text=True, timeout=_SCONTROL_S, check=False)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         result = None
     if result is None or result.returncode:

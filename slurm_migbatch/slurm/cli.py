@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_migbatch.slurm import gpu_defaults, preemption, reservations, settings
+from slurm_migbatch.slurm import gpu_defaults, preemption, reservations
 from slurm_migbatch.slurm.arrays import chunks, split_arrays
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
 from slurm_migbatch.slurm.commands import (
@@ -46,6 +46,7 @@ from slurm_migbatch.slurm.listing import (
 )
 from slurm_migbatch.slurm.order import PARTITIONS_COMMAND, has_capitals, in_order, parse_tiers
 from slurm_migbatch.slurm.preemption import PreemptionRules
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, backfill_window_s, parse_settings
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
@@ -244,7 +245,15 @@ class CliClient(SlurmCommands):
 
     def backfill_window_s(self) -> float:
         """See SlurmClient."""
-        return settings.backfill_window_s(settings.parse_settings(self._run(*settings.COMMAND)))
+        return backfill_window_s(self.settings())
+
+    def settings(self) -> dict[str, str]:
+        """Return slurmctld's configuration, keys in lower case, empty for (null); one scontrol call.
+
+        Raises:
+            SlurmError: scontrol failed.
+        """
+        return parse_settings(self._run(*CONFIG_COMMAND))
 
     def version(self) -> tuple[int, int]:
         """Release of the commands; queried once, and again after a command failed, as while Slurm is upgraded."""

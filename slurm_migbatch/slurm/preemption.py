@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.slurm.fields import fields_of
-from slurm_migbatch.slurm.settings import parse_settings
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, parse_settings
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 if TYPE_CHECKING:
     from slurm_migbatch.slurm.client import JobRow
 
 COMMANDS: Final = (
-    ("scontrol", "show", "config"),
+    CONFIG_COMMAND,
     ("scontrol", "--all", "--oneliner", "show", "partition"),
     ("sacctmgr", "-nP", "show", "qos", "format=Name,Preempt,PreemptMode,GraceTime,PreemptExemptTime"),
 )

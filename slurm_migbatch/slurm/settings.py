@@ -9,7 +9,7 @@ from slurm_migbatch.values import TYPE_CHECKING, Pattern
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMMAND = ("scontrol", "show", "config")
+CONFIG_COMMAND = ("scontrol", "show", "config")
 """Command whose output `parse_settings` reads."""
 BACKFILL_WINDOW_S = 86_400.0
 """How far ahead backfill plans starts if bf_window is not set."""
