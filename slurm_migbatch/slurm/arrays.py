@@ -10,8 +10,10 @@ finds the tasks with their own records, and only those are listed again.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 from slurm_migbatch.slurm.client import JobRow, SlurmError
@@ -65,9 +67,7 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
             text, limit = fold_tasks(part.own), limits[row.job_id]
             task = text + (f"%{limit}" if limit else "")
             result.append(replace(own[row.job_id], array_task=task, tasks=len(part.own), throttle=limit))
-    for record in others:
-        _put(result, record)
-    return result
+    return _with_tasks(result, others)
 
 
 def tasks_command(arrays: Sequence[int]) -> tuple[str, ...]:
@@ -114,14 +114,21 @@ def chunks(items: Sequence[_Item], size: int = _AT_ONCE) -> Iterator[Sequence[_I
         yield items[start : start + size]
 
 
-def _put(rows: list[JobRow], row: JobRow) -> None:
-    """Insert a task among the pending jobs of its partitions: before the rest of its array, by priority."""
-    for index, queued in enumerate(rows):
-        if not queued.pending or queued.partition != row.partition:
-            continue
-        if queued.priority < row.priority or (
-            queued.priority == row.priority and queued.job_id >= (row.array_job or 0)
-        ):
-            rows.insert(index, row)
-            return
-    rows.append(row)
+def _with_tasks(rows: Sequence[JobRow], tasks: Sequence[JobRow]) -> list[JobRow]:
+    """Return the rows with these tasks among the pending jobs of their partitions: by priority, before the rest of
+    their arrays, in their own order otherwise.
+    """
+    by_partition: dict[str, deque[JobRow]] = {}
+    for task in sorted(tasks, key=_rank):
+        by_partition.setdefault(task.partition, deque()).append(task)
+    merged = []
+    for row in rows:
+        waiting = by_partition.get(row.partition) if row.pending else None
+        while waiting and _rank(waiting[0]) <= (-row.priority, row.job_id):
+            merged.append(waiting.popleft())
+        merged.append(row)
+    return [*merged, *chain.from_iterable(by_partition.values())]
+
+
+def _rank(task: JobRow) -> tuple[int, int]:
+    return -task.priority, task.array_job or 0

@@ -98,6 +98,16 @@ def test_requeued_task_is_placed_by_its_priority() -> None:
     assert [row.job_id for row in rows] == [21, 20, 35, 32, 40]
 
 
+def test_requeued_tasks_of_an_array_keep_their_order() -> None:
+    tasks = [replace(SPLIT, job_id=32 + task, array_task=str(task)) for task in (3, 4, 7)]
+    by_job = {str(row.job_id): row for row in tasks} | {"32_1": replace(META, array_task="1", tasks=1)}
+    own = "".join(f"32|32|{task}\n" for task in (1, 2, 5, 6, 8, 9))
+    shown = own + "".join(f"{row.job_id}|32|{row.array_task}\n" for row in tasks)
+    commands = Commands(shown)
+    rows = split_arrays([META, PLAIN], commands.run, commands.show, lambda jobs: [by_job[job] for job in jobs])
+    assert [row.array_task for row in rows] == ["3", "4", "7", "1-2,5-6,8-9%3", None]
+
+
 def test_job_name_cannot_forge_a_throttle() -> None:
     shown = "JobId=3 ArrayJobId=3 ArrayTaskId=1-4 JobName=x\nJobId=3 ArrayJobId=3 ArrayTaskId=1 ArrayTaskThrottle=7 \n"
     assert throttle(shown) is None
