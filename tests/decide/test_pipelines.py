@@ -365,6 +365,25 @@ def test_many_pipelines_are_split_in_turn_over_several_rounds() -> None:
     assert all(known.jobs and known.seconds <= known.left_s for known in cluster.known.values())
 
 
+@pytest.mark.parametrize(("pipelines", "deadline_s"), [(100, 3000), (200, 10_000)])
+def test_job_has_a_limit_also_while_its_pipeline_is_put_off(pipelines: int, deadline_s: int) -> None:
+    """Else it could be re-typed for lack of room to any profile, as slow as it may be."""
+    cluster = many(pipelines, deadline_s)
+    plan = cluster.plan_round()
+    put_off = {job for job, limit_s in plan.limits.items() if not limit_s}
+    assert put_off and put_off.isdisjoint(change.pending.row.job_id for change in plan.changes)
+    assert plan.limits.keys() == cluster.rows.keys()
+    for job in put_off:
+        row = cluster.rows[job]
+        grant = parse_comment(row.comment)
+        assert grant is not None
+        promise = promises(Pending(row, grant, frozenset(), 1))
+        assert promise is not None and not promise.within(plan.limits[job]).options
+    for _ in range(10):
+        plan = cluster.plan_round()
+    assert any(plan.limits[job] for job in put_off)
+
+
 def test_changes_per_round_are_limited_when_no_deadline_can_be_met() -> None:
     cluster = many(100, 1)
     rounds = [len(cluster.plan_round().changes) for _ in range(6)]

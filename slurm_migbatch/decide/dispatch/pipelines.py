@@ -88,7 +88,8 @@ class PipelinePlan:
 
     Attributes:
         changes: jobs that get another profile.
-        limits: maximum seconds of a job of a pipeline when it is re-typed for lack of capacity, by job id.
+        limits: maximum seconds of a job of a pipeline when it is re-typed for lack of capacity, by job id; 0 if its
+            pipeline was put off to a later round.
     """
 
     changes: tuple[Retype, ...] = ()
@@ -196,7 +197,7 @@ class _Round:
             why = f"it has {len(by_job)} unfinished jobs, and at most {MOST_JOBS} are supported"
             return replace(known, jobs=(), why_not=why)
         if self._weighed + len(by_job) > MOST_WEIGHED:
-            return known
+            return self._put_off(known, rows)
         self._weighed += len(by_job)
         jobs, predecessors = [], _order(by_job)
         for number in predecessors:
@@ -206,6 +207,11 @@ class _Round:
                 return replace(known, at=self._now, jobs=(), why_not=why)
             jobs.append(job)
         return self._weigh(known, jobs, list(predecessors.values()))
+
+    def _put_off(self, known: KnownPipeline, rows: Iterable[JobRow]) -> KnownPipeline:
+        """Leave a pipeline to a later round; until then its jobs keep their profiles, as their limits are unknown."""
+        self.limits.update((row.job_id, 0.0) for row in rows)
+        return known
 
     def _weigh(self, known: KnownPipeline, jobs: Sequence[_Job], after: Sequence[tuple[int, ...]]) -> KnownPipeline:
         assert known.deadline_s is not None
@@ -217,7 +223,7 @@ class _Round:
         chosen = current
         if split_for != known.split_for or not current.kept:
             if self._splits == MOST_SPLIT or len(self.changes) >= MOST:
-                return known
+                return self._put_off(known, [row for job in jobs for row in job.rows])
             best = split(stages, left_s)
             self._splits += best.kept  # if no split meets the deadline this is found immediately
             known = replace(known, split_for=split_for)
