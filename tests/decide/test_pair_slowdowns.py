@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from slurm_migbatch.decide.lending.loan import JobView
 from slurm_migbatch.decide.lending.pair_slowdowns import (
     SWITCHING,
     PairSlowdowns,
@@ -13,6 +14,12 @@ from slurm_migbatch.decide.lending.pair_slowdowns import (
     time_sliced,
     together_rate,
 )
+from slurm_migbatch.decide.lending.pairs import SharingRules
+from slurm_migbatch.decide.lending.shared_runs import SharedRuns
+from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
 
 BERT, GPT = RateKey(7, "bert 32", "2g.20gb"), RateKey(7, "gpt 8", "2g.20gb")
 
@@ -67,6 +74,27 @@ def test_no_rate_from_a_short_interval_or_across_a_change_of_partner():
     assert slowdowns.measured((1, 0), (2, 0)) is None
     slowdowns.forget([(2, 0)])
     assert slowdowns.measured((1, 0), (3, 0)) is None and slowdowns.known, "applications are kept, runs are not"
+
+
+def test_time_before_a_change_of_partner_is_in_no_rate_although_rounds_are_more_frequent_than_reports():
+    """Alone 10 items/s, beside another 5, which starts at 150 s and ends at 510 s; a report every 120 s."""
+    host, guest, profile = (1, 0), (2, 0), Profile.parse("2g.20gb")
+    views = {
+        job: JobView(JobRow(job, uid=7, state="RUNNING", start=0.0), LoanHints(slice=profile, model=model))
+        for job, model in ((1, "bert"), (2, "gpt"))
+    }
+    runs, alone_rates = SharedRuns(SharingRules()), set()
+    for now in range(10, 1200, 10):
+        last = now - now % 120
+        shared_s = min(max(last - 150, 0), 360)
+        reports = {host: Report(items=10.0 * last - 5.0 * shared_s, at=float(last))}
+        shares = 150 <= now < 510
+        beside = {host: guest, guest: host} if shares else {}
+        runs.update(float(now), views, dict.fromkeys((host, *beside), profile), beside, reports)
+        assert runs.slowdowns.measured(host, guest) in (None, pytest.approx(2.0))
+        assert (runs.slowdowns.measured(host, guest) is not None) == (360 <= now < 510)
+        alone_rates.update(runs.slowdowns._alone.values())
+    assert alone_rates and all(rate == pytest.approx(10.0) for rate in alone_rates)
 
 
 def test_untried_pair_is_assumed_at_the_lower_part_of_measured_slowdowns():

@@ -118,11 +118,19 @@ class PairSlowdowns:
         means = self._means.get(uid, {})
         return {profile: self._activity.get(RateKey(uid, hints, profile), mean) for profile, mean in means.items()}
 
-    def add_report(self, run: Run, report: Reported, beside: Run | None = None, other: str = "") -> None:
-        """Add a report; `beside`: the run that shares the slice, None: none; `other`: its application."""
+    def add_report(
+        self, run: Run, report: Reported, beside: Run | None = None, other: str = "", *, again: bool = False
+    ) -> None:
+        """Add a report; `beside`: the run that shares the slice, None: none; `other`: its application.
+
+        `again`: it is the run's last report once more.
+        """
         stretch = self._stretches.get(run)
         if stretch is None or stretch.beside != beside or report.items < stretch.items:
-            self._stretches[run] = Stretch(beside, report.items, report.at)
+            if again:  # it is from before the change
+                self._stretches.pop(run, None)
+            else:
+                self._stretches[run] = Stretch(beside, report.items, report.at)
             return
         seconds, items = report.at - stretch.at, report.items - stretch.items
         if seconds < MEASURED_S or items <= 0:
@@ -149,9 +157,8 @@ class PairSlowdowns:
     def forget(self, listed: Collection[Run]) -> None:
         """Drop the data of all runs except these."""
         kept = set(listed)
-        for run in [run for run in self._stretches if run not in kept]:
-            del self._stretches[run]
-            self._alone.pop(run, None)
+        self._stretches = {run: stretch for run, stretch in self._stretches.items() if run in kept}
+        self._alone = {run: rate for run, rate in self._alone.items() if run in kept}
         self._runs = {pair: slowdown for pair, slowdown in self._runs.items() if kept.issuperset(pair)}
 
 

@@ -27,6 +27,8 @@ class SharedRuns:
         self._worked: dict[int, float] = {}
         #: user and time limit of jobs that have worked
         self._limits: dict[int, tuple[int, float | None]] = {}
+        #: by run, the time of its last report
+        self._reported: dict[Run, float] = {}
         self._now: float | None = None
 
     @property
@@ -48,6 +50,7 @@ class SharedRuns:
         `shared`: the runs that have ever shared a slice.
         """
         self._work(now, job_views, held, beside)
+        before, self._reported = self._reported, {}
         for run, profile in held.items():
             job_view, report = job_views.get(run[0]), reports.get(run)
             if job_view is None or report is None or report.items is None or report.at is None:
@@ -55,7 +58,9 @@ class SharedRuns:
             other = beside.get(run)
             activity = None if run in shared else report.activity
             reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at, activity)
-            self.slowdowns.add_report(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
+            app = _app(job_views.get(other[0])) if other is not None else ""
+            self.slowdowns.add_report(run, reported, other, app, again=report.at == before.get(run))
+            self._reported[run] = report.at
         self.slowdowns.forget(held.keys())
 
     def with_history(self, sharer: Sharer, job_view: JobView) -> Sharer:

@@ -93,6 +93,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "lengths": LengthHistory,
         "_worked": dict[int, float],
         "_limits": dict[int, tuple[int, float | None]],
+        "_reported": dict[Run, float],
         "_now": float | None,
     },
     PairSlowdowns: {
