@@ -150,7 +150,10 @@ def _arch(text: str) -> Read | None:
 
 KEYS: Final[dict[str, tuple[str, Reader]]] = {
     "engine": ("one of " + ", ".join(CHOICES["engine"]), one_of("engine", *CHOICES["engine"])),
-    "dtype": ("auto, bf16, fp16, fp32 or tf32", one_of("dtype", *CHOICES["dtype"])),
+    "dtype": (
+        "auto, bf16, fp16, fp32 or tf32, for 8 and 4 bits quantization=fp8 or awq",
+        one_of("dtype", *CHOICES["dtype"]),
+    ),
     "quantization": (NAME % "awq", matching("quantization", _NAME)),
     "max_model_len": (TOKENS, _tokens("max_model_len")),
     "max_num_seqs": (COUNT, count("max_num_seqs")),
