@@ -22,7 +22,6 @@ from slurm_migbatch.daemon.flightrecorder import read_entries, segments
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.recording.codec import CodecError
 from slurm_migbatch.decide.recording.memory import REMEMBERED
-from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
 from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.decide.recording.segments import FORMAT
 from slurm_migbatch.mig.profile import Profile
@@ -301,16 +300,6 @@ def test_a_recording_is_json_lines(day: Path) -> None:
         first = json.loads(file.readline())
     assert first["format"] == FORMAT
     assert first["memory"] is None
-
-
-def test_used_time_limits_of_a_recording_without_names_have_other_numbers_of_users(day: Path) -> None:
-    names, recording = CollectedNames(), entries(day)
-    assert list(without_names(recording, names))
-    without = without_names(recording, Pseudonyms(names))
-    limits = [entry["memory"]["supply"]["limits"] for entry in without if entry.get("memory")]
-    users = {uid for known in limits for uid, _ in known["parts"]}
-    users |= {uid for known in limits for _, (uid, _, _) in known["running"]}
-    assert 1002 in names.uids and users and min(users) > 100_000
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

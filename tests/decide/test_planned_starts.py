@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
-from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner, TimeLimits
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
 from tests.support.supply_gpus import H100, P, slot
 from tests.support.supply_world import World
@@ -26,9 +26,7 @@ def hidden(
     leases = [(Lease(slot("4g.40gb@0"), 1, until),), (Lease(slot("3g.40gb@0"), 2, until),)]
     gpus = tuple(Gpu(uuid, H100, of) for uuid, of in zip("ab", leases, strict=True))
     used = Counter({P("4g.40gb"): 1, P("3g.40gb"): 1})
-    plan = Planner().plan(
-        [Node("n1", gpus, used=used)], demands, NOW, moving=moving, limits=TimeLimits(window_s=window_s)
-    )
+    plan = Planner().plan([Node("n1", gpus, used=used)], demands, NOW, moving=moving, window_s=window_s)
     return dict(plan.nodes["n1"].held_back)
 
 

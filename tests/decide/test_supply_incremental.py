@@ -32,7 +32,6 @@ def _afresh(memory: SupplyMemory) -> SupplyMemory:
         memory.preference,
         unexplained=memory.unexplained,
         watched=memory.watched,
-        limits=copy.deepcopy(memory.limits),
     )
 
 

@@ -192,45 +192,6 @@ def test_reserved_space_is_not_offered_while_a_longer_job_could_take_the_slices(
     assert large in world.running()
 
 
-@pytest.mark.parametrize("used", [0.1, 1.0])
-def test_reserved_space_is_offered_for_short_jobs_if_longer_ones_usually_end_early(used: float) -> None:
-    world = World(gpus=2)
-    for _ in range(4):
-        ended = [world.slurm.submit("mig:1g.10gb:1", runs=used * 200, limit=200) for _ in range(10)]
-        world.steps(int(used * 200) + 10)
-        assert not world.running().intersection(ended)
-    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
-    world.steps(3)
-    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
-    world.steps(3)
-    small(world, 3000)
-    short = small(world, 600)
-    world.steps(10)
-    assert (short in world.running()) == (used < 1)
-    world.steps(2000)
-    assert large in world.running()
-
-
-@pytest.mark.parametrize("used", [0.1, 0.95])
-def test_reserved_space_is_offered_if_the_longer_job_is_of_a_user_whose_jobs_end_early(used: float) -> None:
-    world, thrifty, other = World(gpus=2), 100, 200
-    for uid, count, runs in [(other, 20, used * 200), (thrifty, 236, 20)]:
-        for _ in range(count):
-            world.slurm.submit("mig:1g.10gb:1", runs=runs, limit=200, uid=uid)
-        while world.slurm.queue:
-            world.steps(10)
-    world.slurm.submit("mig:7g.80gb:1", runs=2000, limit=2000)
-    world.steps(3)
-    large = world.slurm.submit("mig:7g.80gb:2", runs=100, limit=4000)
-    world.steps(3)
-    long = world.slurm.submit("mig:1g.10gb:2", runs=used * 3000, limit=3000, uid=other)
-    short = small(world, 600)
-    world.steps(10)
-    assert ({long, short} <= world.running()) == (used < 0.5)
-    world.steps(2000)
-    assert large in world.running()
-
-
 def test_reserved_slices_are_not_divided_while_slurm_could_start_a_job_in_them() -> None:
     world, large = with_reservation(gpus=3)
     backfilled = [world.slurm.submit("mig:7g.80gb:1", runs=300, limit=600) for _ in range(3)]

@@ -315,8 +315,7 @@ class DemandBook:
         if len(pool) < row.num_nodes:
             return None
         loan = apart is None and self._loan is not None and self._loan(row)
-        parts, limit_s = _parts(row.gres), row.time_limit_s
-        return Demand(row.job_id, parts, pool, row.num_nodes, copies, limit_s, apart, loan, row.uid)
+        return Demand(row.job_id, _parts(row.gres), pool, row.num_nodes, copies, row.time_limit_s, apart, loan)
 
 
 def _demands_in(entries: Iterable[Demand | JobRow | None]) -> Iterable[Demand]:

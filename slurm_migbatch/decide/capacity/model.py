@@ -160,7 +160,7 @@ class Demand:
     `parts` are slices on each of `nodes` nodes; `copies` equal jobs (array tasks). `pool` names the nodes on which
     Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
     heterogeneous job) are useful only all together, each on nodes of its own; such a component may have no parts.
-    A `loan` gets only what is left after all others; nothing is moved or reserved for it. `uid` is its user's number.
+    A `loan` gets only what is left after all others; nothing is moved or reserved for it.
     """
 
     job: int
@@ -171,7 +171,6 @@ class Demand:
     limit_s: float | None = None
     apart: int | None = None
     loan: bool = False
-    uid: int = 0
 
     #: the properties of the demand that determine where it fits
     kind: DemandShape = field(init=False, repr=False, compare=False)

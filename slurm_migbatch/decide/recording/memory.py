@@ -31,7 +31,6 @@ from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.decide.supply.moves import MoveMemory
 from slurm_migbatch.decide.supply.stage import SupplyMemory
-from slurm_migbatch.decide.supply.used_limits import UsedLimits
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
@@ -50,7 +49,6 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
     SupplyMemory: _fields(SupplyMemory, "planner", "queue", "nodes", "demands", "offers"),
     MoveMemory: _fields(MoveMemory),
-    UsedLimits: _fields(UsedLimits),
     DispatchMemory: _fields(DispatchMemory, "left", "nothing_fits"),
     RetypeHistory: _fields(RetypeHistory, "hold_s"),
     Bounds: _fields(Bounds),

@@ -286,7 +286,6 @@ class _Mask:
             },
             "avoided": {job: self.hosts(nodes) for job, nodes in supply["avoided"].items()},
             "unexplained": self.hosts(supply["unexplained"]),
-            "limits": self._used_limits(supply["limits"]),
         }
         promises = OrderedDict((self._promise(key), promise) for key, promise in dispatch["promises"].items())
         served = dispatch["served"]
@@ -325,14 +324,6 @@ class _Mask:
                 "served": {**served, "spent": spent},
             },
             "lending": {**lending, "ledger": ledger, "slice_sharing": shared},
-        }
-
-    def _used_limits(self, limits: State) -> State:
-        """Replace the numbers of users in what is known of the time limits that jobs have used."""
-        number = self._names.number
-        return {
-            "running": {job: (number(uid), start, limit_s) for job, (uid, start, limit_s) in limits["running"].items()},
-            "parts": {number(uid): parts for uid, parts in limits["parts"].items()},
         }
 
     def _runs(self, runs: State) -> State:

@@ -33,7 +33,7 @@ from slurm_migbatch.workload.loans import LoanHints
 
 T = TypeVar("T")
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of the entries; others are not read."""
 
 #: key and answer of a prediction

@@ -1,9 +1,9 @@
 """Use reserved space for jobs that end, by their time limits, before the job for which it is reserved can start.
 
 Slurm decides which job gets an offered slot, so a slot of a profile is offered in reserved space only if every pending
-job that could take it should end in time, by the part of its time limit that its user's jobs usually use. So, unlike in
-EASY backfilling, the job with the reservation can be delayed: by such a job that takes longer, and by what is submitted
-within the seconds until the next plan. From `Reservation.held_from` on, space is no longer used in this way.
+job that could take it ends in time. So, unlike in EASY backfilling, the job with the reservation can be delayed by what
+is submitted within the seconds until the next plan. From `Reservation.held_from` on, space is no longer used in this
+way.
 
 Where Slurm plans the start of the reserved job itself, its free slots are offered as they are, and Slurm backfills
 them (`decide.supply.reserve`). Once they are divided for other profiles, it cannot do so until all that divides them
@@ -25,7 +25,6 @@ from typing import Final, NamedTuple
 from slurm_migbatch.decide.capacity.model import Demand, DemandShape
 from slurm_migbatch.decide.supply.fleet import Fleet, GpuClaims
 from slurm_migbatch.decide.supply.reserve import Reserver
-from slurm_migbatch.decide.supply.used_limits import PartsOfUsers, UsualParts
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 
@@ -34,7 +33,7 @@ _START_S: Final = 10.0
 _FIRST: Final = 256
 """Pending jobs to examine before all others."""
 _MOST: Final = 64
-"""Pending jobs to examine for each profile, of those that should last longest."""
+"""Pending jobs to examine for each profile, of those that may last longest."""
 _TESTED: Final = 500
 """Pending jobs that Slurm tests in one pass of backfill (bf_max_job_test)."""
 _SHORTER: Final = 0.9
@@ -42,9 +41,9 @@ _SHORTER: Final = 0.9
 
 
 class _Length(NamedTuple):
-    """How long a pending job should last, infinite if it has no time limit, and the nodes of its pool."""
+    """How long a pending job may last, infinite if it has no time limit, and the nodes of its pool."""
 
-    usual_s: float
+    limit_s: float
     job: int
     pool: frozenset[str]
 
@@ -61,14 +60,10 @@ class Backfill:
 
     Args:
         demands: all pending work.
-        used: the parts of their time limits that ended jobs have used.
     """
 
-    def __init__(
-        self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float, used: PartsOfUsers
-    ) -> None:
+    def __init__(self, fleet: Fleet, reserver: Reserver, demands: Sequence[Demand], now: float) -> None:
         self._fleet, self._reserver, self._demands, self._now = fleet, reserver, demands, now
-        self._usual = UsualParts(used)
         #: time limits for which there is no place, by kind of demands, and by kind and node; space only shrinks, until
         #: offered slots are withdrawn
         self._hopeless: dict[DemandShape, float] = {}
@@ -191,14 +186,14 @@ class Backfill:
         return any(self._competes(profile, node, jobs, time_s) for profile, _ in demand.parts for node in nodes)
 
     def _competes(self, profile: Profile, node: str, jobs: frozenset[int], time_s: float) -> bool:
-        """Return whether a job that should last longer, without `jobs`, could take a slice of a profile on a node.
+        """Return whether a job that may last longer, without `jobs`, could take a slice of a profile on a node.
 
         May be wrongly true if very many jobs last longer and cannot use the node.
         """
         if _first_length(self._first_longest.get(profile, []), node, jobs, -math.inf) > time_s:  # in a long queue
             return True
         lengths = self._longest.get(profile, [])
-        default_s = lengths[-1].usual_s if len(lengths) == _MOST else -math.inf
+        default_s = lengths[-1].limit_s if len(lengths) == _MOST else -math.inf
         return _first_length(lengths, node, jobs, default_s) > time_s
 
     @cached_property
@@ -214,9 +209,9 @@ class Backfill:
         """Return the `_MOST` longest demands for each profile."""
         found: dict[Profile, list[_Length]] = {}
         for demand in demands:
-            usual_s = math.inf if demand.limit_s is None else demand.limit_s * self._usual.of(demand.uid)
+            limit_s = math.inf if demand.limit_s is None else demand.limit_s
             for profile, _ in demand.parts:
-                found.setdefault(profile, []).append(_Length(usual_s, demand.job, demand.pool))
+                found.setdefault(profile, []).append(_Length(limit_s, demand.job, demand.pool))
         return {profile: heapq.nlargest(_MOST, lengths, key=itemgetter(0)) for profile, lengths in found.items()}
 
     def _claim(self, gpu_claims: GpuClaims, slot: Slot, claim: tuple[int, int, Profile], end: float) -> None:
@@ -242,8 +237,8 @@ def _start(demand: Demand, free_at: Mapping[Profile, Mapping[str, Sequence[float
 
 
 def _first_length(lengths: Iterable[_Length], node: str, jobs: frozenset[int], default_s: float) -> float:
-    """Return how long the first job that could use the node lasts, without `jobs`; `default_s` if there is none."""
-    return next((length.usual_s for length in lengths if length.job not in jobs and node in length.pool), default_s)
+    """Return how long the first job that could use the node may last, without `jobs`; `default_s` if there is none."""
+    return next((length.limit_s for length in lengths if length.job not in jobs and node in length.pool), default_s)
 
 
 def _free_slots(gpu_claims: GpuClaims, profile: Profile, chosen: Sequence[Slot]) -> Iterator[Slot]:

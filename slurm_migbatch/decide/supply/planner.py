@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from operator import is_
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.by_kind import DemandQueue, Rest
 from slurm_migbatch.decide.capacity.model import (
@@ -58,7 +58,6 @@ from slurm_migbatch.decide.supply.node_plans import node_plans
 from slurm_migbatch.decide.supply.planned_starts import slices_not_to_count
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.decide.supply.room import RoomMaker
-from slurm_migbatch.decide.supply.used_limits import NOTHING_ENDED, PartsOfUsers
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -96,21 +95,6 @@ class Moving:
 NOTHING_MOVES = Moving()
 
 
-class TimeLimits(NamedTuple):
-    """What decides about starts by time limits beside the limits themselves.
-
-    Attributes:
-        used: the parts of their limits that ended jobs have used; the same object while they are unchanged.
-        window_s: how far ahead Slurm plans the starts of pending jobs, in seconds.
-    """
-
-    used: PartsOfUsers = NOTHING_ENDED
-    window_s: float = BACKFILL_WINDOW_S
-
-
-DEFAULT_LIMITS = TimeLimits()
-
-
 @dataclass(frozen=True)
 class _Standing:
     """A plan that is the same until `until`, as long as nothing but the time changes, and what it was made from."""
@@ -119,7 +103,7 @@ class _Standing:
     nodes: Sequence[Node]
     preference: Sequence[Profile]
     movable: int
-    limits: TimeLimits
+    window_s: float
     now: float
     until: float
 
@@ -131,7 +115,7 @@ class _Standing:
         previous: Sequence[Reservation],
         preference: Sequence[Profile],
         moving: Moving,
-        limits: TimeLimits,
+        window_s: float,
     ) -> bool:
         """Return whether this is the plan for these arguments of `Planner.plan`."""
         return (
@@ -139,9 +123,7 @@ class _Standing:
             and previous is self.plan.reservations
             and not moving.leaving
             and not moving.candidates
-            and (preference, moving.movable) == (self.preference, self.movable)
-            and limits.used is self.limits.used
-            and limits.window_s == self.limits.window_s
+            and (preference, moving.movable, window_s) == (self.preference, self.movable, self.window_s)
             and len(nodes) == len(self.nodes)
             and all(map(is_, nodes, self.nodes))
             and len(demands) == len(self.plan.demands)
@@ -167,7 +149,7 @@ class Planner:
         *,
         anew: bool = False,
         moving: Moving = NOTHING_MOVES,
-        limits: TimeLimits = DEFAULT_LIMITS,
+        window_s: float = BACKFILL_WINDOW_S,
     ) -> ClusterPlan:
         """Return the plan for the whole cluster.
 
@@ -179,23 +161,23 @@ class Planner:
                 of each size.
             anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
-            limits: what decides about starts beside the time limits themselves.
+            window_s: how far ahead Slurm plans the starts of pending jobs, in seconds.
         """
         standing = self._standing
         if (
             standing is not None
             and not anew
-            and standing.holds(nodes, demands, now, previous, preference, moving, limits)
+            and standing.holds(nodes, demands, now, previous, preference, moving, window_s)
         ):
             return standing.plan
         self._memory.trim()
-        making = _PlanRound(self._memory, nodes, demands, now, previous, moving, limits)
+        making = _PlanRound(self._memory, nodes, demands, now, previous, moving, window_s)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
         until = making.lasts_until(plan, previous)
         self._standing = None
         if now < until and not anew:
-            self._standing = _Standing(plan, nodes, preference, moving.movable, limits, now, until)
+            self._standing = _Standing(plan, nodes, preference, moving.movable, window_s, now, until)
         return plan
 
 
@@ -210,13 +192,13 @@ class _PlanRound:
         now: float,
         previous: Sequence[Reservation],
         moving: Moving,
-        limits: TimeLimits,
+        window_s: float,
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
         self._moving, self._now = moving, now
         #: up to when Slurm plans the starts of pending jobs
-        self._planned_until = now + limits.window_s
+        self._planned_until = now + window_s
         self._pending = DemandQueue.of(demands)
         #: number of pending demands
         self._queued = len(demands)
@@ -230,7 +212,7 @@ class _PlanRound:
         self._asleep = {node.name for node in self.fleet.nodes.values() if node.asleep}
         share = _RESERVED_IF_MOVABLE if moving.movable else _RESERVED
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
-        self._backfill = Backfill(self.fleet, self.reserver, demands, now, limits.used)
+        self._backfill = Backfill(self.fleet, self.reserver, demands, now)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.unplaceable: set[int] = set()
         self._components = self._pending.components()

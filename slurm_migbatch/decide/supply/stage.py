@@ -29,10 +29,9 @@ from slurm_migbatch.decide.supply.moves import (
     wanting,
 )
 from slurm_migbatch.decide.supply.nodes import KnownNodes
-from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner, TimeLimits
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.preemption import GAIN_S, preempted_for
 from slurm_migbatch.decide.supply.resources import NodeResources
-from slurm_migbatch.decide.supply.used_limits import UsedLimits
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import GRES, drops_old_gres_type, is_marked
@@ -100,7 +99,6 @@ class SupplyMemory:
         unexplained: nodes where Slurm counts more than is known there, and since when.
         watched: time of the last snapshot.
         examined: when Slurm was last told to examine a job again that it had given up.
-        limits: the parts of their time limits that jobs have used.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -114,7 +112,6 @@ class SupplyMemory:
     unexplained: dict[str, float] = field(default_factory=dict)
     watched: float | None = None
     examined: dict[int, float] = field(default_factory=dict)
-    limits: UsedLimits = field(default_factory=UsedLimits)
     #: caches; they change no decision
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -169,9 +166,7 @@ def plan_supply(
     """
     notes: list[str] = []
     queue = memory.queue
-    version = queue.version
     queue.update(snapshot.jobs)
-    memory.limits.follow(queue.rows, queue.fresh if queue.version != version else (), snapshot.now)
     if snapshot.past is not None and not memory.moves.loaded:
         memory.moves.load(snapshot.past.actions, snapshot.now)
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
@@ -199,7 +194,7 @@ def plan_supply(
         preference,
         anew=anew,
         moving=moving,
-        limits=TimeLimits(memory.limits.parts, snapshot.backfill_window_s),
+        window_s=snapshot.backfill_window_s,
     )
     memory.reservations = plan.reservations
     moves = _stopped(snapshot, plan, wanted, nodes, memory, settings, may_begin=not ending) if stops else ()
