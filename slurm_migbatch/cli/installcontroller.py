@@ -292,19 +292,19 @@ def _present_user(places: Places) -> str:
 def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     """Add files beside slurm.conf, and edits of the site's files, to a plan."""
     directory = Path(conf.main).parent
-    plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
+    wanted = [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
     texts = {**beside(conf, "topology.conf").texts, **beside(conf, "gres.conf").texts, **conf.texts}
     if edit:
         found = apply(texts, slurm.edits)
-        plan.wanted += [
-            Wanted(path, found[path], "site")
-            for path in sorted(
-                {line_edit.path for line_edit in slurm.edits}, key=lambda path: (path == conf.main, path)
-            )
-        ]
+        paths = sorted({line_edit.path for line_edit in slurm.edits}, key=lambda path: (path == conf.main, path))
+        wanted += [Wanted(path, found[path], "site") for path in paths]
     else:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]
-    plan.next.append(f"bring {directory} to every host as usual, then restart slurmctld, and slurmd on every node")
+    plan.wanted += wanted
+    step = f"bring {directory} to every host as usual"
+    if plan.lines or any(read(item.path) != item.text for item in wanted):  # scripts are read anew without a restart
+        step += ", then restart slurmctld, and slurmd on every node"
+    plan.next.append(step)
 
 
 def _missing(conf: Conf) -> Iterator[str]:

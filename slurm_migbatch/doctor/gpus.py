@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from slurm_migbatch.mig.driver import DriverError, NotMig
+from slurm_migbatch.mig.driver import DriverError, NoPermission, NotMig
 from slurm_migbatch.node.config import NodeConfig
-from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
 from slurm_migbatch.node.processes import user_of
 
@@ -44,6 +44,7 @@ class CheckedGpu:
         capable: whether it supports MIG.
         on, later: MIG now, and after the next reset.
         problem: the driver's error, if it could not report all of these.
+        denied: whether that is because this user is not root.
     """
 
     uuid: str
@@ -55,6 +56,7 @@ class CheckedGpu:
     on: bool = True
     later: bool = True
     problem: str = ""
+    denied: bool = False
 
     @property
     def cut(self) -> bool:
@@ -93,7 +95,8 @@ def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
     except NotMig:
         return CheckedGpu(*facts, managed, capable=False, on=False, later=False)
     except DriverError as error:
-        return CheckedGpu(*facts, managed, problem=str(error))
+        denied = isinstance(error, NoPermission) and os.geteuid() != 0
+        return CheckedGpu(*facts, managed, problem=str(error), denied=denied)
     return CheckedGpu(*facts, managed, on=on, later=later)
 
 
@@ -179,7 +182,9 @@ def check_named(gpus: Sequence[CheckedGpu], names: Sequence[str]) -> Iterator[Fi
 
 def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
     subject = f"GPU {gpu.index}"
-    if gpu.problem:
+    if gpu.denied:
+        yield Finding(UNKNOWN, subject, f"{gpu}: {gpu.problem}", "run migbatch doctor as root")
+    elif gpu.problem:
         advice = f"check dmesg and nvidia-smi -i {gpu.uuid}; drain the node before a reset"
         yield Finding(FAIL, subject, f"{gpu}: {gpu.problem}", advice)
     elif not gpu.capable:

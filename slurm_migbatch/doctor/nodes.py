@@ -215,7 +215,8 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
         yield Finding(
             FAIL, "catalog node", f"{name} is not down", f"scontrol update NodeName={name} State=DOWN Reason=catalog"
         )
-    lacking = sorted({kind for other in mig for kind in other.gres} - set(row.gres) - {"none"})
+    listed = {type_number(kind) for kind in (*row.gres, "none")}  # of types with the same number Slurm shows one
+    lacking = sorted({kind for other in mig for kind in other.gres if type_number(kind) not in listed})
     outside = sorted({p for other in mig for p in other.partitions} - set(row.partitions))
     if lacking:
         yield Finding(FAIL, "catalog node", f"{name} does not list {', '.join(lacking)}", INSTALL)

@@ -65,7 +65,7 @@ def summary(reports: ReceivedReports, nodes: Collection[str]) -> Iterator[Findin
         problems = [finding for finding in report.findings if finding.level == FAIL]
         others = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         if problems:
-            text = f"its own checks found {problems[0].subject}: {problems[0].text}{others}"
+            text = f"its own checks {report.age:.0f} s ago found {problems[0].subject}: {problems[0].text}{others}"
             yield Finding(FAIL, node, text, "run migbatch doctor --nodes")
         if abs(report.ahead) > CLOCK_S:
             yield from (finding._replace(subject=node) for finding in check_clock("its clock", report.ahead))

@@ -125,7 +125,7 @@ def test_changed_or_unsafe_hooks_are_reported(bed: Cluster) -> None:
         advice = "install --role controller" if bed.root.version() >= SEVERAL["Epilog"] else f"add to {epilog}"
         assert named(on_node(bed), "Epilog: ", f"{epilog} does not run", advice)
         # the node's agent finds it too, and reports it to the controller
-        assert eventually(lambda: named(wrong(bed), "n1: its own checks found", "Epilog"))
+        assert eventually(lambda: named(wrong(bed), "n1: its own checks", "s ago found", "Epilog"))
         assert named(wrong(bed, "--nodes"), "n1: Epilog: ", "does not run", "s ago", advice)
     in_order(bed)
 

@@ -360,6 +360,23 @@ def test_mig_off_or_pending_a_reset_is_reported(tmp_path: Path, library: Path) -
         assert "MIG needs a reset" in problem and "nvidia-smi --gpu-reset -i GPU-" in problem
 
 
+def test_gpus_that_only_root_may_examine_are_no_fault_for_other_users(open_tmp_path: Path, library: Path) -> None:
+    with a_node(open_tmp_path / "n1", library) as node:
+        output = open_tmp_path / "found"
+        output.touch()
+        output.chmod(0o666)
+
+        def check() -> int:
+            os.setresuid(ALICE, ALICE, ALICE)
+            output.write_text("\n".join(map(str, gpu_findings(node))))
+            return 0
+
+        in_child(check)
+        text = output.read_text()
+        assert f"level='{UNKNOWN}', subject='GPU 0'" in text and "run migbatch doctor as root" in text
+        assert "drain the node" not in text
+
+
 def test_lost_gpu_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, ["h100-80gb", "h100-80gb"]) as node:
         driver = Gpus(node.config)

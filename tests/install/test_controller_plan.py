@@ -369,6 +369,17 @@ def test_changed_unit_is_to_be_restarted(place):
     assert not any("systemctl" in step for step in planned(place, NODES)[0].next)
 
 
+def test_changed_lua_script_needs_no_restart_of_slurm(place, monkeypatch):
+    """As after most upgrades, or when a partition was renamed: slurmctld and srun read the scripts anew."""
+    plan, changes, record = planned(place, NODES)
+    assert plan.next[-1].endswith("then restart slurmctld, and slurmd on every node")
+    files.apply(changes, record)
+    monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name} of today\n")
+    plan, changes, _ = planned(place, "")
+    assert {Path(change.path).name for change in changes} == {"job_submit.lua", "cli_filter.lua"}
+    assert plan.next == [f"bring {place}/slurm to every host as usual"]
+
+
 def test_nodes_that_report_under_another_name_are_named(monkeypatch):
     monkeypatch.setattr(
         installcontroller, "open_record", lambda config: nullcontext(SimpleNamespace(inventory=lambda: {"dgx01": []}))
