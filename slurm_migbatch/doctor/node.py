@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, slurmfiles
+from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, settings, slurmfiles
 from slurm_migbatch.doctor.programs import unreadable, unreadable_file
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
@@ -128,6 +128,9 @@ def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str], sliced: lis
     release = _release(config)
     several = release >= scripts.SEVERAL["Prolog"]
     yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
+    limits = {key.lower(): conf.value(key) for key in (settings.TIMEOUT, "PrologTimeout", "EpilogTimeout")}
+    found = settings.check_timeouts({key: value for key, value in limits.items() if value}, config)
+    yield from (finding for finding in found if finding.level != OK)  # what slurmctld has is checked there
     gres, cgroup = slurmfiles.beside(conf, "gres.conf"), slurmfiles.beside(conf, "cgroup.conf")
     yield from slurmfiles.check_autodetect(gres, [config.node])
     yield from slurmfiles.check_cgroup(conf, cgroup, gres, config.node, whole=whole, sliced=sliced)
