@@ -640,6 +640,12 @@ def test_files_readable_by_root_only_are_no_problem_for_other_users(open_tmp_pat
     change(slurm / "slurm.conf", f"Prolog={slurm}/wrapper", f"Prolog={slurm}/hooks/prolog")
     (slurm / "hooks/prolog").chmod(0o700)
     assert found().count(f"unknown Prolog: {slurm}/hooks/prolog is readable by root only") == 1
+    (slurm / "gres.conf").chmod(0o600)
+    with (slurm / "slurm.conf").open("a") as file:
+        file.write("CliFilterPlugins=lua\n")
+    text = found()
+    assert text.count(f"unknown files: {slurm}/gres.conf: Permission denied") == 1
+    assert f"FAIL cli_filter.lua: {slurm}/cli_filter.lua is missing" in text, "the later checks are made"
     (slurm / "slurm.conf").chmod(0o600)
     text = found()
     assert f"unknown files: {slurm}/slurm.conf: Permission denied" in text and "unknown controller: " in text
