@@ -127,13 +127,16 @@ def status(etc: str, name: str, as_json: bool) -> None:
         click.echo(f"driver: {found['driver']}")
     if found["journal_faults"]:
         click.echo(f"PROBLEM: the last {found['journal_faults']} hooks could not write the journal: is its disk full?")
+    _lines(f"PROBLEM: {gpu['problem']}" for gpu in found["gpus"] if "problem" in gpu)
     _lines(f"PROBLEM: {line}; run: migbatch node reconcile" for line in found["over"])
     if found["unknown"]:
         click.echo(f"ended runs cannot be determined: {found['unknown']}")
     rows = []
     for gpu in found["gpus"]:
         head = str(gpu["index"])
-        if not gpu["mig"]:
+        if "problem" in gpu:
+            rows.append((head, "-", "-", "not used", "-", "-", gpu["uuid"]))
+        elif not gpu["mig"]:
             rows.append((head, "-", "-", "MIG after reset" if gpu["mig_pending"] else "MIG off", "-", "-", gpu["uuid"]))
         elif not gpu["slices"]:
             rows.append((head, "-", "-", "empty", "-", "-", gpu["uuid"]))

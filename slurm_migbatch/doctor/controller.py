@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -24,7 +24,7 @@ from slurm_migbatch.doctor.limits import check_limits, check_weights
 from slurm_migbatch.doctor.luaposix import check_posix
 from slurm_migbatch.doctor.partitions import check_partitions, check_reservations
 from slurm_migbatch.doctor.preemption import check_preemption
-from slurm_migbatch.doctor.programs import Reader, reader
+from slurm_migbatch.doctor.programs import Reader, readable, reader, unreadable_file
 from slurm_migbatch.doctor.releases import check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReports, causes, check_reports, read_reports, summary
 from slurm_migbatch.doctor.rest import check_rest
@@ -55,10 +55,12 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     if not config.path:
         advice = "migbatch install --role controller --apply"
         yield Finding(WARN, "migbatch.toml", "not found, using defaults", advice)
-    yield from paths.check_paths(config, reader(config.cluster.slurm_user))
-    yield from paths.check_credentials(config, _daemon(config))
-    yield from paths.check_tokens(config, _daemon(config))
-    yield from check_rest(config, _daemon(config))
+    yield from readable(
+        lambda: paths.check_paths(config, reader(config.cluster.slurm_user)),
+        lambda: paths.check_credentials(config, _daemon(config)),
+        lambda: paths.check_tokens(config, _daemon(config)),
+        lambda: check_rest(config, _daemon(config)),
+    )
     own = health.ask_local(config)
     reports: ReceivedReports | None = None
     if own.standby:
@@ -73,10 +75,10 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
             advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
             yield Finding(UNKNOWN, "nodes", text, advice)
     try:
-        yield from _slurm(config, rendering, own, reports, everywhere)
+        yield from readable(lambda: _slurm(config, rendering, own, reports, everywhere))
     except SlurmError as error:
         yield _no_slurm(error)
-    yield from _disks(config)
+    yield from readable(lambda: _disks(config))
     if not own.standby:
         yield from check_service(config, own)
 
@@ -137,7 +139,7 @@ def _slurm(
         raise
     yield Finding(OK, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = parse_settings(_run(config, *CONFIG_COMMAND).stdout)
-    slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
+    slurm_conf = yield from _slurm_conf(conf.get("slurm_conf", ""))
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)
     yield from _controllers(config, conf, local_state)
@@ -175,6 +177,15 @@ def _slurm(
         yield from check_preemption(lambda command: _run(config, *command).stdout)
     if config.lending.enabled:
         yield from lending.check_lending(config, conf, rows, partitions, number)
+
+
+def _slurm_conf(path: str) -> Generator[Finding, None, Conf | None]:
+    """Return slurm.conf; yield why not if this user may not read it."""
+    try:
+        return load(path, read) if path else None
+    except PermissionError as error:
+        yield unreadable_file(error)
+        return None
 
 
 def _partitions(
@@ -232,17 +243,19 @@ def _files(
 ) -> Iterator[Finding]:
     """Check Slurm's files on this host; `active`: whether its migbatchd knows the current site."""
     mig = nodes.mig_nodes(rows, config)
-    yield from catalog.check_catalog(with_dynamic(conf, rows), config.cluster.catalog_nodes, mig)
-    yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
-    yield from slurmfiles.check_cloud_nodes(conf, shown)
     slurm_user = reader(config.cluster.slurm_user)
-    yield from lua.check_script(
-        str(Path(conf.main).with_name(lua.JOB_SUBMIT)), rendering, slurm_user, users=False, known=active
+
+    def script(name: str, *, users: bool) -> Iterator[Finding]:
+        return lua.check_script(str(Path(conf.main).with_name(name)), rendering, slurm_user, users=users, known=active)
+
+    filters = "lua" in scripts.plugins(shown.get("clifilterplugins", ""))
+    yield from readable(
+        lambda: catalog.check_catalog(with_dynamic(conf, rows), config.cluster.catalog_nodes, mig),
+        lambda: slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig),
+        lambda: slurmfiles.check_cloud_nodes(conf, shown),
+        lambda: script(lua.JOB_SUBMIT, users=False),
+        lambda: script(lua.CLI_FILTER, users=True) if filters else (),
     )
-    if "lua" in scripts.plugins(shown.get("clifilterplugins", "")):
-        yield from lua.check_script(
-            str(Path(conf.main).with_name(lua.CLI_FILTER)), rendering, slurm_user, users=True, known=active
-        )
 
 
 def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.mig.driver import DriverError, NoPermission, NotMig
+from slurm_migbatch.node import gpu_faults
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
@@ -79,10 +80,11 @@ class DeviceHolder:
 
 def gather(found: Iterable[NvmlGpu], config: NodeConfig) -> list[CheckedGpu]:
     """Read the GPUs of a host."""
-    return [_gather(gpu, config) for gpu in found]
+    withdrawn = gpu_faults.withdrawn(config.run_dir)
+    return [_gather(gpu, config, withdrawn.get(gpu.uuid)) for gpu in found]
 
 
-def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
+def _gather(gpu: NvmlGpu, config: NodeConfig, withdrawn: DriverError | None) -> CheckedGpu:
     try:
         minor = gpu.minor
     except DriverError as error:
@@ -90,6 +92,8 @@ def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
     facts = (gpu.uuid, gpu.index, gpu.name, f"{config.dev_root}/nvidia{minor}")
     managed = config.manages(gpu.uuid, minor)
     try:
+        if withdrawn is not None:
+            raise withdrawn
         gpu.geometry()
         on, later = gpu.mig_mode()
     except NotMig:

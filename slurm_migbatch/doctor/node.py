@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, slurmfiles
-from slurm_migbatch.doctor.programs import unreadable, unreadable_file
+from slurm_migbatch.doctor import containers, disks, drained, gpus, hooks, link, settings, slurmfiles
+from slurm_migbatch.doctor.programs import readable, unreadable
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
+from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import conf as node_conf
 from slurm_migbatch.node import failure, jobmaps, unwritable
@@ -85,10 +86,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     sliced: list[str] = []
     yield from _gpus(config, driver, whole, sliced)
     yield from gpus.check_helper(helper_is_setuid())
-    try:
-        yield from _slurm(places, config, whole, sliced)
-    except PermissionError as error:
-        yield unreadable_file(error)
+    yield from readable(lambda: _slurm(places, config, whole, sliced))
     directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
     yield from disks.check_disks(disks.read_disk(*directory) for directory in directories)
     yield from _journal(config)
@@ -127,12 +125,22 @@ def _slurm(places: NodePlaces, config: NodeConfig, whole: list[str], sliced: lis
         return
     release = _release(config)
     several = release >= scripts.SEVERAL["Prolog"]
-    yield from hooks.check_hooks(hooks.gather(conf, places.hooks, several=several))
-    gres, cgroup = slurmfiles.beside(conf, "gres.conf"), slurmfiles.beside(conf, "cgroup.conf")
-    yield from slurmfiles.check_autodetect(gres, [config.node])
-    yield from slurmfiles.check_cgroup(conf, cgroup, gres, config.node, whole=whole, sliced=sliced)
-    yield from slurmfiles.check_cli_filter(conf)
-    yield from containers.check_containers(containers.gather(conf), release)
+    limits = {key.lower(): conf.value(key) for key in (settings.TIMEOUT, "PrologTimeout", "EpilogTimeout")}
+    found = settings.check_timeouts({key: value for key, value in limits.items() if value}, config)
+    yield from (finding for finding in found if finding.level != OK)  # what slurmctld has is checked there
+
+    def beside(name: str) -> Conf:
+        return slurmfiles.beside(conf, name)
+
+    yield from readable(
+        lambda: hooks.check_hooks(hooks.gather(conf, places.hooks, several=several)),
+        lambda: slurmfiles.check_autodetect(beside("gres.conf"), [config.node]),
+        lambda: slurmfiles.check_cgroup(
+            conf, beside("cgroup.conf"), beside("gres.conf"), config.node, whole=whole, sliced=sliced
+        ),
+        lambda: slurmfiles.check_cli_filter(conf),
+        lambda: containers.check_containers(containers.gather(conf), release),
+    )
 
 
 def _release(config: NodeConfig) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def reader(user: str | int) -> Reader | None:
         return None
     groups = {entry.pw_gid, *(group.gr_gid for group in grp.getgrall() if entry.pw_name in group.gr_mem)}
     return Reader(entry.pw_name, entry.pw_uid, frozenset(groups))
+
+
+def readable(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of these checks; one that needs a file that this user may not read does not stop the others.
+
+    A file that several of them need is named once.
+    """
+    closed: dict[Finding, None] = {}
+    for check in checks:
+        try:
+            yield from check()
+        except PermissionError as error:
+            closed[unreadable_file(error)] = None
+    yield from closed
 
 
 def unreadable_file(error: PermissionError) -> Finding:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import ceil
 
 from slurm_migbatch.install.scripts import plugins
+from slurm_migbatch.node import fallback
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 
-#: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
-_HOOK_DEADLINE_S = 30
+TIMEOUT = "PrologEpilogTimeout"
 #: Slurm's "no limit"
 _NO_LIMIT = 65534
 _EDIT = "migbatch install --role controller --apply --edit"
@@ -43,7 +45,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         else:
             yield Finding(FAIL, key, "is not set: no job gets a slice", f"{_EDIT}, then restart every slurmd")
     yield from _prolog_flags(conf)
-    yield from _timeout(conf)
+    yield from check_timeouts(conf, NodeConfig("", "", "", ""))
     if conf.get("jobrequeue") == "0":
         yield Finding(
             WARN, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
@@ -82,15 +84,19 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(OK, key, present)
 
 
-def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
-    # from 25.05 on each hook may have its own
-    separate = ("PrologTimeout", "EpilogTimeout")
-    keys = {key if key.lower() in conf else "PrologEpilogTimeout" for key in separate}
-    for key in sorted(keys):
+def check_timeouts(conf: Mapping[str, str], node: NodeConfig) -> Iterator[Finding]:
+    """Check that slurmd waits until hooks with this configuration have ended by themselves; else it drains the node."""
+    needed: dict[str, float] = {}
+    for hook in ("prolog", "epilog"):  # from 25.05 on each hook may have its own
+        key = f"{hook.capitalize()}Timeout"
+        key = key if key.lower() in conf else TIMEOUT
+        needed[key] = max(needed.get(key, 0.0), fallback.longest(node, hook))
+    for key in sorted(needed):
         match = re.match(r"\d+", conf.get(key.lower(), ""))
         limit = int(match[0]) if match else _NO_LIMIT
-        if limit <= _HOOK_DEADLINE_S:
-            text = f"slurmd kills hooks after {limit} s, before their own deadline"
-            yield Finding(FAIL, key, text, "set it to at least 60, or lower HookDeadline in node.conf")
+        if limit < needed[key]:
+            text = f"slurmd kills hooks after {limit} s, and they may take {needed[key]:g} s if the driver hangs"
+            advice = f"set it to at least {max(60, ceil(needed[key]))}, or lower HookDeadline in node.conf"
+            yield Finding(FAIL, key, text, advice)
         else:
             yield Finding(OK, key, "unlimited" if limit == _NO_LIMIT else f"{limit} s")

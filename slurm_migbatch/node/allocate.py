@@ -30,6 +30,7 @@ from slurm_migbatch.node import cudaform, ending, guest, handoff, owner, placeme
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
+from slurm_migbatch.node.gpu_faults import Withdrawn
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.instances import GRACE_S, InstanceMaker, Retry
@@ -137,7 +138,7 @@ class Allocator:
                 why = str(again)
                 if again.place is not None:
                     excluded.add(again.place)
-            except GpuLost as error:
+            except (GpuLost, Withdrawn) as error:
                 self._gpus.reset()
                 for gpu in [error.gpu] if error.gpu else {claim.gpu for claim in claims}:
                     lost[gpu] = f"{gpu}: {error}"
@@ -267,10 +268,13 @@ class Allocator:
 
     def _apply(self, start: _Start, claims: Sequence[placement.SlotClaim]) -> AllocatedSlices:
         wanted = {claim.gpu for claim in claims}
-        gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
+        survey = self._gpus.survey()
+        gpus = {gpu.uuid: gpu for gpu in survey.managed if gpu.uuid in wanted}
         try:
             with locked(self._paths.lock, lock_names(gpus.values()), start.deadline):
                 try:
+                    for uuid in wanted & survey.failing.keys():  # since they were claimed
+                        raise survey.failing[uuid]
                     return self._under_locks(start, claims, gpus)
                 except BaseException:
                     # Release the claims while the locks are still held here.
@@ -403,8 +407,9 @@ def _why_refused(grant: Grant, lost: Mapping[str, str], passing: Sequence[Driver
     """
     if len(lost) > len(passing):
         return Unsafe("; ".join(lost.values()))
-    if passing:
-        return passing[0]
+    for error in passing:
+        if not isinstance(error, Withdrawn):
+            return error
     return Misfit(f"no free placement for {grant.gres}", diagnosis)
 
 

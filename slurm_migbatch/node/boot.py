@@ -11,7 +11,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_migbatch.mig.driver import Activation, DriverError, NotMig
-from slurm_migbatch.node import caps, tmpfs
+from slurm_migbatch.node import caps, gpu_faults, tmpfs
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate
 from slurm_migbatch.node.executor import Executor
@@ -41,6 +41,7 @@ def prepare(
 
     With `reset`, GPUs without processes are reset if the mode requires it.
     """
+    gpu_faults.clear_all(executor.paths)  # GPUs that were withdrawn are used again
     steps = [_mode(config, gpu, reset, nvidia_smi) for gpu in executor.gpus.listed()]
     steps += [BootStep(error, False) for error in executor.gpus.unidentified().values()]
     if not steps:

@@ -99,7 +99,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         note_end(directory, kept)
     try:
         # if AgentWait is no number, `fallback` says where
-        return ask(f"{directory}/{SOCKET}", hook, kept, float(settings.get("AgentWait") or 20.0))
+        return ask(f"{directory}/{SOCKET}", hook, kept, float(settings.get("AgentWait") or conf.AGENT_WAIT_S))
     except (OSError, ValueError, OverflowError) as error:
         reason = f"agent: {error}"
     for key in posix.environ:

@@ -9,6 +9,8 @@ import posix
 
 NAME = "node.conf"
 MAX_BYTES = 65536
+AGENT_WAIT_S = 15.0
+"""How long a hook waits for the agent by default."""
 
 
 class ConfError(ValueError):

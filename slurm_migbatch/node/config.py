@@ -39,7 +39,7 @@ class NodeConfig(NamedTuple):
     peer_uids: tuple[int, ...] = (0,)
     hook_deadline: float = 30.0
     epilog_deadline: float = 10.0
-    agent_wait: float = 20.0
+    agent_wait: float = conf.AGENT_WAIT_S
     busy_retry: float = 0.5
     warm_reuse: str = "same-user"
     check_open_files: bool = True

@@ -173,6 +173,8 @@ class ControllerSync:
         if any(event["kind"] == "fault" and event.get("drain") for event in events):
             # the node is not used until it sends its inventory again; by then Slurm has drained it
             self._last_inventory, self._inventory_due = None, time.monotonic() + INVENTORY_EVERY_S
+        elif any(event["kind"] == "fault" for event in events):
+            self._inventory_due = 0.0  # the GPU may be withdrawn
         stored, database = answer["acked"], str(answer.get("database", ""))
         if answer.get("told") is False and time.monotonic() >= self._state_due:
             self._spool_state(journal, stored, database)

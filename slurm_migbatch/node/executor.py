@@ -8,12 +8,12 @@ node unsafe drain it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
-from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
+from slurm_migbatch.node import ending, exits, gpu_faults, grants, handoff, owner, plan, repair, unwritable
 from slurm_migbatch.node.allocate import Allocator, Misfit, Unsafe, run_of
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
@@ -210,7 +210,7 @@ class Executor:
         except (DriverError, CapsError) as error:
             self.gpus.reset()
             return self._unexpected(env, str(error), deadline, owner_id)
-        self._clear_errors()
+        self._clear_errors({row.gpu for row in allocation.slices if not row.warm}, deadline)
         self._forget_earlier(env, owner_id, earlier_handoffs)
         places = ", ".join(str(row) for row in allocation.slices)
         made = "warm" if allocation.warm else "made"
@@ -385,18 +385,40 @@ class Executor:
             return self._unexpected(env, why, Deadline(0.0), owner_id)
 
     def _unexpected(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
-        """Count an unexpected failure and requeue the job; after several in a row drain the node and count anew."""
+        """Count an unexpected failure and requeue the job; after several in a row drain the node and count anew.
+
+        A GPU that has failed as often is withdrawn, and the node is not drained, if it has others.
+        """
         count = int(self.journal.meta("errors") or 0) + 1
-        drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0
+        fault = self._withdraw(gpu_faults.named(why), why, deadline)
+        limit = self.config.errors_before_drain
+        drain = fault is None and (self.config.on_error == "drain" or count >= limit > 0)
         with self.journal.write():
-            self.journal.set_meta("errors", "0" if drain else str(count))
-            action = "drain" if drain else "requeue"
-            self.journal.event("fault", {"gpu": None, "what": why[:500], "action": action, "drain": drain})
+            self.journal.set_meta("errors", "0" if drain or fault is not None else str(count))
+            event = {"gpu": None, "what": why[:500], "action": "drain" if drain else "requeue", "drain": drain}
+            if fault is not None:
+                event |= {"gpu": gpu_faults.named(why), "what": str(fault)}
+            self.journal.event("fault", event)
+        if drain:
+            gpu_faults.clear_all(self.paths)
         if drain:
             return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline, owner_id)
         return self._send_back(env, why, deadline, owner_id)
 
-    def _clear_errors(self) -> None:
+    def _withdraw(self, gpu: str, why: str, deadline: Deadline) -> gpu_faults.GpuFault | None:
+        """Count a failure of this GPU; return the fault if it is withdrawn now. Nothing here calls the driver."""
+        limit = self.config.errors_before_drain
+        if not gpu or self.config.on_error == "drain" or not limit:
+            return None
+        others = {row.gpu for row in self.journal.slices("state<>'lost'")}
+        others |= plan.load(self.config.state_dir).slots.keys()
+        if not others - self.gpus.withdrawn().keys() - {gpu}:
+            return None
+        return gpu_faults.count(self.paths, gpu, why, limit, deadline)
+
+    def _clear_errors(self, created_on: Collection[str], deadline: Deadline) -> None:
+        """Count failures anew after a start; those of a GPU only if an instance was created on it."""
+        gpu_faults.clear(self.paths, created_on, deadline)
         unwritable.clear(self.paths.run)
         if self.journal.meta("errors") not in ("", "0"):
             with self.journal.write():

@@ -23,6 +23,14 @@ SLURM_QUERY_S = 6.0
 SPARE_S = {"prolog": 4.0, "epilog": 10.0}
 """Seconds after its deadline in which a hook that got no lock or no journal in time ends by itself."""
 GIVE_UP_S = 5.0
+START_S = 5.0
+"""Seconds for the start of the hook's interpreter and processes on a busy node."""
+
+
+def longest(config: NodeConfig, hook: str) -> float:
+    """Return after how many seconds a hook has ended if the agent and the driver hang; slurmd must wait that long."""
+    own = config.hook_deadline + GIVE_UP_S if hook == "prolog" else config.epilog_deadline
+    return START_S + config.agent_wait + own + SPARE_S[hook]
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str, sluid: bytes = b"") -> tuple[int, str]:

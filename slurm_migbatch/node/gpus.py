@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing, NotMig
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.node import gpu_faults
 from slurm_migbatch.node.config import NodeConfig
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Survey(NamedTuple):
-    """GPUs with MIG on, GPUs with MIG off, and the errors of those that do not answer.
+    """GPUs with MIG on, GPUs with MIG off, and the errors of those that do not answer or are withdrawn.
 
     `failing` has errors by UUID, `unidentified` by index those of GPUs that do not even report their UUID and minor.
     """
@@ -70,7 +71,11 @@ class Gpus:
         managed: list[NvmlGpu] = []
         off: list[NvmlGpu] = []
         failing: dict[str, DriverError] = {}
+        withdrawn = self.withdrawn()
         for gpu in self.listed():
+            if gpu.uuid in withdrawn:  # its calls may hang
+                failing[gpu.uuid] = withdrawn[gpu.uuid]
+                continue
             try:
                 (managed if gpu.mig_mode()[0] else off).append(gpu)
             except NotMig:
@@ -85,6 +90,10 @@ class Gpus:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
         selected = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
         return tuple(sorted(selected, key=lambda gpu: gpu.index))
+
+    def withdrawn(self) -> Mapping[str, gpu_faults.Withdrawn]:
+        """Return the GPUs that are not used for now because of their failures."""
+        return gpu_faults.withdrawn(self._config.run_dir)
 
     def unidentified(self) -> Mapping[int, str]:
         """Return by index the errors of GPUs without UUID or minor, unless Gpus= has other GPUs only.

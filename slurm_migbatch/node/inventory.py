@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
 
 def inventory(gpus: Gpus) -> list[dict[str, object]]:
-    """Describe each managed GPU; those without MIG support have no geometry. Raises DriverError."""
-    return [_entry(gpu, gpus) for gpu in gpus.listed()]
+    """Describe each managed GPU; those without MIG support or withdrawn have no geometry. Raises DriverError."""
+    withdrawn = gpus.withdrawn()
+    return [_entry(gpu, gpus, withdrawn.get(gpu.uuid)) for gpu in gpus.listed()]
 
 
-def _entry(gpu: NvmlGpu, gpus: Gpus) -> dict[str, object]:
+def _entry(gpu: NvmlGpu, gpus: Gpus, withdrawn: DriverError | None) -> dict[str, object]:
     entry: dict[str, object] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
     try:
+        if withdrawn is not None:
+            raise withdrawn
         entry["mig"] = gpu.mig_mode()[0]
         entry["geometry"] = gpus.geometry(gpu).to_dict()
         entry |= {key: value for key, value in gpu.facts().items() if key not in entry}

@@ -22,9 +22,9 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import Journal
-from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalSlice
+from slurm_migbatch.node.journal_rows import IN_FLIGHT, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
-from slurm_migbatch.node.run_repair import RunRepairer
+from slurm_migbatch.node.run_repair import RunRepairer, run_lock
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
@@ -71,10 +71,41 @@ class Repairer:
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
             done += self.repair_absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self._run_repairer.repair_all(dry=dry, locked_job=locked_job)
+        done += self._restore_handoffs({gpu.uuid: gpu for gpu in survey.managed}, dry=dry, locked_job=locked_job)
         done += self.update_job_maps(dry=dry)
         if failures:
             raise failures[0]
         return done
+
+    def _restore_handoffs(self, gpus: Mapping[str, NvmlGpu], *, dry: bool, locked_job: int | None) -> list[str]:
+        """Write the hand-offs of running runs that RunDir has lost: it was emptied, and their later steps need them."""
+        present = set(handoff.listed(self._paths.job))
+        done = []
+        for found in self._journal.runs("state='running'"):
+            key = found.job, found.restart
+            if key in present or found.job == locked_job:
+                continue
+            with suppress(TooLate), locked(self._paths.lock, [run_lock(found.job)], Deadline(0.0)):
+                if handoff.load(self._paths.job, *key) is not None:
+                    continue  # its Prolog has just written it
+                for run in self._journal.runs("job=? AND restart=? AND state='running'", key):
+                    rows = sorted(self._journal.slices_of(run), key=lambda row: row.ordinal or 0)
+                    if rows and all(row.state == "held" and row.gpu in gpus for row in rows):
+                        done.append(f"{run}: its hand-off was missing and is written again")
+                        if not dry:
+                            self._write_handoff(run, rows, gpus)
+        return done
+
+    def _write_handoff(self, run: JournalRun, rows: Sequence[JournalSlice], gpus: Mapping[str, NvmlGpu]) -> None:
+        # progress files are append-only: what emptied RunDir has left them
+        reports = (run.job, run.restart) in progress.listed(self._paths.progress)
+        path = f"{self._paths.progress_dir}/{run.job}.{run.restart}" if reports else ""
+        sizes = [self._gpus.geometry(gpus[row.gpu]).info(row.slot.profile).memory_mib for row in rows]
+        given = [
+            handoff.HandoffSlice(row.mig_uuid or "", str(row.slot.profile), size, row.gpu)
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+        handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, tuple(given), progress=path))
 
     def update_job_maps(self, *, dry: bool = False) -> list[str]:
         """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""

@@ -25,7 +25,8 @@ def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
     journal = executor.journal
     rows = journal.slices()
     try:
-        gpus = [_gpu(gpu) for gpu in executor.gpus.listed()]
+        withdrawn = executor.gpus.withdrawn()
+        gpus = [_gpu(gpu, withdrawn.get(gpu.uuid)) for gpu in executor.gpus.listed()]
         problem = "; ".join(executor.gpus.unidentified().values())
     except DriverError as error:
         gpus, problem = [], str(error)
@@ -70,9 +71,11 @@ def agent_answers(config: NodeConfig) -> bool:
     return True
 
 
-def _gpu(gpu: NvmlGpu) -> dict[str, Any]:
+def _gpu(gpu: NvmlGpu, withdrawn: DriverError | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
     try:
+        if withdrawn is not None:
+            raise withdrawn
         entry["mig"], entry["mig_pending"] = gpu.mig_mode()
     except DriverError as error:
         entry["mig"], entry["mig_pending"], entry["problem"] = False, False, str(error)

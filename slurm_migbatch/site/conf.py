@@ -109,7 +109,7 @@ class Site:
         catalog: the node that is always down and lists every profile.
         prolog, epilog, task_prolog: hook paths, empty for none.
         job_submit, cli_filter: whether the Lua scripts are beside slurm.conf.
-        hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
+        hook_timeout: PrologEpilogTimeout in seconds; at least `node.fallback.longest`.
         lends: whether training jobs of some partitions are requeued for others.
         preempts: whether the site has had preemption of its own.
         accounting: whether slurmdbd records the mig TRES.

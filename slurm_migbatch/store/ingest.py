@@ -23,6 +23,7 @@ from slurm_migbatch.store.lifecycle import (
     RunEvent,
     SliceFacts,
     finish_if_free,
+    is_elsewhere,
     link,
     lose_leases,
     lose_run,
@@ -335,7 +336,7 @@ def _stop(session: Session, machine: StoredNode, journal: NodeJournal, ts: float
     job, restart = _identity(event)
     run = _holder(session, machine, job, restart) or run_of(session, job, restart, ts, starts=False)
     code, slices = clean.whole(event.get("exit_code"), 0, 255), _slices(event)
-    if not _is_elsewhere(run, machine):
+    if not is_elsewhere(run, machine.node):
         if event.get("shared") is True:
             measured.mark_shared(run)
         measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in slices])
@@ -350,7 +351,7 @@ def _progress(session: Session, machine: StoredNode, journal: NodeJournal, ts: f
     if run is None:
         raise ValueError(f"job {job} has no run {restart}")
     held_here = select(StoredLease.id).where(StoredLease.run_id == run.id, StoredLease.node == machine.node).limit(1)
-    if session.scalar(held_here) is None or _is_elsewhere(run, machine):
+    if session.scalar(held_here) is None or is_elsewhere(run, machine.node):
         raise ValueError(f"job {job} has held nothing on this node")
     measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
@@ -376,11 +377,6 @@ def _holder(session: Session, machine: StoredNode, job: int, restart: int) -> Ru
     return session.scalars(
         select(Run).join(StoredLease, StoredLease.run_id == Run.id).where(*lease).order_by(StoredLease.id)
     ).first()
-
-
-def _is_elsewhere(run: Run, machine: StoredNode) -> bool:
-    """Return whether, according to Slurm, the run was on other nodes only: root of a node can report any job."""
-    return bool(run.placed) and machine.node not in (run.nodes or "").split(",")
 
 
 def _identity(event: dict[str, Any]) -> tuple[int, int]:

@@ -399,16 +399,20 @@ def _close(lease: StoredLease, moment: float, outcome: str) -> None:
     lease.outcome = outcome
 
 
+def is_elsewhere(run: Run, node: str) -> bool:
+    """Return whether, according to Slurm, the run was on other nodes only: root of a node can report any job."""
+    return bool(run.placed) and node not in (run.nodes or "").split(",")
+
+
 def summarise(session: Session, run: Run) -> None:
-    """Update `profile` and `slice_count` of a run from its leases."""
+    """Update `profile` and `slice_count` of a run from its leases on the nodes that Slurm gave it."""
     session.flush()
-    counts = Counter(
-        session.scalars(
-            select(StoredLease.profile).where(
-                StoredLease.run_id == run.id, StoredLease.outcome.is_distinct_from("moved")
-            )
+    leases = session.execute(
+        select(StoredLease.profile, StoredLease.node).where(
+            StoredLease.run_id == run.id, StoredLease.outcome.is_distinct_from("moved")
         )
     )
+    counts = Counter(profile for profile, node in leases if not is_elsewhere(run, node))
     run.slice_count = sum(counts.values())
     before = run.profile
     run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(counts.items()))[:512] or None

@@ -20,6 +20,7 @@ from slurm_migbatch.store.lifecycle import (
     link,
     lose_leases,
     run_of,
+    summarise,
 )
 from slurm_migbatch.store.models import Job, Run, StoredDecision, StoredLease, StoredLoan, StoredNode, portions
 from slurm_migbatch.workload.loans import user_text
@@ -118,7 +119,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
         # Slurm numbers the components of a heterogeneous job consecutively
         run.het_offset = clean.small(run.job_id - run.het_job)
     nodes = row.get("nodes")
-    _place(run, nodes)
+    _place(session, run, nodes)
     run.asked = run.asked or Run.fitting("asked", row.get("gres"))
     link(session, run, _marker(row))
     reason = Run.fitting("reason", row.get("reason"))
@@ -136,13 +137,20 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
         run.state, run.state_from = ("RUNNING" if state == "COMPLETING" else state), "slurm"
 
 
-def _place(run: Run, nodes: Any) -> None:
-    """Note the nodes that Slurm has given a run: none yet if they are empty, unknown if they are missing."""
+def _place(session: Session, run: Run, nodes: Any) -> None:
+    """Note the nodes that Slurm has given a run: none yet if they are empty, unknown if they are missing.
+
+    A user can take nodes from a running job; it has used them nevertheless.
+    """
     if nodes:
-        run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
+        listed = nodes.split(",") if isinstance(nodes, str) else list(nodes)
+        earlier = run.nodes.split(",") if run.placed and run.nodes else []
+        run.nodes = ",".join(dict.fromkeys([*listed, *earlier]))
         measured.keep_only(run, run.nodes.split(","))
     if nodes is not None and not run.placed:
         run.placed = bool(nodes)
+        if run.slice_count:  # reported by nodes, of which some may not be the run's
+            summarise(session, run)
 
 
 def _note_suspension(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:

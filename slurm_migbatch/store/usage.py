@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case
 from sqlalchemy.orm import aliased
 
 from slurm_migbatch.store.models import Run, StoredLease
-from slurm_migbatch.store.queries import COUNTED, PLACED, RunFilter, among, conditions_of
+from slurm_migbatch.store.queries import COUNTED, ON_ITS_NODES, PLACED, RunFilter, among, conditions_of
 from slurm_migbatch.values import replace
 
 #: available groups, besides profile and size, which are always included
@@ -81,6 +81,7 @@ def held_slices(
         or_(Run.ended.is_(None), Run.ended > start),
         COUNTED,
         PLACED,
+        ON_ITS_NODES,
     ]
     if wanted.nodes:
         conditions.append(among(StoredLease.node, wanted.nodes))

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, func, select
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.store import clean, recurring
 from slurm_migbatch.store.models import Run, StoredDecision, StoredLease
-from slurm_migbatch.store.queries import COUNTED, LISTED, RunFilter, conditions_of
+from slurm_migbatch.store.queries import COUNTED, LISTED, ON_ITS_NODES, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
 
@@ -63,7 +63,11 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
     held = (
-        select(StoredLease.gpu).where(StoredLease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
+        select(StoredLease.gpu)
+        .where(StoredLease.run_id == Run.id, COUNTED, ON_ITS_NODES)
+        .limit(1)
+        .correlate(Run)
+        .scalar_subquery()
     )
     runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(StoredDecision, StoredDecision.id == Run.decision)
     newest_first = (StoredDecision.recurring, Run.job_id.desc(), Run.id.desc())

@@ -657,6 +657,25 @@ def test_files_readable_by_root_only_are_no_problem_for_other_users(open_tmp_pat
     change(slurm / "slurm.conf", f"Prolog={slurm}/wrapper", f"Prolog={slurm}/hooks/prolog")
     (slurm / "hooks/prolog").chmod(0o700)
     assert found().count(f"unknown Prolog: {slurm}/hooks/prolog is readable by root only") == 1
+    (slurm / "gres.conf").chmod(0o600)
+    with (slurm / "slurm.conf").open("a") as file:
+        file.write("CliFilterPlugins=lua\n")
+    text = found()
+    assert text.count(f"unknown files: {slurm}/gres.conf: Permission denied") == 1
+    assert f"FAIL cli_filter.lua: {slurm}/cli_filter.lua is missing" in text, "the later checks are made"
     (slurm / "slurm.conf").chmod(0o600)
     text = found()
     assert f"unknown files: {slurm}/slurm.conf: Permission denied" in text and "unknown controller: " in text
+
+
+@pytest.mark.parametrize(("deadline", "limit", "short"), [(30, 60, False), (30, 58, True), (50, 60, True)])
+def test_slurm_that_kills_hooks_before_they_give_up_is_reported(
+    tmp_path: Path, library: Path, slurm: Path, deadline: int, limit: int, short: bool
+) -> None:
+    """The longest hook waits in vain for the agent, for its own process, and for the one that refuses the job."""
+    with (slurm / "slurm.conf").open("a") as file:
+        file.write(f"PrologEpilogTimeout={limit}\n")
+    with a_node(tmp_path / "n1", library, SlurmConf=slurm / "slurm.conf", HookDeadline=deadline) as node:
+        places = NodePlaces(str(node.etc), f"{slurm}/hooks", name="n1")
+        found = wrong(examine_quietly(places, node.config, node.executor.gpus))
+    assert any(subject == "PrologEpilogTimeout" for subject, _ in found) is short

@@ -11,9 +11,10 @@ import pytest
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.mig.driver import DriverError
-from slurm_migbatch.node import auth, exits, plan
+from slurm_migbatch.node import auth, exits, gpu_faults, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
+from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.journal import NAME, Corrupt, JournalError
 from slurm_migbatch.node.state import state
 from slurm_migbatch.testbed.proc import wait_until
@@ -282,6 +283,22 @@ def test_inventory_is_reported_again_after_a_drain(served, controller):
         assert controller_sync.ship(node.journal)
         controller_sync._inventory(node.journal)
         assert len(node.events("inventory")) == inventories
+
+
+def test_withdrawn_gpu_is_reported_right_after_its_fault(served, controller):
+    """Until then the controller offers its slices."""
+    node, controller_sync = served
+    answers(controller, "d1", True)
+    controller_sync._events()
+    (gpu, *_) = node.executor.gpus.listed()
+    assert gpu_faults.count(node.executor.paths, gpu.uuid, "it hangs", 1, Deadline(1.0)) is not None
+    with node.journal.write():
+        node.journal.event("fault", {"gpu": gpu.uuid, "what": "it hangs", "action": "requeue", "drain": False})
+    controller_sync._events()
+    controller_sync._events()
+    sent = [event for _, message in controller.seen for event in message["events"] if event["kind"] == "inventory"]
+    assert [event["gpus"][0]["mig"] for event in sent] == [True, False]
+    assert "it hangs" in sent[-1]["gpus"][0]["problem"]
 
 
 def test_large_events_are_sent_in_several_messages(served, controller):

@@ -383,6 +383,8 @@ def test_run_after_the_one_that_waits_does_not_count(store: Store) -> None:
 def test_figures_of_an_earlier_run_on_another_node_do_not_count(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7, "RUNNING", nodes=("n2",), start=99.0)], live=[7])
+    own = Node(store, "n2")
+    own.send(own.event("inventory", 50, gpus=[GPU]), own.start(100, 7), own.stop(160, 7))
     store.upsert_jobs([job(7, nodes=(), restarts=1, submit=161.0)], live=[7])
     node.send(node.event("inventory", 50, gpus=[GPU]), node.start(100, 7), {**node.stop(160, 7), "memory_mib": 5000})
     assert [lesson.memory_mib for lesson in taught(store)] == [None]

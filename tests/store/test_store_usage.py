@@ -8,7 +8,7 @@ from slurm_migbatch.store import capacity
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.usage import HeldSlices, held_slices
-from tests.support.store_events import Node, slice_entry
+from tests.support.store_events import Node, job, run_of, slice_entry
 from tests.support.usage_record import run
 
 
@@ -97,3 +97,38 @@ def test_only_the_last_description_of_gpus_before_the_window_is_read(
         assert seconds == dict.fromkeys(("n1", "n2"), 50 * 2 + 100 * 3 + 50 * 4)
         assert len(read) == 2 * 3
         assert store.read(capacity.gpu_seconds, 1050.0, 1250.0, ("n2",)) == {"n2": 600.0}
+
+
+@pytest.mark.parametrize("listed", ["first", "later"])
+def test_slices_that_a_node_claims_for_a_run_on_other_nodes_are_not_charged(database: str, listed: str) -> None:
+    """Root of a node can report any job, also before Slurm's list of jobs is read."""
+    with open_store(database) as store:
+        own, false = Node(store, "n_1"), Node(store, "nx1")
+        row = job(1, "RUNNING", start=1000.0, nodes=["n_1", "n2"])
+        claim = false.start(1001, 1, slice_entry(0, 4, "4g.40gb", gpu="GPU-b"))
+        if listed == "first":
+            store.upsert_jobs([row], now=1000)
+        false.send(claim)
+        store.upsert_jobs([row], now=1002)
+        own.send(own.start(1003, 1))
+        own.send(own.stop(1100, 1))
+        store.upsert_jobs([{**row, "state": "COMPLETED", "end": 1100.0}], now=1101)
+        shown = run_of(store, 1).run
+        with store.reading() as connection:
+            found = list(held_slices(connection, RunFilter(), ("user", "node"), 0, 3000, 3000))
+    assert [(row.groups, row.profile, row.seconds) for row in found] == [(("alice", "n_1"), "1g.10gb", 100.0)]
+    assert (shown["profile"], shown["slice_count"], shown["nodes"]) == ("1g.10gb", 1, "n_1,n2")
+
+
+def test_node_that_a_job_has_given_up_is_charged(database: str) -> None:
+    """A user can take nodes from a running job: scontrol update NumNodes=1."""
+    with open_store(database) as store:
+        row = job(1, "RUNNING", start=1000.0, nodes=["n1", "n2"])
+        store.upsert_jobs([row], now=1000)
+        for node in (Node(store, "n1"), Node(store, "n2")):
+            node.send(node.start(1001, 1))
+        store.upsert_jobs([{**row, "nodes": ["n1"]}], now=1090)
+        store.upsert_jobs([{**row, "nodes": ["n1"], "state": "COMPLETED", "end": 1100.0}], now=1101)
+        with store.reading() as connection:
+            found = list(held_slices(connection, RunFilter(), ("node",), 0, 3000, 3000))
+    assert sorted(row.groups for row in found) == [("n1",), ("n2",)]

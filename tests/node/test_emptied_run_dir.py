@@ -1,0 +1,26 @@
+"""RunDir is emptied while jobs run: their hand-offs are written again from the journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.nodes import BOB, Node
+
+
+def lose_handoffs(node: Node) -> None:
+    for path in Path(f"{node.config.run_dir}/job").iterdir():
+        path.unlink()
+
+
+def test_lost_hand_offs_of_running_jobs_are_written_again(node: Node) -> None:
+    node.prolog(1, "[mig:1g.10gb:2]")
+    node.prolog(2, "[mig:2g.20gb:1]", uid=BOB)
+    node.prolog(3, "[mig:1g.10gb:1]")
+    node.epilog(3)
+    before = [node.handoff(job) for job in (1, 2)]
+    assert None not in before
+    lose_handoffs(node)
+    assert "job 1 run 0: its hand-off was missing and is written again" in node.reconcile()
+    assert [node.handoff(job) for job in (1, 2)] == before
+    assert node.handoff(3) is None, "its job is over"
+    assert node.reconcile() == []
