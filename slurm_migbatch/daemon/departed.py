@@ -59,7 +59,7 @@ class DepartedJobs:
             self._tasks.start(self._ask(frozenset(self._jobs)))
 
     async def recall(self, rounds: Rounds) -> None:
-        """Find in the record the jobs of which an earlier service could not ask Slurm any more how they ended."""
+        """Find in the record the jobs whose ends Slurm has not told: they may have ended while no service ran."""
         subject = "cannot read whose ends Slurm has not told"
         since = time.time() - _KEPT_S
         self._jobs |= await rounds.read(

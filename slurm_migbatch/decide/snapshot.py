@@ -102,6 +102,7 @@ class RunProgress:
         profile: in NVML's spelling.
         checkpoint: when its newest checkpoint was complete, unix seconds; `ckpt_s`: seconds spent writing it.
         items: items done.
+        shared: it has shared its slice, so `items_per_s` is not that of a slice of its own.
     """
 
     job: int
@@ -111,6 +112,7 @@ class RunProgress:
     ckpt_s: float | None = None
     items: float | None = None
     items_per_s: float | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -106,15 +106,23 @@ class PreemptionRules:
             return None
         if self.exempt_priority is not None and running.priority >= self.exempt_priority:
             return None
-        ending = None
-        if self.kind == _QOS and running.qos in self._of_qos(waiting).preempts:
-            own = self._of_qos(running)
-            ending = _ending(own.mode or self.mode, own.grace_s)
-        elif self.kind == _PARTITION and (partition := self.partitions.get(running.partition)) is not None:
-            ending = partition.ending if partition.tier < self._tier(waiting) else None
+        if self.kind == _QOS:
+            above = running.qos in self._of_qos(waiting).preempts
+        else:
+            partition = self.partitions.get(running.partition)
+            above = partition is not None and partition.tier < self._tier(waiting)
+        ending = self.ending_of(running) if above else None
         if ending is not None and ending.by_priority and waiting.priority <= running.priority:
             return None
         return ending
+
+    def ending_of(self, running: JobRow) -> Ending | None:
+        """Return how a running job ends if it is preempted, by whichever job; None: its settings do not let it be."""
+        if self.kind == _QOS:
+            own = self._of_qos(running)
+            return _ending(own.mode or self.mode, own.grace_s)
+        partition = self.partitions.get(running.partition) if self.kind == _PARTITION else None
+        return None if partition is None else partition.ending
 
     def _any_below(self, tier: int) -> bool:
         return any(found.ending is not None and found.tier < tier for found in self.partitions.values())

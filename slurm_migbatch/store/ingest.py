@@ -306,6 +306,7 @@ def _state(session: Session, machine: StoredNode, journal: NodeJournal, ts: floa
         since = clean.moment(facts.get("since")) or ts
         run = _holder(session, machine, job, restart) or run_of(session, job, restart, since, starts=True)
         _fill_in_user(session, run, facts)
+        _note_sharing(session, machine, run, facts)
         start_run(session, run, RunEvent(machine.node, journal.journal, since, slices), None, _host_run(facts))
     machine.told = event["seq"]
 
@@ -329,7 +330,17 @@ def _start(session: Session, machine: StoredNode, journal: NodeJournal, ts: floa
     lost_at = journal.superseded
     if machine.booted is not None and ts < machine.booted and _is_late(journal, event):
         lost_at = machine.booted
+    _note_sharing(session, machine, run, event)
     start_run(session, run, RunEvent(machine.node, journal.journal, ts, _slices(event)), lost_at, _host_run(event))
+
+
+def _note_sharing(session: Session, machine: StoredNode, guest: Run, event: dict[str, Any]) -> None:
+    """Mark a guest and the run that shares its slice with it, long before their ends, which repeat it."""
+    host_run = _host_run(event)
+    host = None if host_run is None else _holder(session, machine, *host_run)
+    for run in () if host is None else (host, guest):
+        if not _is_elsewhere(run, machine):
+            measured.mark_shared(run)
 
 
 def _stop(session: Session, machine: StoredNode, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:

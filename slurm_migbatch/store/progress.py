@@ -101,6 +101,6 @@ def _row(row: Any) -> RunProgressRow:
     reported = max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None)
     return RunProgressRow(
         row.job_id, row.restart, row.profile, safe.get("checkpoint"), safe.get("ckpt_s"), row.measured_items,
-        row.measured_throughput_per_s, row.started, row.ended, reported, facts.get("batch"), safe.get("steps"),
-        safe.get("restored"),
+        row.measured_throughput_per_s, facts.get("shared") is True, row.started, row.ended, reported,
+        facts.get("batch"), safe.get("steps"), safe.get("restored"),
     )  # fmt: skip

@@ -143,11 +143,13 @@ def holders(connection: Connection) -> list[Any]:
 
 
 def unconfirmed_ends(connection: Connection, since: float, most: int) -> frozenset[int]:
-    """Return the jobs, the last ones, whose latest run ended at `since` or later by what nodes say, not Slurm."""
-    by_nodes = select(Run.job_id).where(
-        overlapping(since, None), Run.ended.is_not(None), Run.latest, Run.state_from != "slurm"
+    """Return the jobs, the last ones, of whose latest run Slurm has listed no end, and that ended at `since` or later
+    by what nodes say, or not at all: it may have ended while migbatchd was down.
+    """
+    unlisted = select(Run.job_id).where(
+        overlapping(since, None), or_(Run.ended.is_(None), Run.state_from != "slurm"), Run.latest
     )
-    return frozenset(connection.scalars(by_nodes.order_by(Run.ended.desc()).limit(most)))
+    return frozenset(connection.scalars(unlisted.order_by(Run.id.desc()).limit(most)))
 
 
 def identity(connection: Connection) -> str:

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    String,
+    TextClause,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.orm import aliased
 
 from slurm_migbatch.store.models import Run, StoredLease
 from slurm_migbatch.store.queries import COUNTED, ON_ITS_NODES, PLACED, RunFilter, among, conditions_of
+from slurm_migbatch.store.runquery import HELD_UNTIL
 from slurm_migbatch.values import replace
 
 #: available groups, besides profile and size, which are always included
@@ -57,7 +72,8 @@ class HeldSlices(NamedTuple):
 def held_slices(
     connection: Connection, wanted: RunFilter, groups: Sequence[str], start: float, end: float, now: float
 ) -> Iterator[HeldSlices]:
-    """Yield what the selected runs held between two times, from their start to their end according to Slurm.
+    """Yield what the selected runs held between two times, from their start to their end according to Slurm; see
+    `HELD_UNTIL`.
 
     Args:
         wanted: its window is replaced by this one. With nodes, slices on other nodes are excluded.
@@ -67,8 +83,9 @@ def held_slices(
     until = min(end, now)
     if until <= start:
         return
+    held_until: ColumnElement[float] = literal_column(HELD_UNTIL, Double())
     began = case((Run.started > start, Run.started), else_=start)
-    ended = case((Run.ended < until, Run.ended), else_=until)
+    ended = case((held_until < until, held_until), else_=until)
     other = aliased(StoredLease)
     differs = [other.profile != StoredLease.profile, other.slot_size != StoredLease.slot_size]
     if "node" in groups:
@@ -78,7 +95,7 @@ def held_slices(
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, start=start, end=end, states=(), duplicates=True)),
         Run.started < until,
-        or_(Run.ended.is_(None), Run.ended > start),
+        or_(held_until.is_(None), held_until > start),
         COUNTED,
         PLACED,
         ON_ITS_NODES,

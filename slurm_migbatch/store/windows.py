@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.store.runquery import RunFilter, Values, conditions, in_any_case
+from slurm_migbatch.store.runquery import HELD_UNTIL, RunFilter, Values, conditions, in_any_case
 
 if TYPE_CHECKING:
     from slurm_migbatch.store.reader import RunReader
@@ -36,12 +36,12 @@ def held_slices(record: RunReader, wanted: RunFilter) -> Rows:
     if wanted.end is not None:
         clauses.append(f"runs.started < {values.one(wanted.end)}")
     if wanted.start is not None:
-        clauses.append(f"runs.ended IS NULL OR runs.ended > {values.one(wanted.start)}")
+        clauses.append(f"{HELD_UNTIL} IS NULL OR {HELD_UNTIL} > {values.one(wanted.start)}")
     if wanted.nodes:
         clauses.append(f"leases.node IN {values.all(wanted.nodes)}")
     columns = (
         "leases.node, leases.gpu, leases.gpu_index, leases.profile, leases.slot_start, leases.slot_size, runs.started, "
-        f"runs.ended, runs.account, CASE WHEN {record.text_in(facts, 'shared')} IS NULL "
+        f"{HELD_UNTIL}, runs.account, CASE WHEN {record.text_in(facts, 'shared')} IS NULL "
         f"THEN {record.number_in(facts, 'sm')} END"
     )
     return _select(record, columns, "leases JOIN runs ON leases.run_id = runs.id", clauses, values)

@@ -1,6 +1,8 @@
 """migbatchd on a private cluster: what users see, and what survives the loss of each part."""
 
+import re
 import time
+from datetime import datetime
 
 import pytest
 
@@ -113,6 +115,42 @@ def test_jobs_run_without_migbatchd_and_are_recorded_after_its_restart(bed):
     assert run_of(bed, running).run["profile"] == "1g.10gb"
     assert run_of(bed, new).slices[0]["profile"] == "1g.10gb"
     wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+
+
+def test_ends_of_jobs_without_slices_while_migbatchd_is_down_are_slurms(bed):
+    gate = bed.home(USER) / "gate2"
+    fails = bed.submit(wrap=f"until test -e {gate}; do sleep 0.2; done; exit 5", user=USER)
+    held = bed.submit("--gres=mig:1g.10gb:1", "--hold", wrap="true", user=USER)
+    bed.wait_job(fails, "RUNNING")
+    known = {fails: "RUNNING", held: "PENDING"}
+    wait("both in the record", lambda: known == {job: run["state"] for job, run in recorded(bed, fails, held).items()})
+    bed.kill("migbatchd")
+    gate.touch()
+    bed.run(["scancel", str(held)])
+    assert bed.wait_job(fails) == "FAILED"
+    ended = {job: ended_at(bed, job) for job in (fails, held)}
+    wait("another second", lambda: time.time() > max(ended.values()) + 1)
+    bed.product.start_daemon()
+    expected = {fails: ("FAILED", 5, ended[fails]), held: ("CANCELLED", 0, ended[held])}
+    wait(
+        "Slurm's ends",
+        lambda: (
+            {job: (run["state"], run["exit_code"], run["ended"]) for job, run in recorded(bed, fails, held).items()}
+            == expected
+        ),
+    )
+
+
+def recorded(bed, *jobs):
+    """The record's fields of the runs of these jobs."""
+    with open_store(bed.product.record, readonly=True) as store:
+        return {row.run["job_id"]: row.run for row in store.runs(RunFilter(jobs=tuple(map(JobId, jobs))))}
+
+
+def ended_at(bed, job):
+    """When a job ended according to scontrol, unix seconds."""
+    (text,) = re.findall(r"EndTime=(\S+)", bed.run(["scontrol", "show", "job", str(job)]).stdout)
+    return datetime.fromisoformat(text).timestamp()
 
 
 def test_offer_returns_after_a_slurmctld_restart_and_no_node_is_drained(bed):

@@ -26,12 +26,12 @@ from slurm_migbatch.decide.lending.loan import Cause, JobView, Loan, LoanHistory
 from slurm_migbatch.decide.lending.model import LendingRules, LoanOrder, OrderKind
 from slurm_migbatch.decide.lending.pools import delayed
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.stage import LendingSettings, Refusals, ends_of
+from slurm_migbatch.decide.lending.stage import LendingMemory, LendingSettings, Refusals, ends_of
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.recording.codec import Codec
 from slurm_migbatch.decide.recording.memory import encode, restore, take
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import LendingPast, Report, RunProgress
 from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.layout import EMPTY, Layout
@@ -51,6 +51,20 @@ def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
 
 def job_view(row: JobRow) -> JobView:
     return job_views_of([row], ["train"])[row.job_id]
+
+
+# -- the record at a start ---------------------------------------------------------------------------------------------
+
+
+def test_speed_of_a_run_that_has_shared_its_slice_is_not_read_from_the_record_as_of_one_alone() -> None:
+    memory = LendingMemory(LendingSettings())
+    alone, shared = (RunProgress(job, 0, "7g.80gb", items=100.0, items_per_s=10.0, shared=job == 6) for job in (5, 6))
+    memory.load(LendingPast(runs=(alone, shared)), NOW)
+    assert memory.elastic_jobs._heard.keys() == {5}
+    assert memory.slice_sharing.shared == {(6, 0)}
+    rows = [elastic(job, "7g.80gb", state="RUNNING", nodes=("n1",), start=NOW - 60) for job in (5, 6)]
+    memory.slice_sharing.update(NOW, {}, {}, job_views_of(rows, ["train"]), {})
+    assert memory.slice_sharing.shared == {(6, 0)}, "as long as Slurm lists it"
 
 
 # -- refused orders ----------------------------------------------------------------------------------------------------

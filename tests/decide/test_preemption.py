@@ -352,6 +352,24 @@ def test_a_job_goes_on_if_the_other_one_no_longer_waits(rows: tuple[JobRow, ...]
     assert not memory.moves
 
 
+def test_a_restarted_service_ends_the_job_that_the_record_says_is_preempted() -> None:
+    """Otherwise it chose again, perhaps other jobs, and those that had got SIGTERM went on."""
+    signalled: dict[str, Any] = {
+        "kind": "preempt", "outcome": "", "ts": NOW - 10, "job_id": 5, "restart": 0, "why": "", "after": "TERM",
+    }  # fmt: skip
+    memory = MoveMemory()
+    memory.load([signalled, {**signalled, "job_id": 6}], NOW, {5: CANCELLED}.get)
+    assert memory.moves.keys() == {5}, "the other one is no longer listed"
+    assert not orders(memory, low(), JobRow(URGENT), now=NOW)
+    (order,) = orders(memory, low(), JobRow(URGENT), now=NOW + 10)
+    assert (order.signal, order.cancel, order.preempts) == ("", True, True)
+    again = MoveMemory()
+    again.load([signalled, {**signalled, "ts": NOW - 1, "after": "CANCELLED"}], NOW, {5: CANCELLED}.get)
+    assert not orders(again, low(state="COMPLETING"), JobRow(URGENT), now=NOW + 1)
+    assert again.moves and not orders(again, JobRow(URGENT), now=NOW + 2)
+    assert not again.moves
+
+
 # -- whole simulated runs ----------------------------------------------------------------------------------------------
 
 A100 = geometry("a100-80gb")

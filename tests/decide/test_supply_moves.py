@@ -341,6 +341,10 @@ def test_job_that_cannot_be_requeued_is_never_moved_again() -> None:
     assert not memory.fixed, "forgotten with the job"
 
 
+def no_ending(_job: int) -> None:
+    """No job is preempted."""
+
+
 def recorded(after: str, ts: float, **more: Any) -> dict[str, Any]:
     return {"kind": "move", "outcome": "", "ts": ts, "job_id": 5, "restart": 0, "why": WHY, "after": after, **more}
 
@@ -348,17 +352,17 @@ def recorded(after: str, ts: float, **more: Any) -> dict[str, Any]:
 def test_restarted_service_continues_the_moves_in_the_record() -> None:
     actions = [recorded("USR1", NOW - 10)]
     memory = MoveMemory()
-    memory.load(actions, NOW)
+    memory.load(actions, NOW, no_ending)
     assert not followed(memory, row(), now=NOW)
     (order,) = followed(memory, row(), now=NOW + RULES.grace_s - 10)
     assert not order.signal
     memory = MoveMemory()
-    memory.load([*actions, recorded("PENDING", NOW - 5)], NOW)
+    memory.load([*actions, recorded("PENDING", NOW - 5)], NOW, no_ending)
     queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
     assert memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue) == [5]
     for other in (recorded("USR1", NOW - 900), recorded("USR1", NOW, outcome="no"), recorded("x", NOW, kind="signal")):
         memory = MoveMemory()
-        memory.load([other], NOW)
+        memory.load([other], NOW, no_ending)
         assert memory.loaded and not memory.moves
 
 

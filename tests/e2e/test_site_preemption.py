@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.proc import wait_until
 from tests.support.end_to_end import PATIENCE_S, cancel, holding, more_rounds, sbatch, settled, untroubled
 from tests.support.lending import actions
 from tests.support.recordings import assert_decided_alike
@@ -84,7 +85,7 @@ def test_slurm_preempts_by_itself_for_the_same_profile(by_partition: Cluster) ->
     settled(bed)
 
 
-def test_jobs_of_a_qos_are_cancelled_after_their_grace_time(by_qos: Cluster) -> None:
+def test_jobs_of_a_qos_are_cancelled_after_their_grace_time_also_by_a_restarted_service(by_qos: Cluster) -> None:
     bed = by_qos
     warned = "trap 'echo warned' TERM; while :; do sleep 0.2; done"
     job = running_job(bed, "4g.40gb", "--qos=scavenger", "-p", "gpu", wrap=warned)
@@ -92,6 +93,8 @@ def test_jobs_of_a_qos_are_cancelled_after_their_grace_time(by_qos: Cluster) -> 
     holding(bed, kept)
     urgent, message = sbatch(bed, "-p", "gpu", "--qos=urgent", "--gres=mig:2g.20gb", "--time=10", wrap="sleep 5")
     assert urgent, message
+    wait_until(lambda: actions(bed, job), PATIENCE_S, "SIGTERM in the record", every=0.1)
+    bed.restart("migbatchd")
     assert bed.wait_job(urgent, timeout=PATIENCE_S) == "COMPLETED"
     assert [(row["kind"], row["after"]) for row in actions(bed, job)] == [("preempt", "TERM"), ("preempt", "CANCELLED")]
     assert "warned" in bed.output(job, "mbbob")

@@ -208,6 +208,7 @@ def test_two_jobs_can_share_a_slot_and_end_in_any_order(store: Store, order: tup
     node.send(node.start(10, 1), node.start(20, 2, beside=[1, 0]))
     assert lease_times(store) == [(1, 10.0, None), (2, 20.0, None)]
     assert [lease.job for lease in store.leases()] == [1, 2]
+    assert [row.shared for row in store.job_progress([1, 2])] == [True, True]
     first, second = order
     node.send(node.stop(30, first, shared=True))
     assert [lease.job for lease in store.leases()] == [second]
@@ -224,6 +225,7 @@ def test_start_beside_an_unknown_or_invalid_run_takes_the_slot_alone(store: Stor
     node = Node(store)
     node.send(node.start(10, 1), node.start(20, 2, beside=beside))
     assert [lease.job for lease in store.leases()] == [2]
+    assert [row.shared for row in store.job_progress([1, 2])] == [False, False]
 
 
 def test_figures_of_a_run_on_a_shared_slice_are_no_lesson(store: Store) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run, SupplyChange, span_class
+from slurm_migbatch.store.queries import unconfirmed_ends
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
 from slurm_migbatch.store.waste import used_runs
@@ -30,6 +31,19 @@ def test_span_class_bounds_the_length_of_a_run(began: float, length: float) -> N
     assert 1 <= c <= LAST_SPAN_CLASS
     assert c == LAST_SPAN_CLASS or ended - began <= 4.0**c
     assert span_class(began, None) == 0
+
+
+def test_ends_that_slurm_has_not_listed_are_those_of_nodes_and_of_jobs_that_may_still_run(database: str) -> None:
+    with open_store(database) as store:
+        store.upsert_jobs(
+            [job(1, "RUNNING", start=60.0), job(2), job(3, "RUNNING", start=60.0), job(4, "RUNNING", start=60.0)],
+            now=61.0,
+        )
+        node = Node(store)
+        node.send(*(event for number in (3, 4) for event in (node.start(62, number), node.stop(100, number))))
+        store.upsert_jobs([job(4, "COMPLETED", start=60.0, end=99.0)], now=101.0)
+        assert store.read(unconfirmed_ends, 50.0, 10) == {1, 2, 3}
+        assert store.read(unconfirmed_ends, 200.0, 10) == {1, 2}
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from slurm_migbatch.store import capacity
+from slurm_migbatch.store import capacity, windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.usage import HeldSlices, held_slices
 from tests.support.store_events import Node, job, run_of, slice_entry
 from tests.support.usage_record import run
@@ -69,6 +72,34 @@ def test_runs_of_equal_slices_are_one_row_and_those_in_several_groups_one_each(d
         (("n1",), 6, 1, 50.0),
         (("n2",), 6, 1, 50.0),
     ]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_slice_on_a_node_that_a_job_gives_back_counts_until_then(database: str, *, ended: bool) -> None:
+    """After `scontrol update JobId= NumNodes=1` Slurm, and sreport, count the remaining node only."""
+    with open_store(database) as store:
+        kept, given_back = Node(store, "n10"), Node(store, "n1")
+        store.upsert_jobs([job(1, "RUNNING", start=1000.0, nodes=("n1", "n10"))], now=1000.0)
+        kept.send(kept.start(1002, 1))
+        given_back.send(given_back.start(1002, 1), given_back.stop(1103, 1))
+        store.upsert_jobs([job(1, "RUNNING", start=1000.0, nodes=("n10",))], now=1104.0)
+        if ended:
+            store.upsert_jobs([job(1, "COMPLETED", start=1000.0, end=1400.0, nodes=("n10",))], now=1401.0)
+            kept.send(kept.stop(1403, 1))
+        with store.reading() as connection:
+            whole = held_slices(connection, RunFilter(), ("node",), 0, 1400, 1400)
+            assert sorted((row.groups, row.seconds) for row in whole) == [(("n1",), 103.0), (("n10",), 400.0)]
+            later = held_slices(connection, RunFilter(), ("node",), 1200, 1400, 1400)
+            assert [(row.groups, row.seconds) for row in later] == [(("n10",), 200.0)]
+    record = open_reader(database)
+    with contextlib.closing(record):
+        drawn = windows.held_slices(record, RunFilter(start=0.0, end=2000.0))
+        assert sorted((row[0], row[6], row[7]) for row in drawn) == [
+            ("n1", 1000.0, 1103.0),
+            ("n10", 1000.0, 1400.0 if ended else None),
+        ]
+        drawn = windows.held_slices(record, RunFilter(start=1200.0, end=2000.0))
+        assert [row[0] for row in drawn] == ["n10"]
 
 
 @pytest.mark.parametrize("group", ["user", "account", "partition", "node"])

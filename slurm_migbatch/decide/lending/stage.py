@@ -131,7 +131,9 @@ class LendingMemory:
     def recall(self, runs: Iterable[RunProgress]) -> None:
         """Add the results of earlier runs."""
         for run in runs:
-            report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
+            report = Report(run.checkpoint, run.ckpt_s, run.items, None if run.shared else run.items_per_s)
+            if run.shared:
+                self.slice_sharing.shared.add((run.job, run.restart))
             try:
                 self.elastic_jobs.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
             except ProfileError:  # the run had several slices, or none

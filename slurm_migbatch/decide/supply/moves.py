@@ -9,8 +9,8 @@ own on one node. Inference is never moved, nor are jobs without such hints. A lo
 (`decide.lending`).
 
 The effect of a move is read from the next snapshots and not from Slurm's answer: an order without effect is repeated a
-few times, then the job is never tried again. A service that starts reads the active moves from the record; before
-that it begins none.
+few times, then the job is never tried again. A service that starts reads the active moves and preemptions from the
+record; before that it begins none.
 
 A job that is preempted for a pending one (`decide.supply.preemption`) is stopped in the same way, with SIGTERM and the
 grace time of its QOS or partition; it is not placed elsewhere.
@@ -134,16 +134,22 @@ class MoveMemory:
         """The jobs for which others are being stopped; 0 for one that is unknown."""
         return {move.waiting for move in self.moves.values()}
 
-    def load(self, actions: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Add the moves that an earlier service has begun, from the record, oldest first."""
+    def load(self, actions: Iterable[Mapping[str, Any]], now: float, ending_of: Callable[[int], Ending | None]) -> None:
+        """Add the moves and preemptions that an earlier service has begun, from the record, oldest first.
+
+        `ending_of`: returns how a job ends if it is preempted; None: it is not listed, or no longer preemptible.
+        """
         for row in actions:
-            if row["kind"] != MOVE or row["outcome"] or now - row["ts"] > _LATELY_S:
+            if row["kind"] not in (MOVE, PREEMPT) or row["outcome"] or now - row["ts"] > _LATELY_S:
                 continue
             job, restart = row["job_id"], row["restart"]
+            ending = ending_of(job) if row["kind"] == PREEMPT else None
+            if row["kind"] == PREEMPT and ending is None:
+                continue
             move = self.moves.get(job)
             if move is None or move.restart != restart:
-                move = Move(job, restart, 0, row["why"] or "", signalled=row["ts"])
-            if row["after"] == "PENDING":
+                move = Move(job, restart, 0, row["why"] or "", signalled=row["ts"], ending=ending)
+            if row["after"] in ("PENDING", "CANCELLED"):
                 move = replace(move, requeued=row["ts"], tries=move.tries + 1)
             self.moves[job] = move
         self.loaded = True
@@ -321,8 +327,10 @@ def _signal_of(move: Move, row: JobRow) -> str:
 
 def _is_withdrawn(move: Move, queue: JobQueue) -> bool:
     """Return whether the job for which another is preempted no longer waits, before that one's grace time is over."""
+    if move.ending is None or move.requeued is not None or not move.waiting:
+        return False
     waiting = queue.rows.get(move.waiting)
-    return move.ending is not None and move.requeued is None and (waiting is None or not waiting.pending)
+    return waiting is None or not waiting.pending
 
 
 def _is_next(row: JobRow, move: Move) -> bool:

@@ -168,7 +168,10 @@ def plan_supply(
     queue = memory.queue
     queue.update(snapshot.jobs)
     if snapshot.past is not None and not memory.moves.loaded:
-        memory.moves.load(snapshot.past.actions, snapshot.now)
+        rows, preemption = queue.rows, snapshot.preemption
+        memory.moves.load(
+            snapshot.past.actions, snapshot.now, lambda job: preemption.ending_of(rows[job]) if job in rows else None
+        )
     start_now = (*_start_now(snapshot, memory), *memory.moves.follow(snapshot, queue))
     nodes, sharing = memory.nodes.of(snapshot, queue, memory.pairs, notes)
     avoided = _avoided(memory, snapshot.now, settings.avoid_s)
