@@ -339,7 +339,7 @@ def _note_sharing(session: Session, machine: StoredNode, guest: Run, event: dict
     host_run = _host_run(event)
     host = None if host_run is None else _holder(session, machine, *host_run)
     for run in () if host is None else (host, guest):
-        if not _is_elsewhere(run, machine):
+        if not is_elsewhere(run, machine.node):
             measured.mark_shared(run)
 
 
