@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, or_, select
@@ -13,6 +13,7 @@ from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.decisions import copy_decision
 from slurm_migbatch.store.models import Job, Run, StoredDecision, StoredGpu, StoredLease
+from slurm_migbatch.store.runquery import RETURNED
 
 #: final states of a run in Slurm
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
@@ -336,6 +337,14 @@ def lose_run(session: Session, run: Run, node: str) -> None:
         lease.outcome = "lost" if lease.outcome == "released" else lease.outcome
 
 
+def give_back(session: Session, run: Run, nodes: Collection[str]) -> None:
+    """Note that Slurm has taken these nodes from a run (`scontrol update JobId= NumNodes=`), which has used them."""
+    if nodes:
+        its = (StoredLease.run_id == run.id, StoredLease.node.in_(nodes))
+        for lease in session.scalars(select(StoredLease).where(*its)):
+            lease.outcome = RETURNED if lease.outcome in (None, "released") else lease.outcome
+
+
 def finish_if_free(
     session: Session,
     run_id: int,
@@ -396,7 +405,7 @@ def _end_state(run: Run, moment: float) -> str:
 
 def _close(lease: StoredLease, moment: float, outcome: str) -> None:
     lease.until = moment if lease.since is None else max(moment, lease.since)
-    lease.outcome = outcome
+    lease.outcome = RETURNED if lease.outcome == RETURNED else outcome
 
 
 def is_elsewhere(run: Run, node: str) -> bool:
@@ -408,11 +417,11 @@ def summarise(session: Session, run: Run) -> None:
     """Update `profile` and `slice_count` of a run from its leases on the nodes that Slurm gave it."""
     session.flush()
     leases = session.execute(
-        select(StoredLease.profile, StoredLease.node).where(
+        select(StoredLease.profile, StoredLease.node, StoredLease.outcome).where(
             StoredLease.run_id == run.id, StoredLease.outcome.is_distinct_from("moved")
         )
     )
-    counts = Counter(profile for profile, node in leases if not is_elsewhere(run, node))
+    counts = Counter(profile for profile, node, outcome in leases if outcome == RETURNED or not is_elsewhere(run, node))
     run.slice_count = sum(counts.values())
     before = run.profile
     run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(counts.items()))[:512] or None

@@ -170,7 +170,9 @@ def _settle(_mapper: Mapper[Run], _connection: object, run: Run) -> None:
 
 
 class StoredLease(Base):
-    """One slice held by one run, from `since` to `until`. `outcome`: released, moved (replaced at a restart), lost."""
+    """One slice held by one run, from `since` to `until`. `outcome`: released, moved (replaced at a restart), lost,
+    returned (its node was taken from the job before its end).
+    """
 
     __tablename__ = "leases"
     __table_args__ = (Index("ix_leases_run", "run_id"), Index("ix_leases_open", "until", "node"))

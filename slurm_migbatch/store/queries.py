@@ -7,7 +7,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, TextClause, and_, bindparam, func, or_, select, text
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Connection,
+    TextClause,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
@@ -29,9 +41,7 @@ from slurm_migbatch.store.runquery import RunFilter as RunFilter
 COUNTED: ColumnElement[bool] = or_(StoredLease.outcome.is_(None), StoredLease.outcome != "moved")
 #: a run that does not wait according to Slurm; root of a node can report slices and figures of one that does
 PLACED: ColumnElement[bool] = Run.placed.is_not(False)
-_NODES, _NODE = "," + Run.nodes + ",", "," + StoredLease.node + ","
-#: a slice that is not on a node other than those that Slurm gave the run; root of a node can report slices of any run
-ON_ITS_NODES: ColumnElement[bool] = or_(Run.placed.is_not(True), func.replace(_NODES, _NODE, "") != _NODES)
+ON_ITS_NODES: ColumnElement[bool] = literal_column(runquery.ON_ITS_NODES, Boolean())
 #: a run that Slurm has listed; root of a node can report any other, of any user, and nothing is learned from it
 LISTED: ColumnElement[bool] = and_(or_(Run.submitted.is_not(None), Run.gid.is_not(None)), PLACED)
 #: the fields of a run that its name, as Slurm prints it, depends on

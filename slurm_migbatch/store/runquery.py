@@ -39,13 +39,19 @@ OPEN, LAST_SPAN_CLASS = 0, 16
 LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
 #: beginning of the reason of a run for which its node had no slot
 MISFIT = "misfit on "
-#: until when a slice of `leases` counts: to the end of its run, or to its release on a node that Slurm has taken from a
-#: job that went on (`scontrol update JobId= NumNodes=`); null while it is held. Only MariaDB joins no texts with ||
+#: outcome of a slice on a node that Slurm has taken from a job that went on (`scontrol update JobId= NumNodes=`)
+RETURNED = "returned"
+#: until when a slice of `leases` counts: to the end of its run, or to its release on a node that was given back before;
+#: null while it is held
 HELD_UNTIL = (
-    "CASE WHEN runs.placed AND runs.slice_count > 1 AND leases.until IS NOT NULL "
-    "AND (runs.ended IS NULL OR leases.until < runs.ended) "
-    "AND replace(',N,', 'N', runs.nodes) NOT LIKE replace('%,N,%', 'N', leases.node) "
+    f"CASE WHEN leases.outcome = '{RETURNED}' AND (runs.ended IS NULL OR leases.until < runs.ended) "
     "THEN leases.until ELSE runs.ended END"
+)
+#: a slice that is not on a node other than those that Slurm gave the run; root of a node can report slices of any run.
+#: Only MariaDB joins no texts with ||
+ON_ITS_NODES = (
+    f"(runs.placed IS NULL OR NOT runs.placed OR leases.outcome = '{RETURNED}' OR "
+    "replace(replace(',N,', 'N', runs.nodes), replace(',N,', 'N', leases.node), '') <> replace(',N,', 'N', runs.nodes))"
 )
 _CLOCKS_S = 60.0
 _MOST_PLACEHOLDERS = 100

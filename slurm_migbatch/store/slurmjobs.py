@@ -17,6 +17,7 @@ from slurm_migbatch.store.lifecycle import (
     complete_earlier,
     end_forgotten,
     finish_if_free,
+    give_back,
     link,
     lose_leases,
     run_of,
@@ -138,15 +139,13 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
 
 
 def _place(session: Session, run: Run, nodes: Any) -> None:
-    """Note the nodes that Slurm has given a run: none yet if they are empty, unknown if they are missing.
-
-    A user can take nodes from a running job; it has used them nevertheless.
-    """
+    """Note the nodes that Slurm has given a run: none yet if they are empty, unknown if they are missing."""
     if nodes:
         listed = nodes.split(",") if isinstance(nodes, str) else list(nodes)
-        earlier = run.nodes.split(",") if run.placed and run.nodes else []
-        run.nodes = ",".join(dict.fromkeys([*listed, *earlier]))
-        measured.keep_only(run, run.nodes.split(","))
+        if run.placed:
+            give_back(session, run, {*(run.nodes or "").split(",")} - {*listed})
+        run.nodes = ",".join(listed)
+        measured.keep_only(run, listed)
     if nodes is not None and not run.placed:
         run.placed = bool(nodes)
         if run.slice_count:  # reported by nodes, of which some may not be the run's

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.store.runquery import HELD_UNTIL, RunFilter, Values, conditions, in_any_case
+from slurm_migbatch.store.runquery import HELD_UNTIL, ON_ITS_NODES, RunFilter, Values, conditions, in_any_case
 
 if TYPE_CHECKING:
     from slurm_migbatch.store.reader import RunReader
@@ -32,6 +32,8 @@ def held_slices(record: RunReader, wanted: RunFilter) -> Rows:
         *conditions(wanted, values),
         "runs.started IS NOT NULL",
         "leases.outcome IS NULL OR leases.outcome <> 'moved'",
+        "runs.placed IS NULL OR runs.placed",
+        ON_ITS_NODES,
     ]
     if wanted.end is not None:
         clauses.append(f"runs.started < {values.one(wanted.end)}")
