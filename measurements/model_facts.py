@@ -7,7 +7,8 @@
 The network is built with random weights on the GPU: by a function of torchvision.models (also of its detection and
 segmentation) or timm, or by a function of a module of one's own that returns a torch.nn.Module. Its parameters and
 operations are counted, its kernels are counted in one pass (0.7 of them: some only change the layout of data), and its
-live activations are what the peak of PyTorch's allocator grows by for each item of a batch, in 32-bit inference. Needs
+live activations are what the peak of PyTorch's allocator grows by for each item of a batch, in 32-bit inference. What
+training keeps are the tensors that autograd saves for each item (not of torchvision's networks for detection). Needs
 torch and a GPU, and torchvision or timm for their networks.
 """
 
@@ -82,7 +83,32 @@ def working_mib(network: torch.nn.Module, batch: int, side: int) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-@torch.inference_mode()
+def saved_mib(network: torch.nn.Module, images: Any) -> float:
+    """Return the MiB of the tensors that a forward pass saves for the backward pass, beside the weights."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage  # kept, so that no other one gets its address
+        return tensor
+
+    network.train()
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        network(images)
+    network.eval()
+    return sum(storage.nbytes() for storage in saved.values()) / 2**20
+
+
+def kept_mib(network: torch.nn.Module, side: int) -> float:
+    """Return the MiB that training keeps for one item; 0 if it is not counted."""
+    two, four = inputs(network, 2, side), inputs(network, 4, side)
+    if isinstance(two, list):  # a network for detection trains with boxes
+        return 0.0
+    return (saved_mib(network, four) - saved_mib(network, two)) / 2
+
+
 def main() -> None:
     """Measure the network of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,18 +118,21 @@ def main() -> None:
     asked = parser.parse_args()
     network = built(asked.target)
     one = inputs(network, 1, asked.side)
-    network(one)
     few, many = BATCHES
-    live = (working_mib(network, many, asked.side) - working_mib(network, few, asked.side)) / (many - few)
+    with torch.inference_mode():
+        network(one)
+        live = (working_mib(network, many, asked.side) - working_mib(network, few, asked.side)) / (many - few)
+        flops, launches = operations(lambda: network(one)), kernels(lambda: network(one))
     name = asked.name or asked.target.partition(":")[2].replace("_", "-")
     lines = (
         f'[models."{name}"]',
         'unit = "px"',
         f"reference = {asked.side}",
         f"params_m = {sum(weight.numel() for weight in network.parameters()) / 1e6:.1f}",
-        f"gflops = {operations(lambda: network(one)) / 1e9:.2f}",
-        f"kernels = {max(round(LAUNCHED * kernels(lambda: network(one))), 1)}",
+        f"gflops = {flops / 1e9:.2f}",
+        f"kernels = {max(round(LAUNCHED * launches), 1)}",
         f"activation_mib = {max(live, 0.1):.1f}",
+        f"kept_mib = {kept_mib(network, asked.side):.1f}",
         "weight_bytes = 4",
     )
     sys.stdout.write("\n".join(lines) + "\n")

@@ -477,6 +477,7 @@ class ModelConfig:
     reference: int = required("Input size for which gflops and activation_mib are given.", between(1, 10**7))
     kernels: int = key(200, "Kernel launches in one forward pass.", between(1, 10**6))
     activation_mib: float = key(100.0, "Live activations of one item, in MiB.", between(1e-3, 1e7))
+    kept_mib: float = key(0.0, "MiB that training takes for one item; 0: as is usual.", between(0, 1e8))
     weight_bytes: int = key(2, "Bytes per parameter as served.", between(1, 16))
     layers: int = key(0, "Attention layers; 0 if the work grows linearly.", between(0, 10**5))
     width: int = key(0, "Width of the attention layers.", between(0, 10**7))

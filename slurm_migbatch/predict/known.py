@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
+from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, USUAL_KEPT, ModelFacts, text_facts
 from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.workload import TRAINING_ITEMS, USUAL_SEQ, training_of
@@ -24,10 +24,6 @@ from slurm_migbatch.workload.modelfile import spellings, without_ending
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
 TRANSFORMERS: Final = (*TEXT_FAMILIES, "vit")
-KEPT_OF_BLOCKS: Final = 3.0
-"""What a transformer's backward pass keeps, relative to its activations in `facts`: those are one layer's, or leave out
-most of those inside a block.
-"""
 REFERENCE: Final = {"tok": 128, "px": 224}
 """Input size if neither specifications nor the table name one."""
 PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
@@ -118,7 +114,7 @@ def from_facts(facts: ModelFacts) -> Known:
         params=facts.params_m * 1e6,
         weight_mib=facts.params_m * 1e6 * facts.weight_bytes / 2**20,
         alive_mib=facts.activations_mib(size) * facts.alive,
-        kept_mib=facts.activations_mib(size) * facts.kept * (KEPT_OF_BLOCKS if facts.family in TRANSFORMERS else 1.0),
+        kept_mib=facts.kept_mib or USUAL_KEPT[facts.unit] * facts.activations_mib(size) * facts.alive,
         quadratic=attention / flops,
     )
 

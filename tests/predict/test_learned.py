@@ -413,6 +413,25 @@ def test_live_memory_of_images_is_as_measured() -> None:
         assert known.alive_mib * known.volume(size) == pytest.approx(measured, rel=0.1), model
 
 
+def test_training_with_autocast_takes_half_of_what_is_kept_in_32_bits() -> None:
+    """As measured: 16-bit activations, of which some are kept in both widths."""
+    peaks: dict[str, dict[int, float]] = {}
+    for row in read_folder(ROOT / "measurements"):
+        if row.kind == "train" and row.family in ("cnn", "vit") and row.memory_mib:
+            peaks.setdefault(row.model, {})[row.batch] = row.memory_mib
+    assert len(peaks) >= 2
+    for model, by_batch in peaks.items():
+        few, many = min(by_batch), max(by_batch)
+        measured = (by_batch[many] - by_batch[few]) / (many - few)
+        assert 0.5 < measured / ModelKnowledge().of(model).kept_mib < 0.6, model
+
+
+def test_specifications_of_a_site_can_state_what_training_keeps() -> None:
+    net = ModelFacts("net", "cnn", 20, 4, "px", 224, 200, activation_mib=10)
+    assert from_facts(net).kept_mib == 80
+    assert from_facts(replace(net, kept_mib=150)).kept_mib == 150
+
+
 def test_a_backward_pass_keeps_more_than_a_forward_pass_holds() -> None:
     for name in LearnedPredictor().grids():
         known = ModelKnowledge().of(name)
