@@ -15,7 +15,10 @@ LONGEST_KEY: Final = 24
 """Maximum bytes of a key that is compared with others."""
 _OTHER_WORDS: Final = {
     "mem": "memory vram gpu_mem gpu_memory",
-    "batch": "batch_size",
+    "batch": "batch_size bs",
+    "role": "mode task kind phase",
+    "input": "image_size img_size imgsz resolution input_size",
+    "model": "network",
     "slo": "latency",
     "quantization": "quant",
     "dtype": "precision torch_dtype",

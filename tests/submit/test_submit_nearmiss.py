@@ -61,6 +61,8 @@ def test_text_that_may_be_meant_as_a_hint_is_mentioned(shim: Shim, chooser: Choo
         ("bacth", "batch"),
         ("batchsize", ""),
         ("batch_size", "batch"),
+        ("mode", "role"),
+        ("imgsz", "input"),
         ("memory", "mem"),
         ("context_length", "max_model_len"),
         ("mem_fraction_static", "gpu_memory_utilization"),
