@@ -42,6 +42,8 @@ class _Gpu:
     guests: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # second holders of held slots
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
+    #: it does not answer, or the node does not use it for now: jobs keep what they hold, and nothing else is free
+    out: bool = False
     #: the value returned last; None if something has changed since
     last_facts: GpuFacts | None = None
 
@@ -52,7 +54,9 @@ class _Gpu:
         return self.last_facts
 
     def _facts(self, uuid: str) -> GpuFacts:
-        zombies = self.zombies.difference(self.held) if self.zombies else ()
+        zombies: Iterable[Slot] = self.zombies.difference(self.held) if self.zombies else ()
+        if self.out:
+            zombies = _disjoint(sorted(self.geometry.slots, key=lambda slot: -slot.placement.size), self.held).slots
         unheld = self.made.difference(self.held)
         return GpuFacts(
             uuid=uuid,
@@ -183,12 +187,17 @@ class LiveView:
         before = self._nodes.get(node, {})
         now: dict[str, _Gpu] = {}
         for row in gpus:
-            geometry = geometry_of(row)
-            if geometry is None:
-                continue
-            uuid = str(row["uuid"])
+            geometry, uuid = geometry_of(row), str(row["uuid"])
             earlier = before.get(uuid)
-            now[uuid] = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
+            if geometry is not None:
+                gpu = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
+            elif earlier is not None and earlier.held and row.get("problem"):
+                gpu = earlier
+            else:
+                continue
+            if gpu.out is not (geometry is None):
+                gpu.out, gpu.last_facts = geometry is None, None
+            now[uuid] = gpu
         self._nodes[node] = now
         self._geometries = None
         self._facts.pop(node, None)

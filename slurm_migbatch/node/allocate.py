@@ -273,8 +273,9 @@ class Allocator:
         try:
             with locked(self._paths.lock, lock_names(gpus.values()), start.deadline):
                 try:
-                    for uuid in wanted & survey.failing.keys():  # since they were claimed
-                        raise survey.failing[uuid]
+                    failing = {**survey.failing, **self._gpus.withdrawn()}  # perhaps while this waited for the locks
+                    for uuid in wanted & failing.keys():
+                        raise failing[uuid]
                     return self._under_locks(start, claims, gpus)
                 except BaseException:
                     # Release the claims while the locks are still held here.

@@ -406,7 +406,7 @@ class Executor:
         return self._send_back(env, why, deadline, owner_id)
 
     def _withdraw(self, gpu: str, why: str, deadline: Deadline) -> gpu_faults.GpuFault | None:
-        """Count a failure of this GPU; return the fault if it is withdrawn now. Nothing here calls the driver."""
+        """Count a failure of this GPU; return the fault if it is withdrawn. Nothing here calls the driver."""
         limit = self.config.errors_before_drain
         if not gpu or self.config.on_error == "drain" or not limit:
             return None

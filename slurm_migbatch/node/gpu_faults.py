@@ -75,15 +75,15 @@ def withdrawn(run_dir: str) -> dict[str, Withdrawn]:
 
 
 def count(paths: Paths, gpu: str, what: str, limit: int, deadline: Deadline) -> GpuFault | None:
-    """Count a failure of a GPU; return the fault if it is withdrawn because of this one."""
-    fault = None
+    """Count a failure of a GPU; return the fault if it is withdrawn, because of this one or already."""
     with suppress(TooLate, OSError), locked(paths.lock, [NAME], deadline):
         faults = _load(NAME, paths.run)
-        known = faults.get(gpu) or GpuFault(0, 0.0, "")
-        if not known.paused:
-            fault = faults[gpu] = known.after(what[:_LONGEST], limit)
+        fault = faults.get(gpu) or GpuFault(0, 0.0, "")
+        if not fault.paused:  # else this start had begun before
+            fault = faults[gpu] = fault.after(what[:_LONGEST], limit)
             _store(paths, faults)
-    return fault if fault is not None and fault.pause else None
+        return fault if fault.paused else None
+    return None
 
 
 def clear(paths: Paths, gpus: Collection[str], deadline: Deadline) -> None:

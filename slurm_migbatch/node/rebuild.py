@@ -8,12 +8,13 @@ one user that name the same instance the second counts as the guest's; the origi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_migbatch.mig.driver import Instance
-from slurm_migbatch.node import handoff
+from slurm_migbatch.mig.driver import GpuLost, Instance
+from slurm_migbatch.node import gpu_faults, handoff
 from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import Journal
 from slurm_migbatch.node.journal_rows import JournalRun, JournalSlice
@@ -22,6 +23,8 @@ from slurm_migbatch.node.run_repair import TOMBSTONE_S
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
+
+LOCK_S = 2.0
 
 
 def outdated(journal: Journal, paths: Paths) -> bool:
@@ -49,7 +52,7 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
     owners = _owners(handoffs)
     held = [
         _rows(gpu, instance, caps, owners.get(instance.mig_uuid or "", []))
-        for gpu in gpus.managed()
+        for gpu in _answering(gpus, paths, {mig_slice.gpu for entry in handoffs for mig_slice in entry.slices})
         for instance in gpu.instances()
     ]
     with journal.write():
@@ -69,6 +72,19 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
             f"the journal was damaged, or an older copy; it is kept as {aside}" if aside else "the journal was missing"
         )
         journal.event("fault", {"gpu": None, "what": text, "action": "rebuilt", "drain": False})
+
+
+def _answering(gpus: Gpus, paths: Paths, needed: Collection[str]) -> tuple[NvmlGpu, ...]:
+    """Return the GPUs that can be used. Raises DriverError if one that jobs need does not answer.
+
+    Without it their slices would be nobody's. A lost one no longer has them.
+    """
+    gpu_faults.clear(paths, needed, Deadline(LOCK_S))  # one that was withdrawn is asked nevertheless
+    survey = gpus.survey()
+    for uuid, error in survey.failing.items():
+        if uuid in needed and not isinstance(error, GpuLost):
+            raise error
+    return survey.managed
 
 
 def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Handoff, int]]]:

@@ -79,11 +79,10 @@ class Repairer:
 
     def _restore_handoffs(self, gpus: Mapping[str, NvmlGpu], *, dry: bool, locked_job: int | None) -> list[str]:
         """Write the hand-offs of running runs that RunDir has lost: it was emptied, and their later steps need them."""
-        present = set(handoff.listed(self._paths.job))
         done = []
         for found in self._journal.runs("state='running'"):
             key = found.job, found.restart
-            if key in present or found.job == locked_job:
+            if found.job == locked_job or handoff.load(self._paths.job, *key) is not None:
                 continue
             with suppress(TooLate), locked(self._paths.lock, [run_lock(found.job)], Deadline(0.0)):
                 if handoff.load(self._paths.job, *key) is not None:

@@ -119,16 +119,16 @@ class Unwritable:
         ready = {key: entry for key, entry in handoffs.items() if entry is not None and entry.slices}
         own_handoffs = [entry for key, entry in ready.items() if key[0] == job and key[1] <= upto]
         other_uuids = {g.mig_uuid for entry in ready.values() if entry not in own_handoffs for g in entry.slices}
-        own_uuids = {g.mig_uuid for entry in own_handoffs for g in entry.slices} - other_uuids
+        own = {g.mig_uuid: g.gpu for entry in own_handoffs for g in entry.slices if g.mig_uuid not in other_uuids}
         problem = ""
-        try:
-            gpus = self._gpus.managed() if own_uuids else ()
+        try:  # also one that is withdrawn
+            gpus = [gpu for gpu in self._gpus.listed() if gpu.uuid in own.values()] if own else []
         except DriverError as error:
-            gpus, problem = (), f"; not all devices are revoked: {error}"
+            gpus, problem = [], f"; not all devices are revoked: {error}"
         for gpu in gpus:
             try:
                 for instance in gpu.instances():
-                    if instance.mig_uuid in own_uuids:
+                    if instance.mig_uuid in own:
                         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
             except (DriverError, CapsError) as error:  # the job may have slices on other GPUs

@@ -9,6 +9,7 @@ import pytest
 from slurm_migbatch.daemon.controller import RoundReport
 from slurm_migbatch.daemon.log import LIMITED_LOG_S
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store
@@ -240,9 +241,13 @@ def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm
     with Running(make()) as running:
         node = Node(running.port, FakeSigner())
         node.events(state(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
-        assert running.service.rounds.view.facts()["n1"].gpus[0].leases
+        (before,) = running.service.rounds.view.facts()["n1"].gpus
+        assert before.leases
         node.events(inventory(gpu(0, mig=False, geometry=None, problem="NVML code 999"), seq=3))
-        assert not running.service.rounds.view.facts()["n1"].gpus
+        (silent,) = running.service.rounds.view.facts()["n1"].gpus
+        assert silent.leases == before.leases
+        taken = Layout([*(slot for slot, _ in silent.leases), *silent.zombies])
+        assert not any(taken.free_of(slot.placement) for slot in silent.geometry.slots)
         node.events(inventory(gpu(0), seq=4))
         assert "n1" not in running.service.rounds.view.facts(), "until it has sent its whole state"
 

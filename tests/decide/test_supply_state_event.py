@@ -6,6 +6,7 @@ from typing import Any
 
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import CompleteView
+from slurm_migbatch.mig.layout import Layout
 from tests.support.supply_gpus import H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, slice_entry, start, stop
 
@@ -64,3 +65,22 @@ def test_nodes_that_have_not_sent_their_state_are_not_in_the_view() -> None:
     view.set_complete("n1", True)
     assert list(view.facts()) == ["n1"]
     assert view.facts()["n1"].gpus[0].geometry == H100
+
+
+def test_jobs_keep_their_slices_on_a_gpu_that_its_node_does_not_use_any_more() -> None:
+    """Otherwise Slurm counts slices that nobody knows, and the offer of the whole node is left as it is."""
+    view = LiveView()
+    view.apply("n1", [INVENTORY, start(7, "2g.20gb@2"), {"kind": "create", **slice_entry("1g.10gb@6")}])
+    before = only(view)
+    (description,) = GPUS
+    withdrawn = {key: value for key, value in description.items() if key != "geometry"}
+    withdrawn |= {"mig": False, "problem": "the driver failed"}
+    view.apply("n1", [{"kind": "inventory", "gpus": [withdrawn]}])
+    gpu = only(view)
+    assert gpu.leases == before.leases and not gpu.warm.slots
+    taken = layout("2g.20gb@2").union(Layout(gpu.zombies))
+    assert not any(taken.free_of(place.placement) for place in H100.slots), "nothing can start there"
+    view.apply("n1", [INVENTORY])
+    assert only(view) == before
+    view.apply("n1", [stop(7, "2g.20gb@2"), {"kind": "inventory", "gpus": [withdrawn]}])
+    assert view.facts()["n1"].gpus == ()

@@ -24,3 +24,13 @@ def test_lost_hand_offs_of_running_jobs_are_written_again(node: Node) -> None:
     assert [node.handoff(job) for job in (1, 2)] == before
     assert node.handoff(3) is None, "its job is over"
     assert node.reconcile() == []
+
+
+def test_hand_off_whose_writing_was_interrupted_is_written_again(node: Node) -> None:
+    node.prolog(1, "[mig:1g.10gb:1]")
+    before = node.handoff(1)
+    lose_handoffs(node)
+    Path(f"{node.config.run_dir}/job/.1.0").write_text("version 1\njob 1\n")
+    node.reconcile()
+    assert node.handoff(1) == before
+    assert node.reconcile() == []

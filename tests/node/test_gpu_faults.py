@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,10 +16,13 @@ from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.node import exits, gpu_faults
 from slurm_migbatch.node.boot import prepare
 from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.inventory import inventory
 from slurm_migbatch.node.repair import gpu_lock
 from slurm_migbatch.node.status import status
 from tests.support.nodes import Node
+from tests.support.waiting import eventually
 
 WHOLE, SMALL = "[mig:7g.80gb:1]", "[mig:1g.10gb:1]"
 LIMIT = 3
@@ -162,4 +166,73 @@ def test_journal_and_driver_agree_after_failures(pair: Node, failing: str, broke
     broken.clear()
     prepare(pair.config, pair.executor)
     pair.prolog(100, SMALL)
+    pair.check()
+
+
+def test_failures_on_a_gpu_that_is_withdrawn_by_then_do_not_drain_the_node(pair: Node) -> None:
+    """Several starts hang on it at once, and all of them give up."""
+    first, second = pair.executor.gpus.listed()
+    plan_for(pair, first.uuid, second.uuid)
+    why = f"not done after 30 s, in or after this call of the driver: GPU 0 ({first.uuid}): creating 1g.10gb@0"
+    for job in range(1, 1 + 3 * LIMIT):
+        assert "requeued" in pair.executor.give_up(pair.env("prolog", job, SMALL), why)[1]
+    assert list(pair.executor.gpus.withdrawn()) == [first.uuid]
+    assert not [call for call in pair.scontrol_calls() if "DRAIN" in call]
+
+
+def test_start_that_waited_for_a_gpu_that_is_withdrawn_meanwhile_gets_another(pair: Node) -> None:
+    first, second = pair.executor.gpus.listed()
+    plan_for(pair, first.uuid, cut=second.uuid)
+    paths = pair.executor.paths
+    pair.prolog(100, SMALL)  # the first start of a boot repairs all GPUs
+    pair.epilog(100)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(paths.lock, [gpu_lock(first.uuid)], Deadline(1.0)):
+            start = pool.submit(lambda: Executor(pair.config).run(pair.env("prolog", 1, WHOLE)))
+            eventually(lambda: pair.slices("intent"))
+            plan_for(pair, first.uuid, second.uuid)
+            for _ in range(LIMIT):
+                gpu_faults.count(paths, first.uuid, "the driver failed", LIMIT, Deadline(1.0))
+        assert "requeued" not in start.result()[1]
+    assert [row.gpu for row in pair.slices()] == [second.uuid]
+
+
+def test_running_jobs_keep_slices_of_a_withdrawn_gpu_if_the_journal_is_lost(pair: Node) -> None:
+    first, second = pair.executor.gpus.listed()
+    plan_for(pair, first.uuid, second.uuid)
+    start_on(pair, 1, first.uuid)
+    for _ in range(LIMIT):
+        gpu_faults.count(pair.executor.paths, first.uuid, "the driver failed", LIMIT, Deadline(1.0))
+    pair.forget_executor()
+    for path in (pair.root / "state").glob("journal*"):
+        path.unlink()
+    pair.reconcile()
+    assert [(row.gpu, row.job) for row in pair.slices("held")] == [(first.uuid, 1)]
+    pair.check()
+
+
+def test_journal_is_not_rebuilt_while_a_gpu_with_running_jobs_does_not_answer(
+    pair: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (gpu.uuid for gpu in pair.executor.gpus.listed())
+    plan_for(pair, first, second)
+    start_on(pair, 1, first)
+    pair.forget_executor()
+    for path in (pair.root / "state").glob("journal*"):
+        path.unlink()
+    ask = NvmlGpu.mig_mode
+
+    def fail(gpu: NvmlGpu) -> tuple[bool, bool]:
+        if gpu.uuid == first:
+            raise DriverError(999, f"GPU {gpu.index} ({gpu.uuid}): its MIG mode: the driver failed (NVML code 999)")
+        return ask(gpu)
+
+    gpus = Gpus(pair.config)
+    with monkeypatch.context() as patch:
+        patch.setattr(NvmlGpu, "mig_mode", fail)
+        with pytest.raises(DriverError, match="999"):
+            Executor(pair.config, gpus)
+    gpus.reset()
+    pair.reconcile()
+    assert [(row.gpu, row.job) for row in pair.slices("held")] == [(first, 1)]
     pair.check()

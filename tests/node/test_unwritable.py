@@ -10,7 +10,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, run_repair, unwritable
+from slurm_migbatch.node import effects, ending, executor, exits, gpu_faults, handoff, plan, run_repair, unwritable
+from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.journal import JournalError
 from slurm_migbatch.node.paths import PathsError
@@ -85,6 +86,15 @@ def test_prolog_requeues_its_job_while_the_journal_is_unwritable(small, fault, w
     small.check()
     assert small.prolog(1, "[mig:2g.20gb:1]", uid=BOB, restart=1)[0] == exits.OK
     small.check()
+
+
+def test_epilog_closes_devices_on_a_gpu_that_was_withdrawn(small):
+    small.prolog(1, "[mig:2g.20gb:1]", uid=BOB)
+    (row,) = small.slices("held")
+    gpu_faults.count(small.executor.paths, row.gpu, "the driver failed", 1, Deadline(1.0))
+    with full(small):
+        assert "devices are revoked" in run_hook(small, "epilog", 1, uid=BOB)[1]
+        assert devices(small, BOB) == 0
 
 
 def test_disk_that_fills_while_slices_are_created_leaves_no_device_open(small, monkeypatch):
