@@ -256,8 +256,8 @@ KINDS: Mapping[str, type[Question]] = {
 
 
 def is_job(written: str) -> bool:
-    """Return whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12_[4-9%2] (waiting tasks), 12+1 (component),
-    12.0 (step).
+    """Return whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12_[4-9%2] (waiting tasks), 12+1
+    (component), 12.0 (step).
     """
     return JOB.fullmatch(written) is not None
 

@@ -408,9 +408,9 @@ def test_why_refers_only_to_jobs_that_are_in_the_record(record):
         def slurm(self):
             return type("Played", (), {"jobs": lambda _: [], "nodes": lambda _: []})()
 
-    def refusal(job, rights=Rights(0, everything=True), config=None):
+    def refusal(job, rights=None, config=None):
         with pytest.raises(Unanswerable) as refused:
-            answer(WhyQuestion(job), rights, EmptySite(config or load(record)))
+            answer(WhyQuestion(job), rights or Rights(0, everything=True), EmptySite(config or load(record)))
         return str(refused.value)
 
     assert refusal("7") == "Slurm does not list job 7; `migbatch show 7` shows its result"
