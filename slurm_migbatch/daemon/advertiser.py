@@ -252,7 +252,9 @@ class Advertiser:
     def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
         """Return counts by GRES type, including the filler, with the registered sum."""
         shared = self._shared(plan.node)
-        counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
+        # a slice that Slurm does not count would be free for it
+        leased = node.leased - Counter(node.uncounted)
+        counts = {p.gres_type: max(node.used.get(p, 0), leased[p]) for p in {*node.used, *leased}}
         in_use = dict(counts)
         free_count = node.total - sum(counts.values()) - shared.running
         for profile, offered in sorted(plan.offers.items(), reverse=True):

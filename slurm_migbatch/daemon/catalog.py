@@ -25,6 +25,7 @@ def build(
     nodes: Iterable[NodeRow],
     config: Config,
     gpu_defaults: Mapping[str, GpuDefaults] | None = None,
+    hidden: Collection[str] = (),
 ) -> SiteCatalog:
     """Build the catalog of the partitions that have MIG GPUs (of those in the configuration, if any are listed).
 
@@ -33,6 +34,7 @@ def build(
         nodes: Slurm's rows.
         config: of the site.
         gpu_defaults: what partitions give jobs for each GPU.
+        hidden: the partitions that are not suggested to users.
     """
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
@@ -68,6 +70,7 @@ def build(
                 partition in lending,
                 (gpu_defaults or {}).get(partition, NO_DEFAULTS),
                 frozenset(others.get(partition, ())),
+                partition in hidden,
             )
             for partition, counts in sorted(members.items())
         },

@@ -227,12 +227,12 @@ class SiteFacts(SitePredictions):
             name: (row, last_seen) for name, (row, last_seen) in self._rows.items() if now - last_seen < _MISSED_S
         }
         partitions = {name: (row.partitions, row.features, row.other_gres) for name, (row, _) in self._rows.items()}
-        source = geometries, partitions, snapshot.gpu_defaults
+        source = geometries, partitions, snapshot.gpu_defaults, snapshot.hidden
         if not geometries or source == self._built_from or now - self._built_at < CLOSEST_S:
             return
         self._built_from, self._built_at = source, now
         rows = [row for row, _ in self._rows.values()]
-        catalog = catalogs.build(geometries, rows, self._config, snapshot.gpu_defaults)
+        catalog = catalogs.build(geometries, rows, self._config, snapshot.gpu_defaults, snapshot.hidden)
         if not catalog.partitions and self.catalog.partitions:
             log.warning("no partition has MIG GPUs any more; keeping the previous catalog")
             return

@@ -73,6 +73,7 @@ class NodePlans:
         self._nodes: dict[str, _Node] = {}
         self._acked = threading.Condition()
         self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._closed = False
 
     def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
         """Make `gpus` the plan of `node`, with `guests` allowed to share a used slot.
@@ -145,7 +146,7 @@ class NodePlans:
             self._waiters.setdefault(node, set()).add(waiter)
         try:
             plan = self.current(node)
-            if (plan is None or plan.version == have) and timeout > 0:
+            if (plan is None or plan.version == have) and timeout > 0 and not self._closed:
                 try:
                     await with_timeout(event.wait(), timeout)
                 except asyncio.TimeoutError:
@@ -157,8 +158,9 @@ class NodePlans:
                 self._waiters[node].discard(waiter)
 
     def close(self) -> None:
-        """Answer every waiting poll now, because the service stops."""
+        """Answer every poll at once from now on, because the service stops."""
         with self._acked:
+            self._closed = True
             for node in self._waiters:
                 self._wake(node)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class SlurmView:
     Attributes:
         at: monotonic seconds.
         gpu_defaults: what partitions give jobs for each GPU.
+        hidden: the partitions that are not suggested to users.
         preemption: the site's rules, if they are needed.
         backfill_window_s: how far ahead Slurm plans starts; 0: it does not backfill.
     """
@@ -46,6 +47,7 @@ class SlurmView:
     jobs: tuple[JobRow, ...]
     nodes: tuple[NodeRow, ...]
     gpu_defaults: Mapping[str, GpuDefaults] = field(default_factory=dict)
+    hidden: Collection[str] = ()
     preemption: PreemptionRules = NO_PREEMPTION
     backfill_window_s: float = BACKFILL_WINDOW_S
 
@@ -70,6 +72,7 @@ class Poller:
         self._nudged = asyncio.Event()
         self._kept = KeptRows()
         self._defaults: Mapping[str, GpuDefaults] = {}
+        self._hidden: Collection[str] = ()
         self._preemption = NO_PREEMPTION
         self._backfill_window_s = BACKFILL_WINDOW_S
         self._config_until = -math.inf
@@ -109,12 +112,14 @@ class Poller:
             self._config_until = began + _CONFIG_S
             try:  # the client may get jobs and nodes in another way
                 self._defaults = self._client.gpu_defaults()
+                self._hidden = self._client.hidden_partitions()
                 self._preemption = self._client.preemption() if self._preempts else NO_PREEMPTION
                 self._backfill_window_s = self._client.backfill_window_s()
             except SlurmError as error:
                 log.warning("settings of partitions, QOS and backfill stay those of the last query: %s", error)
         rows = self._kept.of(jobs)
-        return SlurmView(began, rows, nodes, self._defaults, self._preemption, self._backfill_window_s)
+        settings = self._defaults, self._hidden, self._preemption, self._backfill_window_s
+        return SlurmView(began, rows, nodes, *settings)
 
 
 class KeptRows:

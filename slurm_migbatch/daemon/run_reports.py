@@ -26,10 +26,10 @@ class RunReport(NamedTuple):
 
 
 class ConfirmedReports(NamedTuple):
-    """Accepted reports and requeued jobs; `later`: those to be checked against a later list of jobs."""
+    """Accepted reports and requeued runs; `later`: those to be checked against a later list of jobs."""
 
     reports: list[tuple[Run, Report]]
-    sent_back: list[int]
+    sent_back: list[Run]
     later: list[RunReport]
 
 
@@ -44,7 +44,7 @@ def confirm(messages: Iterable[RunReport], listed: Mapping[int, JobRow], now: fl
         requeued = row.pending and row.restarts == restart + 1
         if row.nodes or (requeued and message.report is None):
             if message.report is None:
-                confirmed.sent_back.append(job)
+                confirmed.sent_back.append(message.run)
             else:
                 confirmed.reports.append((message.run, message.report))
         elif row.restarts <= restart and now - message.at < PATIENCE_S:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -301,6 +303,21 @@ class _Listener:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
 
+class _Stoppable:
+    """An application whose unfinished requests are answered with 503 when the server stops, not with 500."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            answer = JSONResponse({"error": "this service stops; send again later"}, 503, {"Connection": "close"})
+            with contextlib.suppress(RuntimeError):  # an answer has begun
+                await answer(scope, receive, send)
+
+
 class ApiServer:
     """The HTTP server, on any number of TCP addresses with one port and on a unix socket."""
 
@@ -312,7 +329,7 @@ class ApiServer:
         self._section = section
         self._bounds = bounds
         self._config = uvicorn.Config(
-            app,
+            _Stoppable(app),
             log_config=None,
             access_log=False,
             http=H11Protocol,

@@ -84,7 +84,8 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
     if placed is not None:
         node_names = ", ".join(placed.nodes[:4])
         if placed.standing:
-            return f"its slices are offered on {node_names}; Slurm starts it there once CPUs and memory are free, too"
+            free = "the whole node is free" if row.exclusive else "CPUs and memory are free, too"
+            return f"its slices are offered on {node_names}; Slurm starts it there once {free}"
         return f"{node_names} is being updated to offer its slices"
     if job in plan.unplaceable:
         return (

@@ -226,7 +226,7 @@ class ClusterSnapshot:
         jobs: Slurm's queue in its order of consideration.
         inventory: GPUs, leases and idle instances by node, as reported.
         plans: the published plan of each node; a missing node has none.
-        sent_back: jobs requeued by a node since the last snapshot, because of a misfit.
+        sent_back: runs requeued by a node since the last snapshot, because of a misfit.
         preference: how to offer empty space, from the history of requests; empty: unknown.
         reports: reports of runs since the last snapshot, in order.
         past: data of the record when the service started; only in the first snapshot that has it.
@@ -242,7 +242,7 @@ class ClusterSnapshot:
     nodes: tuple[NodeRow, ...] = ()
     inventory: Mapping[str, NodeFacts] = field(default_factory=dict)
     plans: Mapping[str, PlanStatus] = field(default_factory=dict)
-    sent_back: Collection[int] = ()
+    sent_back: Collection[Run] = ()
     preference: tuple[Profile, ...] = ()
     reports: Sequence[tuple[Run, Report]] = ()
     past: LendingPast | None = None

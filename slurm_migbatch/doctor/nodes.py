@@ -20,7 +20,7 @@ from slurm_migbatch.mig.grant import MARKER_OPEN
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.nodes import OccupiedSlot
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.gres import readable, type_number
+from slurm_migbatch.slurm.gres import SEPARATE_PARTITIONS, confused_types, readable, type_number
 from slurm_migbatch.slurm.nodelist import expand, expand_valid, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -246,16 +246,10 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
 
 def _check_similar_types(mig: Sequence[NodeRow]) -> Iterator[Finding]:
     """Check that no partition has two profiles that Slurm takes for the same GRES type."""
-    kinds_by_number: dict[tuple[str, int], set[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for row in mig:
         for partition in row.partitions:
-            for kind in row.gres:
-                kinds_by_number.setdefault((partition, type_number(kind)), set()).add(kind)
-    for (partition, _), same in sorted(kinds_by_number.items()):
-        if len(same) > 1:
-            names = " and ".join(sorted(same))
-            text = f"Slurm takes {names} in partition {partition} for the same: it compares a sum of their bytes"
-            advice = (
-                "jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"
-            )
-            yield Finding(FAIL, "profiles", text, advice)
+            kinds.setdefault(partition, []).extend(row.gres)
+    for partition, listed in sorted(kinds.items()):
+        for text in confused_types(partition, listed):
+            yield Finding(FAIL, "profiles", text, SEPARATE_PARTITIONS)

@@ -9,6 +9,7 @@ from slurm_migbatch.install.catalogline import Counts, NodeNameLine, former_cata
 from slurm_migbatch.install.slurmconf import Conf, LineEdit, edit
 from slurm_migbatch.install.slurmplan import SlurmPlan, hosts_of
 from slurm_migbatch.site import preemption
+from slurm_migbatch.slurm.gres import SEPARATE_PARTITIONS, confused_types
 from slurm_migbatch.slurm.nodelist import expand
 
 _TIERS: Final = range(2, 10)
@@ -59,6 +60,9 @@ def partition_edits(
         members = {name for item in items for name in sets.get(item, (item,))}
         if not (all_nodes or members & {*counts, *former}):
             continue
+        kinds = (kind for name in (counts if all_nodes else members & counts.keys()) for kind in counts[name])
+        confused = confused_types(values["partitionname"], kinds)
+        done.notes += [f"{line.place}: {text}; {SEPARATE_PARTITIONS}" for text in confused]
         change, additions = {}, {}
         token = line.get("nodes")
         if not all_nodes and (not set(expand(catalog)) <= members or members & former):

@@ -18,7 +18,11 @@ MAX_QUESTION = 65536
 _WORDS = 500
 SEPARATORS = "\t\x1c\x1d\x1e\x1f"
 """Control characters that may separate columns."""
-JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
+JOB = Pattern(
+    r"(\d{1,18})(?:_(\d{1,9})|_\[[\d,:-]*?(\d{1,9})(?::\d+|[,-]\d*\.\.\.)?(?:%\d+)?\]|\+(\d{1,9}))?(?:\.[\w+]+)?",
+    "ASCII",
+)
+"""A job id as Slurm prints it; of the waiting tasks of an array (12_[4,8-50%2]) the last one, which starts last."""
 #: field -> its form, and the variable that sets it. A strftime format has no widths: a C library may allocate as much.
 _FORMS = {
     "time_style": (Pattern(r"(?:[^%]|%[-_0^#]?[a-zA-Z%])*"), "SLURM_TIME_FORMAT"),
@@ -252,7 +256,9 @@ KINDS: Mapping[str, type[Question]] = {
 
 
 def is_job(written: str) -> bool:
-    """Return whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12+1 (component), 12.0 (step)."""
+    """Return whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12_[4-9%2] (waiting tasks), 12+1
+    (component), 12.0 (step).
+    """
     return JOB.fullmatch(written) is not None
 
 

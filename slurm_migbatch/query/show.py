@@ -87,7 +87,7 @@ def job_id(written: str) -> JobId:
     match = JOB.fullmatch(written)
     if match is None:
         raise Unanswerable(f"{written!r} is not a job id; write 123, 123_4 or 123+1", 2)
-    return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
+    return JobId(int(match[1]), match[2] or match[3], int(match[4]) if match[4] else None)
 
 
 def describe(row: RunRow, decision: Mapping[str, Any] | None, stopped: str = "") -> Iterator[tuple[str, str]]:

@@ -87,7 +87,7 @@ class _Judged(NamedTuple):
 
 def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[_Judged]:
     geometry_of = geometries(connection)
-    runs = used_runs(connection, wanted)
+    runs = used_runs(connection, wanted, now)
     for run, past in _with_past_of(connection, list(runs)) if wanted.jobs else _with_past(runs):
         use, geometry = _use(run, now), geometry_of.get(run.gpu)
         yield _Judged(run.shown, use, judge(use, past or (run.own,), geometry, policy), geometry)
@@ -141,8 +141,9 @@ def _use(run: UsedRun, now: float) -> SliceUse:
     row = run.shown
     until = row.ended
     hours = max(0.0, (now if until is None else until) - row.started) / 3600
+    nodes = (row.nodes or "").count(",") + 1
     return SliceUse(
-        _parts(row.profile or ""), (row.nodes or "").count(",") + 1, hours, run.own, run.shared, until is None
+        _parts(row.profile or ""), nodes, hours, run.own, run.shared, until is None, run.given_back_s / 3600
     )
 
 

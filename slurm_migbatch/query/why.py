@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_loan
 from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
 from slurm_migbatch.mig.grant import GrantError, parse_comment
+from slurm_migbatch.query import show
 from slurm_migbatch.query.expected import describe as tell
 from slurm_migbatch.query.expected import expect
 from slurm_migbatch.query.nodes import free_counts
-from slurm_migbatch.query.questions import WhyQuestion
+from slurm_migbatch.query.questions import ShowQuestion, WhyQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, row_name, shown
 from slurm_migbatch.query.site import QuerySite
@@ -36,6 +38,8 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     queue = rights.jobs(client.jobs())
     row = find(queue, job)
     if row is None:
+        with suppress(StoreError):
+            show.answer(ShowQuestion(question.job), rights, site)  # raises if the record has no such job
         name = name_of(job)
         raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` shows its result")
     if row.unread:

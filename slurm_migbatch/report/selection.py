@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time, time_formatter
 from slurm_migbatch.store.runquery import JobId, RunFilter
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 #: commas inside brackets do not separate
 _COMMA = Pattern(r",(?![^\[]*\])")
-_JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,-]{1,200})\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z")
+_JOB = Pattern(
+    r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,:-]{1,200}(?:\.\.\.)?(?:%\d{1,9})?)\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z"
+)
+#: the end of a long list that squeue cuts, maybe within a number
+_CUT = Pattern(r"[,-]?\d*\.\.\.\Z")
 #: array tasks that one id may name, and all of them together
 _MAX_TASKS, _MAX_ALL = 10000, 50000
 
@@ -53,21 +57,24 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
             if task_count > _MAX_ALL:
                 raise ReportError(f"Bad array task list: more than {_MAX_ALL} tasks in all; name the jobs alone")
             jobs.update((JobId(job, task=task), None) for task in tasks)
+            if "%" in match[3] or "." in match[3]:  # as squeue prints the tasks that wait, which share one run
+                jobs[JobId(job, task=match[3])] = None
         else:
             jobs[JobId(job, task=match[2], offset=None if match[4] is None else int(match[4]))] = None
     return tuple(jobs)
 
 
 def _tasks(text: str, word: str) -> Sequence[str]:
+    listed = _CUT.made.sub("", text.partition("%")[0])
     try:
-        tasks = expand(f"[{text}]")
-    except NodeListError:
-        tasks = ()
-    if not tasks or len(tasks) > _MAX_TASKS:
+        count = count_tasks(listed)
+    except ValueError:
+        count = 0
+    if not 0 < count <= _MAX_TASKS:
         raise ReportError(
             f"Bad job array element specified: {word} does not name up to {_MAX_TASKS} array tasks; write 12_[1-5,9]"
         )
-    return tasks
+    return list(map(str, expand_tasks(listed)))
 
 
 def is_number(text: str) -> bool:

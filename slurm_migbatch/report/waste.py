@@ -46,6 +46,7 @@ class SliceUse(NamedTuple):
         own: its figures as a run of a recurring job.
         shared: it shared its slice with another run for a while.
         live: it is running; figures come at its end.
+        given_back: slice-hours before that end on nodes that it gave back (`scontrol update JobId= NumNodes=`).
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -54,6 +55,7 @@ class SliceUse(NamedTuple):
     own: PastRun
     shared: bool = False
     live: bool = False
+    given_back: float = 0.0
 
     @property
     def profile(self) -> str:
@@ -64,6 +66,11 @@ class SliceUse(NamedTuple):
     def slices(self) -> int:
         """Its number of slices."""
         return sum(count for _, count in self.parts)
+
+    @property
+    def slice_hours(self) -> float:
+        """The hours for which it held slices, summed over them."""
+        return max(0.0, self.hours * self.slices - self.given_back)
 
 
 class WasteFinding(NamedTuple):
@@ -131,7 +138,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     """
     kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent
-    gpu_hours = use.hours * sum([count * share(name) for name, count in use.parts])
+    gpu_hours = use.slice_hours / max(use.slices, 1) * sum([count * share(name) for name, count in use.parts])
     if use.own.ended == OUT_OF_MEMORY and not use.live:
         return _ran_out(use, kind, gpu_hours)
     if unknown := _unknown(use):
@@ -148,7 +155,7 @@ def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, pol
     smaller = _smaller(need, kind, profile, policy) if need is not None else None
     if need is None or smaller is None:
         return WasteVerdict(gpu_hours, tuple(findings), note=note or "no smaller slice would have been enough")
-    saved = gpu_hours - use.hours * use.slices * kind.share(smaller.profile.gres_type)
+    saved = gpu_hours - use.slice_hours * kind.share(smaller.profile.gres_type)
     findings += _oversized(use, kind, smaller, need, saved)
     enough = smaller.profile.gres_type
     return WasteVerdict(gpu_hours, tuple(findings), enough, _sbatch(enough, use))

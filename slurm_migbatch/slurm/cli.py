@@ -29,6 +29,7 @@ from slurm_migbatch.slurm.commands import (
 )
 from slurm_migbatch.slurm.dependencies import LONGEST, LongDependencies, jobs_waited_for
 from slurm_migbatch.slurm.dialog import Records, Request
+from slurm_migbatch.slurm.fields import fields_of
 from slurm_migbatch.slurm.gpu_defaults import GpuDefaults
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
@@ -231,6 +232,13 @@ class CliClient(SlurmCommands):
     def gpu_defaults(self) -> dict[str, GpuDefaults]:
         """See SlurmClient."""
         return gpu_defaults.parse(*(self._run(*command) for command in gpu_defaults.COMMANDS))
+
+    def hidden_partitions(self) -> frozenset[str]:
+        """See SlurmClient."""
+        records = map(fields_of, self._run(*PARTITIONS_COMMAND).splitlines())
+        return frozenset(
+            [row.get("PartitionName", "") for row in records if "YES" in (row.get("Hidden"), row.get("RootOnly"))]
+        )
 
     def preemption(self) -> PreemptionRules:
         """See SlurmClient. Without accounting there are no QOS."""

@@ -9,7 +9,7 @@ only the id is `UNREAD`: neither pending nor active, but present.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Final, Protocol, cast
 
@@ -382,6 +382,9 @@ class SlurmClient(Protocol):
 
     def gpu_defaults(self) -> Mapping[str, GpuDefaults]:
         """Return what jobs get for each GPU without requesting it, of each partition that has such defaults."""
+
+    def hidden_partitions(self) -> Collection[str]:
+        """Return the partitions that Slurm does not list for everybody, or takes jobs for from root only."""
 
     def preemption(self) -> PreemptionRules:
         """Return which jobs Slurm may preempt for which others."""

@@ -27,6 +27,10 @@ _PROFILE = re.compile(
     r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb)([.+]me(?:\.all)?|-me|[.+]gfx)?(?![0-9a-z])", re.IGNORECASE
 )
 _INNER_COUNT = re.compile(r"CNT:([0-9]{1,30})")
+#: advice on types that Slurm takes for the same
+SEPARATE_PARTITIONS = (
+    "jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"
+)
 #: flag of a node's GRES that jobs do not consume; an update that omits the flag does not clear it
 _NO_CONSUME = "no_consume"
 
@@ -58,6 +62,15 @@ def type_number(kind: str) -> int:
     requested one (22.05 to 26.05).
     """
     return sum(byte << 8 * (index % 4) for index, byte in enumerate(kind.encode())) & 0xFFFFFFFF
+
+
+def confused_types(partition: str, kinds: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for GRES types of a partition that Slurm takes for the same."""
+    same: dict[int, set[str]] = {}
+    for kind in kinds:
+        same.setdefault(type_number(kind), set()).add(kind)
+    for names in sorted(" and ".join(sorted(names)) for names in same.values() if len(names) > 1):
+        yield f"Slurm takes {names} in partition {partition} for the same: it compares a sum of their bytes"
 
 
 def is_count(token: str) -> bool:

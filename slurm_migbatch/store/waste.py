@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, TextClause, func, select
+from sqlalchemy import ColumnElement, Connection, Double, TextClause, case, func, literal_column, select
 
 from slurm_migbatch.predict.recurring import PastRun
 from slurm_migbatch.store import clean, recurring
 from slurm_migbatch.store.models import Run, StoredDecision, StoredLease
 from slurm_migbatch.store.queries import COUNTED, LISTED, ON_ITS_NODES, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.runquery import HELD_UNTIL
 from slurm_migbatch.values import replace
 
 _AT_ONCE: Final = 1000
@@ -38,6 +39,7 @@ class UsedRun(NamedTuple):
         own: its figures as a run of it; the profile is empty if those of its slices differ.
         shown: a row with the displayed fields (job_id, array_job, user, started ...).
         shared: it shared its slice with another for a while, so figures are not its own.
+        given_back_s: seconds to its end of slices on nodes that it gave back.
         gpu: UUID of the GPU of one of its slices.
     """
 
@@ -45,15 +47,16 @@ class UsedRun(NamedTuple):
     own: PastRun
     shown: Any
     shared: bool
+    given_back_s: float
     gpu: str
 
 
-def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
+def used_runs(connection: Connection, wanted: RunFilter, now: float) -> Iterator[UsedRun]:
     """Yield the selected runs that have started and held slices; with a window those that ended in it.
 
     One that ended at the end of the window belongs to the next one. Runs of one job are yielded by array task; those
     of a window by recurring job, each from its newest run to its oldest. They are read as they are used, so a server's
-    connection is busy until the last one.
+    connection is busy until the last one. `now`: to when a running run has held its slices.
     """
     conditions: list[ColumnElement[bool] | TextClause] = [
         *conditions_of(replace(wanted, states=())),
@@ -62,14 +65,16 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     ]
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended < wanted.end]
-    held = (
-        select(StoredLease.gpu)
-        .where(StoredLease.run_id == Run.id, COUNTED, ON_ITS_NODES)
-        .limit(1)
-        .correlate(Run)
-        .scalar_subquery()
+    counted = StoredLease.run_id == Run.id, COUNTED, ON_ITS_NODES
+    held = select(StoredLease.gpu).where(*counted).limit(1).correlate(Run).scalar_subquery()
+    held_until: ColumnElement[float] = literal_column(HELD_UNTIL, Double())
+    until_end = func.sum(func.coalesce(Run.ended, now) - func.coalesce(held_until, Run.ended, now))
+    given_back = case(
+        (Run.slice_count > 1, select(until_end).where(*counted).correlate(Run).scalar_subquery()), else_=0.0
     )
-    runs = select(*_FIGURES, *_SHOWN, held.label("gpu")).outerjoin(StoredDecision, StoredDecision.id == Run.decision)
+    runs = select(*_FIGURES, *_SHOWN, given_back, held.label("gpu")).outerjoin(
+        StoredDecision, StoredDecision.id == Run.decision
+    )
     newest_first = (StoredDecision.recurring, Run.job_id.desc(), Run.id.desc())
     by_task = (func.length(Run.array_task), Run.array_task, Run.job_id, Run.id)  # see `runquery.select_runs`
     runs = runs.where(*conditions).order_by(*(by_task if wanted.jobs else newest_first))
@@ -83,7 +88,7 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
         else:
             sm, dram = recurring.share(facts.get("sm")), recurring.share(facts.get("dram"))
             own, shared = PastRun(id, name, ended, peak_mib, sm, dram, clean.text(engine, 16) or ""), False
-        yield UsedRun(key or "", own, row, shared, row[-1] or "")
+        yield UsedRun(key or "", own, row, shared, row[-2] or 0.0, row[-1] or "")
 
 
 def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:

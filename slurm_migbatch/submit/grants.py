@@ -220,7 +220,7 @@ class Granter:
         if not self.catalog.partitions:
             raise Refusal("no_site")
         if not managed:
-            raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
+            raise Refusal("no_partition", show(",".join(names)), self.catalog.suggested)
         if len(managed) < len(names) and any(part.name == "gpu" for part in asking.parts):
             raise Refusal("mixed_partitions", show(",".join(names)), ",".join(managed))
 

@@ -71,7 +71,7 @@ def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = Non
     """Return the site as a Lua expression; `records`: the fields of it that locate the records."""
     parts = {
         "version": TABLE_VERSION,
-        "names": catalog.names,
+        "names": catalog.suggested,
         "partitions": {part.name: _partition(part) for part in catalog.partitions.values()},
         "kinds": {name: _kind(kind) for name, kind in catalog.kinds.items()},
         "stem": catalog.stem,

@@ -121,6 +121,7 @@ class Partition:
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
     jobs without an explicit profile wait here for idle slices. `gpu_defaults`: CPUs and memory that jobs get for each
     GPU without requesting them. `others`: the types of GPUs that Slurm counts on its nodes without MIG, "" for none.
+    `hidden`: it is not suggested to users.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Partition:
     lends: bool = False
     gpu_defaults: GpuDefaults = NO_DEFAULTS
     others: frozenset[str] = frozenset()
+    hidden: bool = False
 
     @cached_property
     def offers(self) -> Mapping[str, ProfileOffer]:
@@ -239,6 +241,11 @@ class SiteCatalog:
         return ", ".join(self.partitions)
 
     @property
+    def suggested(self) -> str:
+        """The partitions for a message to users: those that are not hidden, if there are any."""
+        return ", ".join([part.name for part in self.partitions.values() if not part.hidden]) or self.names
+
+    @property
     def kinds(self) -> dict[str, GpuKind]:
         """All GPU types of the site by name."""
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
@@ -287,6 +294,7 @@ class SiteCatalog:
                     "lends": part.lends,
                     "gpu_defaults": [part.gpu_defaults.cpus, part.gpu_defaults.memory_mib],
                     "others": sorted(part.others),
+                    "hidden": part.hidden,
                 }
                 for part in self.partitions.values()
             ],
@@ -321,6 +329,7 @@ class SiteCatalog:
                     row.get("lends") is True,
                     GpuDefaults(*map(int, row.get("gpu_defaults", ()))),
                     frozenset(map(str, row.get("others", ()))),
+                    row.get("hidden") is True,
                 )
             nodes = {
                 row["name"]: MigNode(

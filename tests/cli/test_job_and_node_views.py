@@ -18,6 +18,7 @@ from slurm_migbatch.install.reported import describe as describe_site
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar, free_counts, troubles, view
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.show import job_id
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import answer, describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
@@ -402,6 +403,23 @@ def test_why_does_not_call_a_job_started_whose_row_cannot_be_read(record):
     assert str(refused.value) == "Slurm's row of job 5 cannot be parsed, so it is left alone"
 
 
+def test_why_refers_only_to_jobs_that_are_in_the_record(record):
+    class EmptySite(QuerySite):
+        def slurm(self):
+            return type("Played", (), {"jobs": lambda _: [], "nodes": lambda _: []})()
+
+    def refusal(job, rights=None, config=None):
+        with pytest.raises(Unanswerable) as refused:
+            answer(WhyQuestion(job), rights or Rights(0, everything=True), EmptySite(config or load(record)))
+        return str(refused.value)
+
+    assert refusal("7") == "Slurm does not list job 7; `migbatch show 7` shows its result"
+    assert "job 999 is not in the record" in refusal("999")
+    assert "job 7 is not in the record" in refusal("7", Rights(1001, private=frozenset({"jobs"})))
+    absent = loads(f"[store]\nurl = 'sqlite:///{record.parent}/absent/db'\n")
+    assert refusal("999", config=absent) == "Slurm does not list job 999; `migbatch show 999` shows its result"
+
+
 def test_faults_that_drained_a_node_stay_among_many_lesser_ones():
     def fault(what, drain=False):
         return {"kind": "fault", "gpu": None, "what": what, "action": "", "drain": drain}
@@ -425,6 +443,9 @@ def test_why_finds_array_tasks_and_het_job_components():
     assert find(queue, JobId(30, "10")) is None
     last = queue_row(30, array_job=30, array_task="9%1")
     assert find([last], JobId(30, "9")) is last
+    for printed in ("30_[4-9]", "30_[4,7-9%2]", "30_[4-9:5%1]", "30_[4,6,1...%2]"):
+        assert find(queue, job_id(printed)) is waiting
+    assert job_id("40+1") == JobId(40, None, 1)
     assert find(queue, JobId(40, None, 1)) is part
     assert find(queue, JobId(99)) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import resource
 import secrets
@@ -15,8 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon import server
 from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.service import Service
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
@@ -207,3 +213,29 @@ def test_server_without_free_descriptors_logs_it_once_and_recovers() -> None:
     assert done.stdout == "served again\n", done.stderr
     assert done.stderr.count("cannot accept connections") == 1, done.stderr
     assert len(done.stderr.splitlines()) < 5, done.stderr
+
+
+def test_request_that_a_stopping_server_does_not_finish_is_answered_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents and commands take 503 for a service that is restarted, and try again."""
+    monkeypatch.setattr(server, "_STOP_S", 0.0)
+
+    async def stopped_before_the_answer() -> bytes:
+        arrived = asyncio.Event()
+
+        async def never(_: Request) -> Response:
+            arrived.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        api = server.ApiServer(Starlette(routes=[Route("/", never)]), 0)
+        api.listen("127.0.0.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        await arrived.wait()
+        await api.stop()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    answer = asyncio.run(stopped_before_the_answer())
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"send again later" in answer

@@ -23,9 +23,10 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.policy import SubmitPolicy
-from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
-from slurm_migbatch.submit.table import TableCompiler
+from slurm_migbatch.submit.table import TableCompiler, site_source
+from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.daemon_fakes import GEOMETRY, gpu, inventory, state
 from tests.support.examples import examples
 
@@ -291,6 +292,26 @@ def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
         request = {"kind": "submit", "uid": "1000", "partition": "gpu", "tres_per_node": "gres/mig:auto"}
         job = JobRequest.from_fields({**request, "comment": comment})
         assert isinstance(rewrite(job, catalog, chooser, SubmitPolicy(), decision_id="d", ts=1.0, past={}), Accept)
+
+
+def test_refusal_suggests_partitions_that_are_not_hidden() -> None:
+    def suggested(*hidden: str) -> list[str]:
+        nodes = [NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("all", "gpu"))]
+        view = LiveView()
+        view.load({"n1": [gpu(0)]}, ())
+        built = catalogs.build(view.geometries(), nodes, Config(), None, hidden)
+        catalog = SiteCatalog.from_dict(json.loads(json.dumps(built.to_dict())))
+        assert catalog == built and list(catalog.partitions) == ["all", "gpu"]
+        request = JobRequest(1001, partition="cpu", tres_per_node="gres/mig:auto")
+        refused = rewrite(request, catalog, chooser_of(Config()), SubmitPolicy(), decision_id="d", ts=1.0, past={})
+        names = catalog.suggested
+        assert isinstance(refused, Refuse) and f"choose one of {names} with" in refused.sentence
+        assert f'names = "{names}"' in site_source(catalog)
+        return names.split(", ")
+
+    assert suggested() == ["all", "gpu"]
+    assert suggested("all", "cpu") == ["gpu"]
+    assert suggested("all", "gpu") == ["all", "gpu"], "there are no others"
 
 
 def test_a_geometry_without_the_whole_gpu_is_refused() -> None:

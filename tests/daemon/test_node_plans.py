@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.node import plan
+from tests.support.waiting import PATIENCE_S
 
 A = {"GPU-1": [("1g.10gb", 0, 1)]}
 B = {"GPU-1": [("2g.20gb", 0, 2)]}
@@ -50,6 +51,12 @@ def test_versions_grow_after_a_restart_with_the_clock_set_back():
     new.confirm("n1", version)  # the node still has the plan of the former process
     assert new.current("n1").version == version + 1
     assert asyncio.run(new.newer("n1", version, 0)).version == version + 1
+
+
+def test_poll_of_a_service_that_stops_is_answered_at_once():
+    node_plans = NodePlans()
+    node_plans.close()
+    assert asyncio.run(asyncio.wait_for(node_plans.newer("n1", 0, 3600), PATIENCE_S)) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([A, B]), st.integers(0, 10**6)), max_size=30))

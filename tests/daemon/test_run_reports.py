@@ -27,7 +27,7 @@ def verdict(row: JobRow | None, report: Report | None, *, node: str = HERE, rest
     if found.later:
         assert found.later == [word]
         return "later"
-    assert found.reports in ([], [((7, restart), report)]) and found.sent_back in ([], [7])
+    assert found.reports in ([], [((7, restart), report)]) and found.sent_back in ([], [(7, restart)])
     return "counts" if found.reports or found.sent_back else "no"
 
 

@@ -115,7 +115,7 @@ snapshots = st.builds(
         hosts, st.builds(NodeFacts, st.lists(facts, max_size=2).map(tuple), st.booleans()), max_size=4
     ),
     plans=st.dictionaries(hosts, st.builds(PlanStatus, st.none() | plans, st.booleans(), st.booleans()), max_size=4),
-    sent_back=st.lists(ids, max_size=2).map(tuple),
+    sent_back=st.lists(runs, max_size=2).map(tuple),
     preference=st.lists(st.sampled_from(PROFILES), max_size=3).map(tuple),
     reports=st.lists(st.tuples(runs, reports), max_size=2).map(tuple),
     past=st.none()

@@ -96,7 +96,7 @@ def test_job_requeued_by_a_node_is_started_once_slurm_shows_it_pending() -> None
     memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
     for state, expected in (("RUNNING", []), ("PENDING", [5]), ("PENDING", [])):
         row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
-        found = decide(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), memory, SETTINGS)
+        found = decide(cluster(row, sent_back=((5, 0),) if state == "RUNNING" else ()), memory, SETTINGS)
         assert found.supply is not None and list(found.supply.start_now) == expected
 
 
@@ -115,7 +115,7 @@ def test_job_of_several_nodes_waits_where_a_node_may_skip_its_prolog(
 ) -> None:
     memory = DecisionMemory(SETTINGS)
     row = replace(inference(5, "1g.10gb"), gres=f"{gres}mig:1g.10gb:1", num_nodes=nodes, het_job=het_job)
-    decide(cluster(replace(row, state="RUNNING", nodes=("h1",)), sent_back=(5,)), memory, SETTINGS)
+    decide(cluster(replace(row, state="RUNNING", nodes=("h1",)), sent_back=((5, 0),)), memory, SETTINGS)
     found = decide(cluster(replace(row, reason="BeginTime")), memory, SETTINGS)
     assert found.supply is not None and list(found.supply.start_now) == hurried
 
@@ -127,13 +127,22 @@ def test_repeatedly_requeued_job_waits_for_the_delay() -> None:
         now = NOW + seconds
         for state in ("RUNNING", "PENDING"):
             row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
-            seen = replace(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), now=now)
+            seen = replace(cluster(row, sent_back=((5, 0),) if state == "RUNNING" else ()), now=now)
             found = decide(seen, memory, SETTINGS)
             assert found.supply is not None
             hurried += [seconds for _ in found.supply.start_now]
     assert hurried == [0, 10, 20, 605, 611]
     decide(replace(cluster(), now=NOW + 2000), memory, SETTINGS)
     assert not memory.supply.hurried
+
+
+def test_job_that_returns_before_it_is_seen_pending_waits_for_the_delay_of_a_later_requeue() -> None:
+    """Its user may requeue the later run, with a delay of their own."""
+    memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
+    decide(cluster(replace(late, state="RUNNING", nodes=("h1",)), sent_back=((5, 0),)), memory, SETTINGS)
+    decide(cluster(replace(late, state="RUNNING", nodes=("h1",), restarts=1)), memory, SETTINGS)
+    found = decide(cluster(replace(late, reason="BeginTime", restarts=2)), memory, SETTINGS)
+    assert found.supply is not None and not found.supply.start_now and not memory.supply.sent_back
 
 
 def test_progress_of_a_requeued_training_job_is_queried_once() -> None:

@@ -108,6 +108,19 @@ def test_reset_by_reconfigure_is_corrected_next_round_without_a_new_plan() -> No
     assert "reconfigure" in world.records[-1][2]
 
 
+def test_slice_that_a_restarted_slurmctld_does_not_count_is_not_offered() -> None:
+    """It counts of a type with count 0 in slurm.conf only the slices of the first job."""
+    world = World()
+    world.step()
+    for _ in range(3):
+        world.slurm.submit("mig:7g.80gb:1")
+    world.steps(3)
+    assert len(world.running()) == 2 and world.slurm.machines["n1"].gres["7g.80gb"] == 2
+    rows = [replace(row, used={"7g.80gb": 1}) if row.name == "n1" else row for row in world.slurm.nodes()]
+    world.loop.round(rows=rows)
+    assert world.slurm.machines["n1"].gres["7g.80gb"] == 1
+
+
 def test_registration_that_restores_some_types_does_not_raise_the_sum() -> None:
     world = World(conf={"1g.10gb": 28})
     world.steps(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node
@@ -49,6 +51,8 @@ def test_why_does_not_promise_a_start_on_a_node_that_may_lack_cpus() -> None:
     assert "offered on n1; Slurm starts it there once CPUs and memory are free" in why_not_started(
         9, job(9), decided, NOW
     )
+    alone = why_not_started(9, replace(job(9), exclusive=True), decided, NOW)
+    assert alone == "its slices are offered on n1; Slurm starts it there once the whole node is free"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from slurm_migbatch import site
 from slurm_migbatch.install.dynamicnodes import with_dynamic
 from slurm_migbatch.install.slurmconf import apply, load
 from slurm_migbatch.install.slurmedit import plan
+from slurm_migbatch.site import NodeLine
 from slurm_migbatch.slurm.client import NodeRow
 from tests.support.slurm_files import GRES, MAIN, NODES, SITE, H, M
 
@@ -264,6 +265,20 @@ def test_catalog_is_added_to_partitions_given_by_default_nodeset_and_all():
     lines = edited(text)[0].splitlines()
     assert "PartitionName=a Nodes=h1,migcatalog" in lines and "PartitionName=b Nodes=bigs,migcatalog" in lines
     assert "PartitionName=c Nodes=c1" in lines and "PartitionName=d Nodes=ALL" in lines
+
+
+def test_profiles_that_slurm_takes_for_the_same_are_noted_in_their_common_partition():
+    nodes = [NodeLine("h[1-2]", {"4g.20gb": 1, "none": 0}), NodeLine("m1", {"1g.23gb": 7, "none": 0})]
+    text = (
+        "NodeName=h[1-2]\nNodeName=m1\nPartitionName=a Nodes=h[1-2]\nPartitionName=b Nodes=m1\n"
+        "PartitionName=c Nodes=h1,m1\nPartitionName=d Nodes=ALL\n"
+    )
+    notes = [note for note in planned(text, wanted=replace(SITE, nodes=nodes)).notes if "for the same" in note]
+    assert notes == [
+        f"{MAIN}:{line}: Slurm takes 1g.23gb and 4g.20gb in partition {name} for the same: it compares a sum of their "
+        "bytes; jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"
+        for line, name in ((5, "c"), (6, "d"))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,10 @@ def test_unset_fields_are_not_sent_so_that_other_releases_can_answer() -> None:
 
 
 def test_valid_job_ids_are_accepted_and_others_refused() -> None:
-    assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch")))
-    assert not any(map(is_job, ("", "x", "7_", "7_[1-2]", "-7", "\u0667", "7 ", "7\n", "1" * 19)))
+    assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch", "7+0.0+1")))
+    assert all(map(is_job, ("7_[1-2]", "7_[8-50%1]", "7_[0-9:3%4]", "7_[1,3,5,1...%2]", "7_[4-9,...]")))
+    wrong = ("", "x", "7_", "7_[]", "7_[%2]", "7_[1-]", "7_[a]", "7_[1", "-7", "\u0667", "7 ", "7\n", "1" * 19)
+    assert not any(map(is_job, wrong))
     with pytest.raises(QuestionError):
         write(RunsQuestion(jobs="7" * 40000))
 

@@ -103,7 +103,25 @@ def test_job_ids_are_parsed_or_refused() -> None:
         JobId(12), JobId(34, task="5"), JobId(7, offset=1), JobId(8), JobId(9), JobId(10, task="1"),
         JobId(10, task="2"), JobId(10, task="4"),
     )  # fmt: skip
-    for wrong in ("x", "-1", "1_", "1_x", "1+", "1.", "1_[", "1_[a]", "1_[2-1]", "9" * 30, "1;DROP TABLE runs"):
+    assert parse_jobs("5_[0-6:3%2],5_[7,9,1...]") == tuple(
+        JobId(5, task=task) for task in ("0", "3", "6", "0-6:3%2", "7", "9", "7,9,1...")
+    )
+    for wrong in (
+        "x",
+        "-1",
+        "1_",
+        "1_x",
+        "1+",
+        "1.",
+        "1_[",
+        "1_[a]",
+        "1_[2-1]",
+        "1_[...]",
+        "1_[1-3:0%2]",
+        "1_[1%x]",
+        "9" * 30,
+        "1;DROP TABLE runs",
+    ):
         with pytest.raises(ReportError):
             parse_jobs(wrong)
 

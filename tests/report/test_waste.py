@@ -90,6 +90,14 @@ def test_idle_slice_is_reported() -> None:
     assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to request if it did something"
 
 
+def test_slices_that_a_job_gave_back_are_held_until_then() -> None:
+    verdict = used("7g.80gb", 4096.0, sm=0.05, count=2, nodes=2, hours=10.0, given_back=8.0)
+    assert verdict.gpu_hours == 12
+    idle, whole = verdict.findings
+    assert idle.wasted_gpu_hours == pytest.approx(12 * 0.95)
+    assert whole.wasted_gpu_hours == pytest.approx(12 * 6 / 7)
+
+
 def test_suggested_request_counts_slices_on_each_node() -> None:
     verdict = used("3g.40gb", 4096.0, None, count=4, nodes=2)
     assert verdict.sbatch == "sbatch --gres=mig:1g.10gb:2", "--gres counts on each node"
@@ -289,7 +297,7 @@ def test_memory_does_not_grow_with_the_record(
 
 def test_newest_runs_of_each_recurring_job_are_its_past() -> None:
     def used_run(number: int, key: str, ended: str = "done") -> UsedRun:
-        return UsedRun(key, PastRun(number, "1g.10gb", ended), None, False, "")
+        return UsedRun(key, PastRun(number, "1g.10gb", ended), None, False, 0.0, "")
 
     alike = [used_run(number, "b", "" if number == 35 else "done") for number in range(40, 10, -1)]
     found = [

@@ -267,6 +267,19 @@ class Lowering(CliClient):
         )
 
 
+def test_partitions_that_not_everybody_sees_or_may_use_are_hidden() -> None:
+    class Listing(CliClient):
+        def _run(self, program: str, *arguments: str) -> str:
+            assert "--all" in arguments
+            return (
+                "PartitionName=gpu AllowGroups=ALL RootOnly=NO Hidden=NO State=UP\n"
+                "PartitionName=all AllowGroups=root RootOnly=NO Hidden=YES State=UP\n"
+                "PartitionName=admin AllowGroups=ALL RootOnly=YES Hidden=NO State=UP\n"
+            )
+
+    assert Listing().hidden_partitions() == {"all", "admin"}
+
+
 def test_partitions_with_capital_letters_are_as_in_slurm_and_in_its_order() -> None:
     client = Lowering()
     for _ in range(2):

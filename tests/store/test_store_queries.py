@@ -190,7 +190,7 @@ def test_tasks_of_an_array_are_together_in_the_order_of_their_numbers(store: Sto
     node = Node(store)
     node.send(*[node.start(100 + id, id, slice_entry(place)) for place, id in enumerate(tasks)])
     with store.reading() as connection:
-        shown = [run.shown.job_id for run in used_runs(connection, RunFilter(jobs=(JobId(5),)))]
+        shown = [run.shown.job_id for run in used_runs(connection, RunFilter(jobs=(JobId(5),)), 1e9)]
     assert shown == [7, 8, 13, 11, 5], "migbatch waste, too"
 
 
@@ -238,7 +238,7 @@ def test_each_run_counts_in_one_of_two_successive_windows(url: str) -> None:
             session.query(Run).update({"predicted_throughput_per_s": 10.0})
         before, after = RunFilter(start=50, end=200), RunFilter(start=200, end=400)
         with store.reading() as connection:
-            assert [len(list(used_runs(connection, wanted))) for wanted in (before, after)] == [0, 1]
+            assert [len(list(used_runs(connection, wanted, 1e9))) for wanted in (before, after)] == [0, 1]
         reader = open_reader(url)
         assert [len(windows.predictions(reader, wanted)) for wanted in (before, after)] == [0, 1]
         start = (RunFilter(start=50, end=100), RunFilter(start=100, end=200))

@@ -10,7 +10,9 @@ from slurm_migbatch.store import capacity, windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
+from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.store.usage import HeldSlices, held_slices
+from slurm_migbatch.store.waste import used_runs
 from tests.support.store_events import Node, job, run_of, slice_entry
 from tests.support.usage_record import run
 
@@ -91,6 +93,8 @@ def test_a_slice_on_a_node_that_a_job_gives_back_counts_until_then(database: str
             assert sorted((row.groups, row.seconds) for row in whole) == [(("n1",), 103.0), (("n10",), 400.0)]
             later = held_slices(connection, RunFilter(), ("node",), 1200, 1400, 1400)
             assert [(row.groups, row.seconds) for row in later] == [(("n10",), 200.0)]
+            (wasted,) = used_runs(connection, RunFilter(jobs=(JobId(1),)), 1400)
+            assert wasted.given_back_s == 297.0
     record = open_reader(database)
     with contextlib.closing(record):
         drawn = windows.held_slices(record, RunFilter(start=0.0, end=2000.0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -299,6 +300,14 @@ def test_steps_do_not_repeat_the_gpus_of_the_job_that_submitted_theirs(shim: Shi
     assert shim.environment == {"SLURM_GPUS": "0", "SLURM_TRES_PER_TASK": "gres/gpu:0"}
     shim(JobRequest(USER, partition="cpu", tres_per_node="gres/gpu:1", comment="x", batch=1), slurm_gpus="1")
     assert shim.environment == {"SLURM_GPUS": "1"}
+
+
+def test_component_without_slices_gets_no_note_on_a_comment_that_may_be_of_another(shim: Shim) -> None:
+    """One --comment may be for all components of a heterogeneous job."""
+    plain = JobRequest(USER, partition="gpu", comment="migbatch: model=bert-large")
+    assert "the job requests no slice" in shim(plain).message
+    assert shim(plain, het_job_offset="1").message == ""
+    assert isinstance(shim(replace(plain, comment="[mig:1g.10gb:1]"), het_job_offset="1"), Refuse)
 
 
 def test_too_long_tres_per_task_in_the_job_environment_is_not_read(shim: Shim, tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ class ChangingSite:
             nodes=tuple(self.rows.values()),
             inventory=dict(self.facts),
             plans=dict(self.plans),
-            sent_back=tuple(row.job_id for row in self.queue if row.pending and self.rng.random() < 0.05),
+            sent_back=tuple(
+                (row.job_id, row.restarts - 1) for row in self.queue if row.pending and self.rng.random() < 0.05
+            ),
         )
 
     def step(self, decided: SupplyDecision) -> None:

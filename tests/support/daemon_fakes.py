@@ -180,6 +180,10 @@ class FakeSlurm:
         self._check()
         return {}
 
+    def hidden_partitions(self):
+        self._check()
+        return frozenset()
+
     def backfill_window_s(self):
         self._check()
         return 86_400.0

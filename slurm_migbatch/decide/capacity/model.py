@@ -91,7 +91,9 @@ class Node:
     """One node: its GPUs, Slurm's counts in use, and the constant sum of its mig counts.
 
     `unlocated` are the slices of running jobs without a lease yet: their slots are unknown. `asleep`: it is powered
-    down, so a job there waits until it has booted.
+    down, so a job there waits until it has booted. `uncounted`: slices of jobs that Slurm's counts in use lack. After
+    slurmctld was restarted they have, of a type with count 0 in slurm.conf, only those of the first job (22.05 to
+    25.11).
     """
 
     name: str
@@ -101,6 +103,7 @@ class Node:
     total: int = 1 << 30
     mode: Mode = Mode.OPEN
     asleep: bool = False
+    uncounted: Mapping[Profile, int] = field(default_factory=dict)
 
     @cached_property
     def leased(self) -> Counter[Profile]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import profiles, unlocated
+from slurm_migbatch.decide.capacity.demand import profiles, slices, unlocated
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Mode, Node
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import ACTIVE, UNREAD, NodeRow
 from slurm_migbatch.workload.loans import GRES
 
@@ -155,14 +156,19 @@ def _examined(
     mode = _mode(row, facts, status)
     if shared.unlocated:
         missing += Counter(shared.unlocated)
+    used = profiles(row.used)
+    held: Counter[Profile] = Counter()
+    for holder in queue.holders(name):
+        held.update(slices(holder.gres))
     node = Node(
         name=name,
         gpus=tuple([known.gpu for known in known_gpus.values() if known.gpu is not None]),
-        used=profiles(row.used),
+        used=used,
         unlocated=missing,
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
         asleep=row.asleep,
+        uncounted=held - Counter(used),
     )
     if before is not None and before.node == node:
         node = before.node  # results cached for this object remain valid

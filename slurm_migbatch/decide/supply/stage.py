@@ -18,7 +18,7 @@ from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import DemandBook, given_up, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
-from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Run
 from slurm_migbatch.decide.supply.limits import within_limits
 from slurm_migbatch.decide.supply.moves import (
     MoveMemory,
@@ -91,7 +91,7 @@ class SupplyMemory:
         reservations: slots that the last plan keeps free.
         standing: offers to a job that are not taken: nodes, tasks, and since when.
         avoided: nodes on which a job did not start though it could, and until when they are avoided.
-        sent_back: jobs that nodes requeued and that Slurm does not show as pending yet.
+        sent_back: runs that nodes requeued and that Slurm does not show as pending yet.
         hurried: when such jobs were started without the delay, in the last `HURRIED_S` seconds.
         pairs: second job -> first job of a slice that they are to share.
         preference: the last offers for empty space.
@@ -104,7 +104,7 @@ class SupplyMemory:
     reservations: tuple[Reservation, ...] = ()
     standing: dict[int, tuple[tuple[str, ...], int, float]] = field(default_factory=dict)
     avoided: dict[int, dict[str, float]] = field(default_factory=dict)
-    sent_back: set[int] = field(default_factory=set)
+    sent_back: set[Run] = field(default_factory=set)
     hurried: dict[int, tuple[float, ...]] = field(default_factory=dict)
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
@@ -417,12 +417,13 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> list[int]:
     listed, now = memory.queue.rows, snapshot.now
     memory.hurried = {job: times for job, times in memory.hurried.items() if times[-1] > now - HURRIED_S}
     start_now = []
-    for job in sorted(memory.sent_back):
+    for run in sorted(memory.sent_back):
+        job, restart = run
         row = listed.get(job)
-        if row is None:
-            memory.sent_back.discard(job)
+        if row is None or row.restarts > restart + row.pending:  # a later run
+            memory.sent_back.discard(run)
         elif row.pending:
-            memory.sent_back.discard(job)
+            memory.sent_back.discard(run)
             times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
             if waits_for_begin(row, now) and len(times) < HURRIES and not _may_miss_a_prolog(row):
                 memory.hurried[job] = (*times, now)

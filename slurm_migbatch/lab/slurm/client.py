@@ -98,6 +98,10 @@ class SimulatedSlurm(Slurmctld):
         """Return none: simulated jobs state their CPUs."""
         return {}
 
+    def hidden_partitions(self) -> tuple[str, ...]:
+        """Return none."""
+        return ()
+
     def preemption(self) -> PreemptionRules:
         """Return none: the simulated Slurm has no preemption but that of partitions with loans."""
         return NO_PREEMPTION
