@@ -275,6 +275,28 @@ def test_running_jobs_survive_restarts_and_reconfiguration_of_slurm(pair: Cluste
     settled(bed)
 
 
+def test_no_job_starts_on_slices_that_a_restarted_slurmctld_does_not_count(pair: Cluster) -> None:
+    """Of a type with count 0 in slurm.conf it counts, on each node, only the slices of the first running job."""
+    bed = pair
+    opened, waiting = gate(bed)
+    jobs = [sbatch(bed, "--gres=mig:3g.40gb:1", wrap=waiting)[0] for _ in range(2 * bed.spec.nodes * bed.spec.gpus)]
+    for job in jobs:
+        bed.wait_job(job, "RUNNING")
+    right_again(bed)
+    bed.restart("slurmctld")
+    until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).returncode == 0)
+    more_rounds(bed, "supply")
+    pending, _ = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=waiting)
+    more_rounds(bed, "supply")
+    backfilled(bed)
+    assert bed.job_state(pending) == "PENDING"
+    opened.touch()
+    for job in (*jobs, pending):
+        assert bed.wait_job(job) == "COMPLETED", bed.output(job)
+    assert "Restarts=0" in shown(bed, pending)
+    settled(bed)
+
+
 def end_processes(bed: Cluster, job: int) -> None:
     """SIGKILL all processes of a job as a reset of its node would, slurmstepd first so that it cannot report."""
     managers, tasks = set(), set()
