@@ -8,7 +8,7 @@ from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from tests.support.supply_gpus import H100, slot
 
-INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
+INVENTORY: dict[str, Any] = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
 
 
 def slice_entry(text: str) -> dict[str, Any]:

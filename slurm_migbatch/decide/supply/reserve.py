@@ -327,7 +327,7 @@ class Reserver:
     def _released(self, node: str, by_gpu: Mapping[int, list[Slot]]) -> Counter[Profile]:
         """Return the slices of a node that no job of Slurm has: the free ones of these, and those still leased."""
         found = self._fleet.nodes[node]
-        released = found.leased - Counter(found.used)
+        released = found.leased - Counter(found.used) - Counter(found.uncounted)
         released.update(self._free(node, by_gpu))
         return released
 
