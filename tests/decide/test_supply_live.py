@@ -258,25 +258,6 @@ def test_short_jobs_run_in_space_that_is_reserved_for_a_large_one(new_cluster: C
     assert not site.nodes.misfits
 
 
-def test_longer_jobs_that_usually_end_early_keep_no_reserved_space_from_short_ones(
-    new_cluster: Callable[..., Cluster],
-) -> None:
-    site = Site(new_cluster(nodes=1, gpus=2), 2)
-    site.round()
-    ended = [submit(site, "--gres=mig:1g.10gb:1", "--time=5", seconds=2) for _ in range(28)]
-    site.until("the jobs that end early", lambda: all(site.state(job) == "COMPLETED" for job in ended))
-    first = submit(site, "--gres=mig:7g.80gb:1", "--time=5", seconds=25)
-    site.until("the first job", lambda: site.state(first) == "RUNNING")
-    large = submit(site, "--gres=mig:7g.80gb:2", "--time=5", seconds=5)
-    site.until("its reservation", lambda: any(r.job == large for r in site.loop.memory.supply.reservations))
-    submit(site, "--gres=mig:1g.10gb:2", "--time=30", seconds=5)
-    short = submit(site, "--gres=mig:1g.10gb:2", "--time=1", seconds=5)
-    site.until("the short job", lambda: site.state(short) in ("RUNNING", "COMPLETED"))
-    assert (site.state(first), site.state(large)) == ("RUNNING", "PENDING")
-    site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETED"))
-    assert not site.nodes.misfits
-
-
 def test_a_job_starts_beside_slices_for_which_slurm_would_keep_the_nodes_free(site: Site) -> None:
     site.round()
     first = [submit(site, "--gres=mig:4g.40gb:1", "-t", "60", seconds=seconds) for seconds in (40, 600, 600, 600)]
