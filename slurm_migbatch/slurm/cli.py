@@ -45,9 +45,9 @@ from slurm_migbatch.slurm.listing import (
     sharing_of,
     squeue_command,
 )
-from slurm_migbatch.slurm.order import PARTITIONS_COMMAND, has_capitals, in_order, parse_tiers
+from slurm_migbatch.slurm.order import has_capitals, in_order, parse_tiers
 from slurm_migbatch.slurm.preemption import PreemptionRules
-from slurm_migbatch.slurm.settings import CONFIG_COMMAND, backfill_window_s, parse_settings
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, PARTITIONS_COMMAND, backfill_window_s, parse_settings
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 

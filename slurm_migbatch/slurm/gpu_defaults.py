@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.slurm.fields import fields_of
-from slurm_migbatch.slurm.settings import CONFIG_COMMAND
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, PARTITIONS_COMMAND
 
-COMMANDS: Final = (("scontrol", "-a", "-o", "show", "partition"), CONFIG_COMMAND)
+COMMANDS: Final = (PARTITIONS_COMMAND, CONFIG_COMMAND)
 """Commands whose output `parse` reads, in this order."""
 _OF_CLUSTER: Final = re.compile(r"^JobDefaults\s*=\s*(\S+)", re.MULTILINE)
 

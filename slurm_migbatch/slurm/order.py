@@ -15,7 +15,6 @@ from slurm_migbatch.slurm.fields import fields_of
 
 NO_TASK: Final = 0xFFFFFFFE
 """Slurm's "no such task"; greater than every task."""
-PARTITIONS_COMMAND: Final = ("scontrol", "--all", "--oneliner", "show", "partition")
 
 
 def has_capitals(rows: Iterable[NodeRow]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.slurm.fields import fields_of
-from slurm_migbatch.slurm.settings import CONFIG_COMMAND, parse_settings
+from slurm_migbatch.slurm.settings import CONFIG_COMMAND, PARTITIONS_COMMAND, parse_settings
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = (
     CONFIG_COMMAND,
-    ("scontrol", "--all", "--oneliner", "show", "partition"),
+    PARTITIONS_COMMAND,
     ("sacctmgr", "-nP", "show", "qos", "format=Name,Preempt,PreemptMode,GraceTime,PreemptExemptTime"),
 )
 """Commands whose output `parse` reads, in this order; the last fails on a cluster without accounting."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 CONFIG_COMMAND = ("scontrol", "show", "config")
 """Command whose output `parse_settings` reads."""
+PARTITIONS_COMMAND = ("scontrol", "--all", "--oneliner", "show", "partition")
 BACKFILL_WINDOW_S = 86_400.0
 """How far ahead backfill plans starts if bf_window is not set."""
 _WINDOW, _LONGEST_MIN = Pattern(r".*?bf_window=(\d{1,9}).*"), 30 * 24 * 60
