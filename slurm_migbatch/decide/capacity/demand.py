@@ -95,9 +95,13 @@ def slices(text: str) -> Mapping[Profile, int]:
 
 def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) -> Counter[Profile]:
     """Count the slices of those jobs on a node that have no lease there: the node has not reported them yet."""
-    missing = [row for row in holders if (row.job_id, row.restarts) not in leased]
+    return held(row for row in holders if (row.job_id, row.restarts) not in leased)
+
+
+def held(holders: Iterable[JobRow]) -> Counter[Profile]:
+    """Count the slices that these jobs have on one of their nodes."""
     counts: Counter[Profile] = Counter()
-    for row in sorted(missing, key=lambda row: row.job_id):
+    for row in sorted(holders, key=lambda row: row.job_id):
         counts.update(slices(row.gres))
     return counts
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import profiles, slices, unlocated
+from slurm_migbatch.decide.capacity.demand import held, profiles, unlocated
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Mode, Node
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import ACTIVE, UNREAD, NodeRow
 from slurm_migbatch.workload.loans import GRES
 
@@ -135,7 +134,8 @@ def _examined(
             f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
         )
     runs = [run for gpu in facts.gpus for _, run in gpu.leases]
-    missing = unlocated(queue.holders(name), set(runs))
+    holders = queue.holders(name)
+    missing = unlocated(holders, set(runs))
     runs += [run for gpu in facts.gpus if gpu.guests for _, run in gpu.guests]
     ends: dict[int, float | None] = {}
     passing = False
@@ -157,9 +157,6 @@ def _examined(
     if shared.unlocated:
         missing += Counter(shared.unlocated)
     used = profiles(row.used)
-    held: Counter[Profile] = Counter()
-    for holder in queue.holders(name):
-        held.update(slices(holder.gres))
     node = Node(
         name=name,
         gpus=tuple([known.gpu for known in known_gpus.values() if known.gpu is not None]),
@@ -168,7 +165,7 @@ def _examined(
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
         asleep=row.asleep,
-        uncounted=held - Counter(used),
+        uncounted=held(holders) - Counter(used),
     )
     if before is not None and before.node == node:
         node = before.node  # results cached for this object remain valid
