@@ -401,7 +401,6 @@ class Executor:
             self.journal.event("fault", event)
         if drain:
             gpu_faults.clear_all(self.paths)
-        if drain:
             return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline, owner_id)
         return self._send_back(env, why, deadline, owner_id)
 
