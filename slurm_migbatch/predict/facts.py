@@ -11,8 +11,8 @@ activations of images were measured: the growth of PyTorch's peak with the batch
 EVA-02 they are, as of the measured ViTs, 13 widths of a token; where the table says so they were counted. What training
 keeps of an image is counted by PyTorch 2.14, torchvision 0.29, timm 1.0 and transformers 5 without a GPU, in 32 bits:
 the growth of the tensors of a step that are alive at once, with attention that does not keep its scores where the
-network has that. NVML counts 1.1 to 1.2 times as much in 32 bits (MIGPerf's ResNet-50 and ViT-B/16), and PyTorch about
-half with 16-bit autocast (`measurements/h100-80gb.csv`). All of this is a prior, not a measurement of speed.
+network has that. A process takes more (what the allocator keeps free, scores that older software keeps), and about half
+with 16-bit autocast (`measurements/h100-80gb.csv`). All of this is a prior, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MIXED: Final = 0.75
 it is switched off. An assumption on the large side; it was not measured.
 """
 USUAL_KEPT: Final = {"px": 8.0, "tok": 10.0}
-"""What a backward pass keeps relative to the live activations of inference, by the unit: the median of the networks of
-images below; a text's layers keep what ALIVE says, and all of them together about three times as much as one.
+"""What a backward pass keeps relative to the live activations of inference, by the unit: of images about the median of
+the counted networks below, of texts three layers' activations (3 / ALIVE).
 """
 
 
