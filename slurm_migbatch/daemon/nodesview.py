@@ -43,7 +43,7 @@ class _Gpu:
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
     #: it does not answer, or the node does not use it for now: jobs keep what they hold, and nothing else is free
-    out: bool = False
+    unusable: bool = False
     #: the value returned last; None if something has changed since
     last_facts: GpuFacts | None = None
 
@@ -55,7 +55,7 @@ class _Gpu:
 
     def _facts(self, uuid: str) -> GpuFacts:
         zombies: Iterable[Slot] = self.zombies.difference(self.held) if self.zombies else ()
-        if self.out:
+        if self.unusable:
             zombies = _disjoint(sorted(self.geometry.slots, key=lambda slot: -slot.placement.size), self.held).slots
         unheld = self.made.difference(self.held)
         return GpuFacts(
@@ -195,8 +195,8 @@ class LiveView:
                 gpu = earlier
             else:
                 continue
-            if gpu.out is not (geometry is None):
-                gpu.out, gpu.last_facts = geometry is None, None
+            if gpu.unusable is not (geometry is None):
+                gpu.unusable, gpu.last_facts = geometry is None, None
             now[uuid] = gpu
         self._nodes[node] = now
         self._geometries = None
