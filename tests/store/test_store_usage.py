@@ -167,3 +167,18 @@ def test_node_that_a_job_has_given_up_is_charged(database: str) -> None:
         with store.reading() as connection:
             found = list(held_slices(connection, RunFilter(), ("node",), 0, 3000, 3000))
     assert sorted(row.groups for row in found) == [("n1",), ("n2",)]
+
+
+def test_nodes_on_which_a_job_has_completed_already_are_not_given_back(database: str) -> None:
+    """Of a job that is completing squeue lists the remaining nodes only; here n1's clock is behind the controller's."""
+    with open_store(database) as store:
+        first, last = Node(store, "n1"), Node(store, "n10")
+        store.upsert_jobs([job(1, "RUNNING", start=1000.0, nodes=("n1", "n10"))], now=1000.0)
+        first.send(first.start(1002, 1), first.stop(1390, 1))
+        last.send(last.start(1002, 1))
+        store.upsert_jobs([job(1, "COMPLETING", start=1000.0, end=1400.0, nodes=("n10",))], now=1401.0)
+        last.send(last.stop(1403, 1))
+        store.upsert_jobs([job(1, "COMPLETED", start=1000.0, end=1400.0, nodes=("n1", "n10"))], now=1404.0)
+        with store.reading() as connection:
+            whole = held_slices(connection, RunFilter(), ("node",), 0, 1500, 1500)
+            assert sorted((row.groups, row.seconds) for row in whole) == [(("n1",), 400.0), (("n10",), 400.0)]
