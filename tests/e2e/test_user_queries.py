@@ -27,7 +27,10 @@ def test_unprivileged_user_sees_own_jobs_but_not_those_of_others(new_cluster: Ca
     holder, _ = sbatch(bed, "--gres=mig:7g.80gb:1", "--job-name=secretname", wrap=until)
     bed.wait_job(holder, "RUNNING")
     job, _ = sbatch(bed, "--gres=mig:auto", f"--comment={HINTS}", "--job-name=secretname", wrap="true")
-    bed.wait("the holder in the record", lambda: "7g.80gb" in login.out("mbalice", "migacct", "-n", "-j", str(holder)))
+    bed.wait(
+        "the holder in the record",
+        lambda: "7g.80gb" in login.out("mbalice", "migacct", "-n", "-j", str(holder), "-o", "profile"),
+    )
     bed.wait("a reason", lambda: "not been planned" not in login.out("mbalice", "why", str(job)))
 
     why = login.out("mbalice", "why", str(job))
