@@ -145,7 +145,8 @@ def test_windows_and_states_select_the_same_jobs_as_sacct(accounting: Cluster, t
         return [line.split("|") for line in accounting.run(command).stdout.splitlines()]
 
     def recorded() -> list[list[str]]:
-        fields = "jobid,state,submit,start,end"
+        # sacct takes a job as pending from `eligible` on, which may be a second after its submission
+        fields = "jobid,state,eligible,start,end"
         rows = sacct("-S", "uts1000000", "-j", ",".join(map(str, numbers)), "-o", fields)
         return rows if [row[1].split()[0] for row in rows] == ["FAILED", "CANCELLED", "RUNNING"] else []
 
