@@ -47,6 +47,11 @@ class _Gpu:
     #: the value returned last; None if something has changed since
     last_facts: GpuFacts | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether the GPU is one of its node's for now: it can be used, or jobs hold slices on it."""
+        return bool(self.held) or not self.unusable
+
     def facts(self, uuid: str) -> GpuFacts:
         """Return the GPU's state; the same object until something changes."""
         if self.last_facts is None:
@@ -128,6 +133,8 @@ class LiveView:
                     gpu.last_facts = None
                     (gpu.guests if slot in gpu.held else gpu.held)[slot] = (lease.job, lease.restart)
                 self._facts.pop(lease.node, None)
+                self._emptied.pop(lease.node, None)
+            self._geometries = None
 
     def apply(self, node: str, events: Iterable[Mapping[str, Any]]) -> None:
         """Process a node's events, in order."""
@@ -142,7 +149,7 @@ class LiveView:
             for name, gpus in self._nodes.items():
                 if name not in self._facts:
                     self._facts[name] = NodeFacts(
-                        tuple(gpu.facts(uuid) for uuid, gpu in gpus.items()), name not in self._unhealthy
+                        tuple(gpu.facts(uuid) for uuid, gpu in gpus.items() if gpu.counts), name not in self._unhealthy
                     )
             return dict(self._facts)
 
@@ -153,14 +160,16 @@ class LiveView:
                 return None
             if node not in self._emptied:
                 gpus = self._nodes[node].items()
-                self._emptied[node] = NodeFacts(tuple(GpuFacts(uuid, gpu.geometry) for uuid, gpu in gpus))
+                self._emptied[node] = NodeFacts(tuple(GpuFacts(uuid, gpu.geometry) for uuid, gpu in gpus if gpu.counts))
             return self._emptied[node]
 
     def geometries(self) -> Mapping[str, Sequence[Geometry]]:
         """Return the geometry of each GPU in MIG mode by node; the same object until a node describes its GPUs."""
         with self._lock:
             if self._geometries is None:
-                self._geometries = {node: [gpu.geometry for gpu in gpus.values()] for node, gpus in self._nodes.items()}
+                self._geometries = {
+                    node: [gpu.geometry for gpu in gpus.values() if gpu.counts] for node, gpus in self._nodes.items()
+                }
             return self._geometries
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -187,16 +196,16 @@ class LiveView:
         before = self._nodes.get(node, {})
         now: dict[str, _Gpu] = {}
         for row in gpus:
-            geometry, uuid = geometry_of(row), str(row["uuid"])
+            uuid, usable = str(row["uuid"]), geometry_of(row)
             earlier = before.get(uuid)
-            if geometry is not None:
-                gpu = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
-            elif earlier is not None and earlier.held and row.get("problem"):
-                gpu = earlier
-            else:
+            geometry = usable
+            if geometry is None and row.get("problem"):
+                geometry = earlier.geometry if earlier is not None else _geometry(row)
+            if geometry is None:
                 continue
-            if gpu.unusable is not (geometry is None):
-                gpu.unusable, gpu.last_facts = geometry is None, None
+            gpu = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
+            if gpu.unusable is not (usable is None):
+                gpu.unusable, gpu.last_facts = usable is None, None
             now[uuid] = gpu
         self._nodes[node] = now
         self._geometries = None
@@ -247,7 +256,12 @@ class LiveView:
 
 def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
     """Return the geometry in a node's description of a GPU; None if MIG is off or the node runs another release."""
-    if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
+    return _geometry(gpu) if gpu.get("mig") else None
+
+
+def _geometry(gpu: Mapping[str, Any]) -> Geometry | None:
+    """Return the geometry in a description; the record keeps the last one of a GPU that its node cannot describe."""
+    if not isinstance(gpu.get("geometry"), Mapping):
         return None
     try:
         return Geometry.from_dict(gpu["geometry"])

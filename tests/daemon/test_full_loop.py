@@ -252,6 +252,28 @@ def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm
         assert "n1" not in running.service.rounds.view.facts(), "until it has sent its whole state"
 
 
+def test_slices_on_a_gpu_that_does_not_answer_are_known_after_a_restart(make, slurm):
+    slurm.node_rows["n1"] = node_row()
+    started = start(1, "GPU-1", "3g.40gb", 0, 4, 2)
+    silent = gpu(1, mig=False, geometry=None, problem="it is not used until 10:40")
+    with Running(make()) as running:
+        node = Node(running.port, FakeSigner())
+        node.events(state(gpu(0), gpu(1)), started, inventory(gpu(0), silent, seq=3))
+    with Running(make()) as running:
+        again = Node(running.port, FakeSigner())
+        again.database = node.database
+        again.events()
+        facts = eventually(lambda: running.service.rounds.view.facts().get("n1"))
+        other, taken = facts.gpus
+        assert (other.leases, other.zombies) == ((), ())
+        assert [(slot.profile.name, run) for slot, run in taken.leases] == [("3g.40gb", (1, 0))]
+        used = Layout([*(slot for slot, _ in taken.leases), *taken.zombies])
+        assert not any(used.free_of(slot.placement) for slot in taken.geometry.slots)
+        again.events({**started, "seq": 4, "kind": "stop", "exit_code": 0})
+        (left,) = running.service.rounds.view.facts()["n1"].gpus
+        assert left.uuid == "GPU-0"
+
+
 def test_plan_is_kept_and_one_error_is_logged_while_slurm_is_away(make, slurm, caplog):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
