@@ -5,7 +5,7 @@ RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` 
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH101, PTH102, PTH112, PTH120
+# ruff: noqa: PTH101, PTH102, PTH112, PTH115, PTH120
 
 from __future__ import annotations
 
@@ -109,9 +109,12 @@ def replace(
                 os.fsync(file.fileno())
         effects.point(f"{label} rename")
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):  # incomplete, for example on a full disk
             os.unlink(temporary, dir_fd=directory)
+        if error.errno is not None:
+            with suppress(OSError):  # which file: the hook that ends so may drain the node
+                error.filename = f"{os.readlink(f'/proc/self/fd/{directory}')}/{name}"
         raise
     if durable:
         os.fsync(directory)
