@@ -268,7 +268,7 @@ def _describe(
         if uuid is None:
             continue
         if uuid not in known:
-            known[uuid] = StoredGpu(node=machine.node, uuid=uuid)
+            known[uuid] = StoredGpu(node=machine.node, uuid=uuid, geometry=None)
             session.add(known[uuid])
         gpu = known[uuid]
         gpu.minor, gpu.gpu_index = clean.small(facts.get("minor")), clean.small(facts.get("index"))
