@@ -55,7 +55,9 @@ class OccupiedSlot:
 
 @dataclass(frozen=True)
 class GpuView:
-    """One GPU: its slots, in memory slices. `slices` is 0 if MIG is off, or the GPU has a `problem`."""
+    """One GPU: its slots, in memory slices. `slices` is 0 if MIG is off, or the node never described the GPU; `closed`:
+    the node does not use it because of `problem`, and jobs only keep what they hold.
+    """
 
     index: int | None
     uuid: str
@@ -63,10 +65,13 @@ class GpuView:
     slices: int
     held: tuple[OccupiedSlot, ...]
     problem: str = ""
+    closed: bool = False
 
     @property
     def state(self) -> str:
-        """Return the state of the GPU: nomig, idle, mixed, full."""
+        """Return the state of the GPU: fault, nomig, idle, mixed, full."""
+        if self.closed:
+            return "fault"
         used = sum({s.start: s.size for s in self.held}.values())  # a slice shared by two jobs is one
         return "nomig" if not self.slices else "idle" if not used else "full" if used >= self.slices else "mixed"
 
@@ -238,9 +243,9 @@ def fault_sentence(event: Mapping[str, Any]) -> str:
 
 def bar(gpu: GpuView) -> str:
     """Return the layout as text, `CELL` characters per memory slice."""
-    if not gpu.slices:  # a problem ends in its cause and what to do
+    if not gpu.slices or (gpu.closed and not gpu.held):  # a problem ends in its cause and what to do
         return gpu.problem.rpartition(": ")[2].partition(";")[0] or "MIG is off"
-    cells = ["." * (CELL - 1) + "|"] * gpu.slices
+    cells = [("x" if gpu.closed else ".") * (CELL - 1) + "|"] * gpu.slices
     jobs: dict[int, str] = {}
     for held in gpu.held:
         if not 0 <= held.start < held.start + held.size <= gpu.slices:
@@ -266,12 +271,14 @@ def _label(held: OccupiedSlot, jobs: str, width: int) -> str:
 
 
 def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
+    problem = str(gpu.get("problem") or "")[:_PROBLEM]
+    closed = bool(problem) and not gpu.get("mig")
     slices = 0
-    if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
+    if (gpu.get("mig") or closed) and isinstance(gpu.get("geometry"), Mapping):
         slices = _memory_slices(json.dumps(gpu["geometry"]))
     ordered = tuple(sorted(held, key=lambda s: s.start))
-    problem = str(gpu.get("problem") or "")[:_PROBLEM]
-    return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered, problem)
+    name = str(gpu.get("name") or "?")
+    return GpuView(gpu.get("index"), str(gpu.get("uuid")), name, slices, ordered, problem, closed)
 
 
 @lru_cache(maxsize=256)

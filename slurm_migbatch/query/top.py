@@ -196,7 +196,7 @@ def _gpus(asked: _Selection) -> Iterator[GpuRow]:
 
 
 def _gpu(asked: _Selection, view: NodeView, gpu: GpuView, node: NodeRow | None, leases: Sequence[LeaseRow]) -> GpuRow:
-    closed = node is not None and not node.open
+    closed = gpu.closed or (node is not None and not node.open)
     held = _held(asked, leases)
     faulty = [SlotRow(FAULTY, slot.start, slot.size, slot.profile, 0, 0, "", 0.0) for slot in gpu.held]
     taken = [*held, *faulty]

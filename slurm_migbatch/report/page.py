@@ -43,7 +43,7 @@ class GpuRow(NamedTuple):
     Attributes:
         number: its index on the node; -1: unknown.
         slices: memory slices; 0: MIG is off.
-        state: Slurm's state of the node; `closed`: it starts no jobs there.
+        state: Slurm's state of the node; `closed`: no job starts there, or on this GPU.
         trouble: problem reported by its node or Slurm.
     """
 

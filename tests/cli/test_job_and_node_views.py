@@ -225,6 +225,24 @@ def test_nodes_command_shows_why_a_gpu_has_no_slices(record):
     assert lost in reasons and off in reasons
 
 
+def test_nodes_command_shows_jobs_on_a_gpu_that_its_node_does_not_use(record):
+    held = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 4, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
+    start = {"kind": "start", "job": 70, "restart": 0, "uid": 1000, "warm": False, "elapsed_ms": 9.5, "slices": [held]}
+    unused = {**GPU, "mig": False, "geometry": None, "problem": "GPU-a: the driver failed; it is not used until 10:40"}
+    events = [{"kind": "inventory", "gpus": [GPU]}, start, {"kind": "inventory", "gpus": [unused]}]
+    with open_store(load(record).store.url) as store:
+        store.ingest("n2", "cd", "b1", [{"seq": n, "ts": time.time(), **e} for n, e in enumerate(events, 1)])
+    (shown,) = migbatch(record, "nodes", "-n", "n2", "--noheader").splitlines()
+    assert "|xxxxx|xxxxx|xxxxx|xxxxx|3g.40gb 70             |  fault  " in shown
+    assert "not used until 10:40" in migbatch(record, "nodes", "-n", "n2", "-R", "--noheader")
+    page = migbatch(record, "top", "-b", "-n", "1")
+    assert re.search(r"n2 +0 \|xxx+\|xxx+\|xxx+\|xxx+\|=3g.40gb 70=", page), page
+    with open_store(load(record).store.url) as store:
+        store.ingest("n2", "cd", "b1", [{**start, "seq": 4, "ts": time.time(), "kind": "stop", "exit_code": 0}])
+    (shown,) = migbatch(record, "nodes", "-n", "n2", "--noheader").splitlines()
+    assert "  the driver failed  " in shown and "  fault  " in shown
+
+
 def test_types_that_are_not_slices_are_not_counted_as_free():
     """Slurm counts `guest` beside the profiles where two training jobs share a slice."""
     counts = {"1g.10gb": 2, "3g.40gb": 1, "guest": 1, "loan": 1, "none": 2}
