@@ -23,7 +23,8 @@ def nodes(
 ) -> int:
     """Show nodes, GPUs, layouts and slices.
 
-    A bar shows a GPU's memory: profile and job of each held slice, zombies as !profile, dots for free space.
+    A bar shows a GPU's memory: profile and job of each held slice, zombies as !profile, dots for free space,
+    x on a GPU that its node does not use (--reasons says why).
     OFFERED is what Slurm can still allocate on the node.
     """
     from slurm_migbatch.slurm.nodelist import NodeListError, expand
