@@ -196,16 +196,15 @@ class LiveView:
         before = self._nodes.get(node, {})
         now: dict[str, _Gpu] = {}
         for row in gpus:
-            uuid, usable = str(row["uuid"]), geometry_of(row)
-            earlier = before.get(uuid)
-            geometry = usable
-            if geometry is None and row.get("problem"):
-                geometry = earlier.geometry if earlier is not None else _geometry(row)
+            uuid, geometry = str(row["uuid"]), geometry_of(row)
+            unusable, earlier = not row.get("mig"), before.get(uuid)
+            if geometry is None and row.get("problem") and earlier is not None:
+                geometry = earlier.geometry
             if geometry is None:
                 continue
             gpu = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
-            if gpu.unusable is not (usable is None):
-                gpu.unusable, gpu.last_facts = usable is None, None
+            if gpu.unusable is not unusable:
+                gpu.unusable, gpu.last_facts = unusable, None
             now[uuid] = gpu
         self._nodes[node] = now
         self._geometries = None
@@ -255,13 +254,11 @@ class LiveView:
 
 
 def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
-    """Return the geometry in a node's description of a GPU; None if MIG is off or the node runs another release."""
-    return _geometry(gpu) if gpu.get("mig") else None
+    """Return the geometry in the description of a GPU; None if MIG is off or the node runs another release.
 
-
-def _geometry(gpu: Mapping[str, Any]) -> Geometry | None:
-    """Return the geometry in a description; the record keeps the last one of a GPU that its node cannot describe."""
-    if not isinstance(gpu.get("geometry"), Mapping):
+    The record has the last one of a GPU that its node cannot describe now.
+    """
+    if not (gpu.get("mig") or gpu.get("problem")) or not isinstance(gpu.get("geometry"), Mapping):
         return None
     try:
         return Geometry.from_dict(gpu["geometry"])

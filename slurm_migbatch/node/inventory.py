@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.gpus import Gpus
 
 if TYPE_CHECKING:
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def inventory(gpus: Gpus) -> list[dict[str, object]]:
-    """Describe each managed GPU; those without MIG support or withdrawn have no geometry. Raises DriverError."""
+    """Describe each managed GPU; those without MIG support or withdrawn have no geometry. Raises DriverError.
+
+    `mig` is missing where the driver does not tell, so that the controller keeps the geometry that it knows.
+    """
     withdrawn = gpus.withdrawn()
     return [_entry(gpu, gpus, withdrawn.get(gpu.uuid)) for gpu in gpus.listed()]
 
@@ -26,7 +29,9 @@ def _entry(gpu: NvmlGpu, gpus: Gpus, withdrawn: DriverError | None) -> dict[str,
         entry["geometry"] = gpus.geometry(gpu).to_dict()
         entry |= {key: value for key, value in gpu.facts().items() if key not in entry}
     except DriverError as error:
-        if "geometry" not in entry:
-            entry["mig"] = False  # the controller cannot use a GPU without a geometry
+        if isinstance(error, NotMig):
+            entry["mig"] = False
+        elif "geometry" not in entry:
+            entry.pop("mig", None)  # the controller cannot use a GPU without a geometry
         entry["problem"] = str(error)
     return entry

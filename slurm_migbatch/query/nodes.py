@@ -272,10 +272,10 @@ def _label(held: OccupiedSlot, jobs: str, width: int) -> str:
 
 def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
     problem = str(gpu.get("problem") or "")[:_PROBLEM]
-    closed = bool(problem) and not gpu.get("mig")
     slices = 0
-    if (gpu.get("mig") or closed) and isinstance(gpu.get("geometry"), Mapping):
+    if (gpu.get("mig") or problem) and isinstance(gpu.get("geometry"), Mapping):
         slices = _memory_slices(json.dumps(gpu["geometry"]))
+    closed = slices > 0 and not gpu.get("mig")
     ordered = tuple(sorted(held, key=lambda s: s.start))
     name = str(gpu.get("name") or "?")
     return GpuView(gpu.get("index"), str(gpu.get("uuid")), name, slices, ordered, problem, closed)

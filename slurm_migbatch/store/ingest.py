@@ -273,7 +273,7 @@ def _describe(
         gpu = known[uuid]
         gpu.minor, gpu.gpu_index = clean.small(facts.get("minor")), clean.small(facts.get("index"))
         gpu.name, gpu.mig = clean.text(facts.get("name"), 128), facts.get("mig") is True
-        if facts.get("geometry") is not None or not facts.get("problem"):  # else the last one still holds
+        if "mig" in facts or not facts.get("problem"):  # else its node cannot describe it now
             gpu.geometry = facts.get("geometry")
         gpu.facts = {key: value for key, value in facts.items() if key not in own}
         gpu.present, gpu.seen = True, ts

@@ -228,10 +228,12 @@ def test_nodes_command_shows_why_a_gpu_has_no_slices(record):
 def test_nodes_command_shows_jobs_on_a_gpu_that_its_node_does_not_use(record):
     held = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 4, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
     start = {"kind": "start", "job": 70, "restart": 0, "uid": 1000, "warm": False, "elapsed_ms": 9.5, "slices": [held]}
-    unused = {**GPU, "mig": False, "geometry": None, "problem": "GPU-a: the driver failed; it is not used until 10:40"}
+    unused = {"uuid": "GPU-a", "index": 0, "problem": "GPU-a: the driver failed; it is not used until 10:40"}
     events = [{"kind": "inventory", "gpus": [GPU]}, start, {"kind": "inventory", "gpus": [unused]}]
     with open_store(load(record).store.url) as store:
         store.ingest("n2", "cd", "b1", [{"seq": n, "ts": time.time(), **e} for n, e in enumerate(events, 1)])
+        inventory = store.inventory()
+    assert cut_by_mig(inventory, {"n2"}).keys() == {"n2"}, "slurm.conf counts the slices of a GPU with a fault"
     (shown,) = migbatch(record, "nodes", "-n", "n2", "--noheader").splitlines()
     assert "|xxxxx|xxxxx|xxxxx|xxxxx|3g.40gb 70             |  fault  " in shown
     assert "not used until 10:40" in migbatch(record, "nodes", "-n", "n2", "-R", "--noheader")

@@ -255,7 +255,7 @@ def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm
 def test_slices_on_a_gpu_that_does_not_answer_are_known_after_a_restart(make, slurm):
     slurm.node_rows["n1"] = node_row()
     started = start(1, "GPU-1", "3g.40gb", 0, 4, 2)
-    silent = gpu(1, mig=False, geometry=None, problem="it is not used until 10:40")
+    silent = {"uuid": "GPU-1", "minor": 1, "index": 1, "problem": "it is not used until 10:40"}
     with Running(make()) as running:
         node = Node(running.port, FakeSigner())
         node.events(state(gpu(0), gpu(1)), started, inventory(gpu(0), silent, seq=3))

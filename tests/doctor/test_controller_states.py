@@ -110,6 +110,15 @@ def test_node_whose_gpus_are_not_those_of_slurm_conf_is_reported(
     assert (problem in one_of(found)) if problem else found == []
 
 
+def test_slices_of_a_gpu_that_does_not_answer_count(tmp_path: Path) -> None:
+    """Else one faulty GPU would have an administrator change slurm.conf and restart Slurm's daemons."""
+    (tmp_path / "slurm.conf").write_text(f"NodeName=n1 CPUs=8 Gres={ONE_H100.format(14)},mig:none:0\n")
+    rows = [NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 14}, {}, ("gpu",), "")]
+    gpu = {"mig": True, "geometry": H100.geometry.to_dict()}
+    lost = {**gpu, "mig": False, "problem": "the GPU fell off the bus"}
+    assert wrong(nodes.check_counts(rows, load(str(tmp_path / "slurm.conf"), read), {"n1": [gpu, lost]})) == []
+
+
 @pytest.mark.parametrize(
     ("shown", "problem"),
     [
