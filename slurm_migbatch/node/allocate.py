@@ -26,7 +26,7 @@ from slurm_migbatch.mig.driver import DriverError, GpuLost, Instance
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
-from slurm_migbatch.node import cudaform, ending, guest, handoff, owner, placement, plan, progress
+from slurm_migbatch.node import cudaform, ending, guest, owner, placement, plan, progress
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
@@ -262,7 +262,7 @@ class Allocator:
                     warm=claim.warm is not None or claim.host is not None,
                 )
             )
-        self._journal.put_run(run_of(env, "starting", owner_id, start.grant.marker))
+        self._journal.put_run(self._starting_run(start))
 
     # -- execution -----------------------------------------------------------------------------------------------
 
@@ -319,12 +319,7 @@ class Allocator:
             row if instance is None else self._maker.open_devices(gpus[row.gpu], row, instance, env)
             for row, instance in prepared
         ]
-        given = []
-        for row in ready:
-            profile = row.slot.profile
-            memory_mib = self._gpus.geometry(gpus[row.gpu]).info(profile).memory_mib
-            given.append(handoff.HandoffSlice(row.mig_uuid or "", str(profile), memory_mib, row.gpu))
-        self._write_handoff(env, tuple(given), ready)
+        self._write_handoff(start, ready, gpus)
         try:
             return self._commit(start, ready, all(claim.planned for claim in claims))
         except TooLate:
@@ -332,22 +327,20 @@ class Allocator:
                 self._run_repairer.refuse_again(run_of(env, "misfit", owner_id))  # in place of the hand-off above
             raise
 
-    def _write_handoff(
-        self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...], rows: Sequence[JournalSlice]
-    ) -> None:
+    def _write_handoff(self, start: _Start, rows: Sequence[JournalSlice], gpus: Mapping[str, NvmlGpu]) -> None:
+        env = start.env
         job, restart, path = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
         try:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
             path = ""  # for example if the disk is full; the job runs but cannot report progress
-        if path and len(given) > 1:
+        if path and len(rows) > 1:
             with suppress(OSError):
                 progress.make_steps(self._paths.progress, job, restart, env.uid)
-        new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=path)
-        if cudaform.wanted(env.comment) == cudaform.INDEX:
-            minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
-            new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
-        handoff.write(self._paths.job, new_handoff)
+        self._repairer.write_handoff(self._starting_run(start), rows, gpus, path)
+
+    def _starting_run(self, start: _Start) -> JournalRun:
+        return run_of(start.env, "starting", start.owner_id, cudaform.kept(start.env.comment) + start.grant.marker)
 
     def _commit(self, start: _Start, done: Sequence[JournalSlice], planned: bool) -> AllocatedSlices:
         """Mark the run as running on its slices, and add the event. Raises TooLate if another hook has the run."""

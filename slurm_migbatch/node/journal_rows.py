@@ -79,7 +79,9 @@ class JournalSlice(NamedTuple):
 
 
 class JournalRun(NamedTuple):
-    """One row of `runs`. `marker` is the grant as `mig/grant.py` writes it, empty for a run that never had one."""
+    """One row of `runs`. `marker` is the grant as `mig/grant.py` writes it, empty for a run that never had one; for a
+    job with `cuda=index` it begins as the comment does (`cudaform.kept`).
+    """
 
     job: int
     restart: int

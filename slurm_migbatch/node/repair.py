@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from slurm_migbatch.mig.driver import Busy, DriverError, Instance
-from slurm_migbatch.node import effects, handoff, owner, progress
+from slurm_migbatch.node import cudaform, effects, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
@@ -92,19 +92,29 @@ class Repairer:
                     if rows and all(row.state == "held" and row.gpu in gpus for row in rows):
                         done.append(f"{run}: its hand-off was missing and is written again")
                         if not dry:
-                            self._write_handoff(run, rows, gpus)
+                            self._restore_handoff(run, rows, gpus)
         return done
 
-    def _write_handoff(self, run: JournalRun, rows: Sequence[JournalSlice], gpus: Mapping[str, NvmlGpu]) -> None:
+    def _restore_handoff(self, run: JournalRun, rows: Sequence[JournalSlice], gpus: Mapping[str, NvmlGpu]) -> None:
         # progress files are append-only: what emptied RunDir has left them
         reports = (run.job, run.restart) in progress.listed(self._paths.progress)
         path = f"{self._paths.progress_dir}/{run.job}.{run.restart}" if reports else ""
+        self.write_handoff(run, rows, gpus, path)
+
+    def write_handoff(
+        self, run: JournalRun, rows: Sequence[JournalSlice], gpus: Mapping[str, NvmlGpu], path: str
+    ) -> None:
+        """Write the hand-off of a run that holds these slices; `path`: of its progress file. Raises DriverError."""
         sizes = [self._gpus.geometry(gpus[row.gpu]).info(row.slot.profile).memory_mib for row in rows]
         given = [
             handoff.HandoffSlice(row.mig_uuid or "", str(row.slot.profile), size, row.gpu)
             for row, size in zip(rows, sizes, strict=True)
         ]
-        handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, tuple(given), progress=path))
+        new_handoff = handoff.Handoff(run.job, run.restart, run.uid, tuple(given), progress=path)
+        if cudaform.wanted(run.marker.encode()) == cudaform.INDEX:
+            minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
+            new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
+        handoff.write(self._paths.job, new_handoff)
 
     def update_job_maps(self, *, dry: bool = False) -> list[str]:
         """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""

@@ -34,3 +34,15 @@ def test_hand_off_whose_writing_was_interrupted_is_written_again(node: Node) -> 
     node.reconcile()
     assert node.handoff(1) == before
     assert node.reconcile() == []
+
+
+def test_hand_off_of_a_job_with_cuda_index_is_written_again_as_it_was(node: Node) -> None:
+    """Only its text has what `handoff.load` leaves out: the devices by which TaskProlog numbers the slices."""
+    node.prolog(1, "", SLURM_JOB_COMMENT="migbatch: cuda=index [mig:1g.10gb:1]")
+    path = Path(f"{node.config.run_dir}/job/1.0")
+    before = path.read_text()
+    assert "cuda index" in before
+    lose_handoffs(node)
+    node.reconcile()
+    assert path.read_text() == before
+    assert "already has its slices" in node.prolog(1, "", SLURM_JOB_COMMENT="migbatch: cuda=index [mig:1g.10gb:1]")[1]
