@@ -131,7 +131,7 @@ class Allocator:
                     self._repair_all(env.job, deadline)
                     repaired = True
                     continue
-                raise _why_refused(grant, lost, passing, f"{why}. {full}" if why else str(full)) from None
+                raise self._why_refused(grant, lost, passing, f"{why}. {full}" if why else str(full)) from None
             try:
                 return self._apply(start, claims)
             except Retry as again:
@@ -144,6 +144,27 @@ class Allocator:
                     lost[gpu] = f"{gpu}: {error}"
         diagnosis = f"{ATTEMPTS} attempts, the last: {why}. {self.explain_misfit(grant)}"
         raise Misfit(f"no free placement for {grant.gres}", diagnosis)
+
+    def _why_refused(
+        self, grant: Grant, lost: Mapping[str, str], passing: Sequence[DriverError], diagnosis: str
+    ) -> Exception:
+        """Return the error of a run without a free slot; `diagnosis` may name processes of other users.
+
+        `lost` are the GPUs that are not used, `passing` the errors of those that may work again without an
+        administrator. While other GPUs work, the node is not drained: its next inventory, which the fault hastens,
+        takes back the offer of a lost one.
+        """
+        if len(lost) > len(passing):
+            what = "; ".join(lost.values())
+            if self._config.on_error == "drain" or not any(gpu.uuid not in lost for gpu in self._gpus.managed()):
+                return Unsafe(what)
+            with self._journal.write():
+                self._journal.event("fault", {"gpu": None, "what": what[:500], "action": "not used", "drain": False})
+            diagnosis = f"{what}. {diagnosis}"
+        for error in passing:
+            if not isinstance(error, Withdrawn):
+                return error
+        return Misfit(f"no free placement for {grant.gres}", diagnosis)
 
     def explain_misfit(self, grant: Grant) -> str:
         """Describe the plan's slots for the grant and the slices in use. Raises DriverError, JournalError."""
@@ -392,19 +413,6 @@ class Allocator:
                 self._journal.put(host._replace(shared=True))
                 return {"beside": [host.job or 0, host.restart or 0]}
         return {}
-
-
-def _why_refused(grant: Grant, lost: Mapping[str, str], passing: Sequence[DriverError], diagnosis: str) -> Exception:
-    """Return the error of a run without a free slot; `diagnosis` may name processes of other users.
-
-    `lost` are the GPUs that are not used, `passing` the errors of those that may work again without an administrator.
-    """
-    if len(lost) > len(passing):
-        return Unsafe("; ".join(lost.values()))
-    for error in passing:
-        if not isinstance(error, Withdrawn):
-            return error
-    return Misfit(f"no free placement for {grant.gres}", diagnosis)
 
 
 def _occupancy(

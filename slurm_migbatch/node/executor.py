@@ -368,7 +368,7 @@ class Executor:
         return ""
 
     def _unsafe(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
-        """Drain the node because a GPU is lost, and requeue the job."""
+        """Drain the node because its GPUs are lost or starts keep failing, and requeue the job."""
         from slurm_migbatch.node import scontrol
 
         with self.journal.write():

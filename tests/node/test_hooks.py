@@ -10,6 +10,7 @@ import pytest
 from slurm_migbatch.node import effects, exits, handoff, plan, run_repair
 from slurm_migbatch.node.caps import CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.inventory import inventory
 from tests.support.environments import exported
 from tests.support.node_processes import run_hook
 from tests.support.nodes import ALICE, BOB
@@ -609,6 +610,21 @@ def test_other_gpu_is_used_while_one_is_lost(new_node):
     assert node.slices("held")[0].gpu != gpu
 
 
+@pytest.mark.parametrize("on_error", ["requeue", "drain"])
+def test_node_with_a_lost_gpu_is_drained_while_others_work_only_if_wanted(new_node, on_error):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], OnError=on_error)
+    node.prolog(1, "[mig:7g.80gb:1]")
+    (held,) = node.slices("held")
+    node.machine.set_lost(next(gpu.index for gpu in node.executor.gpus.listed() if gpu.uuid != held.gpu))
+    for job in range(2, 9):
+        code, line = node.prolog(job, "[mig:7g.80gb:1]")
+        assert code == exits.OK and "requeued" in line and "fell off the bus" in line, line
+    drains = [call for call in node.scontrol_calls() if "State=DRAIN" in call]
+    assert bool(drains) is (on_error == "drain")
+    offered = [entry["uuid"] for entry in inventory(node.executor.gpus) if entry.get("mig")]
+    assert offered == [held.gpu] and len(node.events("fault")) == 7
+
+
 def test_gpu_that_does_not_report_its_minor_does_not_affect_the_others(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     for job in (1, 2):
@@ -649,7 +665,8 @@ def test_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_nod
     assert node.scontrol_calls() == []
     code, line = node.prolog(4, "[mig:7g.80gb:1]")
     assert code == exits.OK and "fell off the bus" in line, line
-    assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU ")
+    assert node.scontrol_calls() == ["requeue incomplete 4"], "the other GPU works, so the node is not drained"
+    assert node.events("fault")[-1]["drain"] is False
     assert node.epilog(1)[0] == exits.OK
     node.machine.reset_gpu(index)
     assert len(node.executor.gpus.listed()) == 2, "it is queried again"
