@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
@@ -121,14 +122,24 @@ class LiveView:
         self._emptied: dict[str, NodeFacts] = {}
         self._geometries: Mapping[str, Sequence[Geometry]] | None = None
 
-    def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseRow]) -> None:
-        """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's."""
+    def load(
+        self,
+        inventory: Mapping[str, Sequence[Mapping[str, Any]]],
+        leases: Iterable[LeaseRow],
+        geometries: Mapping[str, Geometry] = MappingProxyType({}),
+    ) -> None:
+        """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's.
+
+        `geometries`, by UUID, are those of GPUs that jobs hold slices of but that their nodes do not use now.
+        """
         with self._lock:
             for node, gpus in inventory.items():
                 self._inventory(node, gpus)
             for lease in leases:
-                gpu = self._nodes.get(lease.node, {}).get(lease.gpu)
-                slot = _slot(lease.profile, lease.start, lease.size)
+                on_node = self._nodes.get(lease.node, {})
+                if lease.gpu not in on_node and lease.gpu in geometries:
+                    on_node[lease.gpu] = _Gpu(geometries[lease.gpu], unusable=True)
+                gpu, slot = on_node.get(lease.gpu), _slot(lease.profile, lease.start, lease.size)
                 if gpu is not None and slot is not None:
                     gpu.last_facts = None
                     (gpu.guests if slot in gpu.held else gpu.held)[slot] = (lease.job, lease.restart)
@@ -206,6 +217,10 @@ class LiveView:
             if gpu.unusable is not unusable:
                 gpu.unusable, gpu.last_facts = unusable, None
             now[uuid] = gpu
+        for uuid, gpu in before.items():
+            if uuid not in now and gpu.held:  # lost, so that its node cannot even find it, or left out of Gpus=
+                gpu.unusable, gpu.last_facts = True, None
+                now[uuid] = gpu
         self._nodes[node] = now
         self._geometries = None
         self._facts.pop(node, None)

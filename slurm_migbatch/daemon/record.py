@@ -11,6 +11,7 @@ from typing import Any, Final
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.store import loans, queries, recent, work
 from slurm_migbatch.store.db import Store
 
@@ -96,9 +97,13 @@ def _answers(store: Store, questions: Questions) -> Answers:
 
 @dataclass(frozen=True)
 class NodesPast:
-    """The record's state of nodes when a service starts: GPUs, events of instances, leases, and offers."""
+    """The record's state of nodes when a service starts: GPUs, events of instances, leases, and offers.
+
+    `geometries` are those of all GPUs by UUID, also of such as their nodes do not use now.
+    """
 
     inventory: Mapping[str, Rows]
+    geometries: Mapping[str, Geometry]
     events: Mapping[str, Rows]
     leases: Sequence[Any]
     offers: Mapping[str, Mapping[str, int]]
@@ -107,7 +112,8 @@ class NodesPast:
 def nodes_past(store: Store) -> NodesPast:
     """Read what nodes held."""
     events = store.read(recent.instance_events, changes=True)
-    return NodesPast(store.inventory(), events, store.leases(), store.read(queries.last_offers))
+    geometries = store.read(queries.geometries)
+    return NodesPast(store.inventory(), geometries, events, store.leases(), store.read(queries.last_offers))
 
 
 def lending_past(store: Store, now: float, history_s: float) -> LendingPast:

@@ -188,9 +188,9 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def geometries(connection: Connection) -> dict[str, Geometry]:
-    """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
+    """Return the last known geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
     by_uuid: dict[str, Geometry] = {}
-    for uuid, described in connection.execute(select(StoredGpu.uuid, StoredGpu.geometry).where(StoredGpu.mig)):
+    for uuid, described in connection.execute(select(StoredGpu.uuid, StoredGpu.geometry)):
         try:
             by_uuid[uuid] = Geometry.from_dict(described)
         except GeometryError:

@@ -252,18 +252,23 @@ def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm
         assert "n1" not in running.service.rounds.view.facts(), "until it has sent its whole state"
 
 
-def test_slices_on_a_gpu_that_does_not_answer_are_known_after_a_restart(make, slurm):
+@pytest.mark.parametrize("found", [True, False], ids=["silent", "lost"])
+def test_slices_on_a_gpu_that_its_node_does_not_use_are_known_after_a_restart(make, slurm, found):
+    """A node cannot describe such a GPU, or not even find it. Its jobs still have slices that Slurm counts."""
     slurm.node_rows["n1"] = node_row()
     started = start(1, "GPU-1", "3g.40gb", 0, 4, 2)
-    silent = {"uuid": "GPU-1", "minor": 1, "index": 1, "problem": "it is not used until 10:40"}
+    silent = [{"uuid": "GPU-1", "minor": 1, "index": 1, "problem": "it is not used until 10:40"}] if found else []
     with Running(make()) as running:
         node = Node(running.port, FakeSigner())
-        node.events(state(gpu(0), gpu(1)), started, inventory(gpu(0), silent, seq=3))
+        node.events(state(gpu(0), gpu(1)), started, inventory(gpu(0), *silent, seq=3))
+        before = running.service.rounds.view.facts()["n1"]
+        assert [len(facts.leases) for facts in before.gpus] == [0, 1]
     with Running(make()) as running:
         again = Node(running.port, FakeSigner())
         again.database = node.database
         again.events()
         facts = eventually(lambda: running.service.rounds.view.facts().get("n1"))
+        assert facts == before
         other, taken = facts.gpus
         assert (other.leases, other.zombies) == ((), ())
         assert [(slot.profile.name, run) for slot, run in taken.leases] == [("3g.40gb", (1, 0))]

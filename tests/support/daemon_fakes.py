@@ -14,7 +14,7 @@ from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.node.auth import AuthError, PeerIdentity
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, SlurmError
-from slurm_migbatch.store.queries import last_offers, unconfirmed_ends
+from slurm_migbatch.store.queries import geometries, last_offers, unconfirmed_ends
 from slurm_migbatch.store.receipt import NOTHING, Receipt
 from slurm_migbatch.store.recent import instance_events
 from slurm_migbatch.store.recurring import Learnable, learnable, newest_lesson
@@ -101,6 +101,7 @@ class FakeStore:
             learnable: Learnable(0, 0.0),
             newest_lesson: 0,
             instance_events: {},
+            geometries: {},
             last_offers: offers,
             unconfirmed_ends: frozenset(),
         }
