@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,11 +68,21 @@ class Gpus:
 
     def survey(self) -> Survey:
         """Return the GPUs of the configuration's Gpus= by their usability. Raises DriverError."""
+        return self._survey(self.listed(), self._missing())
+
+    def excluded(self, uuids: Collection[str]) -> Survey:
+        """Return those of these GPUs that the configuration's Gpus= leaves out. Raises DriverError.
+
+        No other GPU that it leaves out is asked: the calls of one that is broken may hang.
+        """
+        return self._survey([gpu for gpu in self.all() if gpu.uuid in uuids and not self.manages(gpu)], {})
+
+    def _survey(self, gpus: Iterable[NvmlGpu], unidentified: Mapping[int, str]) -> Survey:
         managed: list[NvmlGpu] = []
         off: list[NvmlGpu] = []
         failing: dict[str, DriverError] = {}
         withdrawn = self.withdrawn()
-        for gpu in self.listed():
+        for gpu in gpus:
             if gpu.uuid in withdrawn:  # its calls may hang
                 failing[gpu.uuid] = withdrawn[gpu.uuid]
                 continue
@@ -84,12 +94,16 @@ class Gpus:
                 raise
             except DriverError as error:
                 failing[gpu.uuid] = error
-        return Survey(tuple(managed), tuple(off), failing, self._missing())
+        return Survey(tuple(managed), tuple(off), failing, unidentified)
 
     def listed(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
-        selected = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
+        selected = [gpu for gpu in self.all() if self.manages(gpu)]
         return tuple(sorted(selected, key=lambda gpu: gpu.index))
+
+    def manages(self, gpu: NvmlGpu) -> bool:
+        """Return whether the configuration's Gpus= has the GPU."""
+        return self._config.manages(gpu.uuid, gpu.minor)
 
     def withdrawn(self) -> Mapping[str, gpu_faults.Withdrawn]:
         """Return the GPUs that are not used for now because of their failures."""

@@ -68,8 +68,15 @@ class Repairer:
                 done += [f"{gpu.uuid}: {repair}" for repair in self.repair_gpu(gpu, deadline, dry=dry, retry=retry)]
             except (DriverError, TooLate) as error:
                 failures.append(error)
+        excluded = self._gpus.excluded({row.gpu for row in self._journal.slices()})
+        for gpu in excluded.managed:
+            try:
+                done += self._vacate(gpu, deadline, dry=dry, retry=retry)
+            except (DriverError, TooLate) as error:
+                failures.append(error)
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
-            done += self.repair_absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
+            present = {gpu.uuid for gpu in (*survey.managed, *excluded.managed)}
+            done += self.repair_absent(present.union(survey.failing, excluded.failing), dry=dry)
         done += self._run_repairer.repair_all(dry=dry, locked_job=locked_job)
         done += self._restore_handoffs({gpu.uuid: gpu for gpu in survey.managed}, dry=dry, locked_job=locked_job)
         done += self.update_job_maps(dry=dry)
@@ -120,7 +127,7 @@ class Repairer:
         """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""
         if not self._maps.wanted:
             return []
-        return self._maps.sync(self._journal, {gpu.uuid: gpu.index for gpu in self._gpus.listed()}, dry=dry)
+        return self._maps.sync(self._journal, {gpu.uuid: gpu.index for gpu in self._gpus.all()}, dry=dry)
 
     def clear(self, deadline: Deadline, owner_id: str, *, dry: bool = False) -> list[str]:
         """Destroy every idle instance, for example before maintenance; `owner_id` is the owner that does it.
@@ -130,20 +137,32 @@ class Repairer:
         """
         done: list[str] = []
         for gpu in self._gpus.managed():
-            with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
-                existing = {instance.slot: instance for instance in gpu.instances()}
-                rows = [
-                    row for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,)) if row.slot in existing
-                ]
-                done += [f"{gpu.uuid}: destroy {row.slot}" for row in rows]
-                if dry:
-                    continue
+            done += self._clear(gpu, deadline, owner_id, "cleared by the administrator", dry=dry)
+        return done
+
+    def _clear(self, gpu: NvmlGpu, deadline: Deadline, owner_id: str, why: str, *, dry: bool) -> list[str]:
+        with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
+            existing = {instance.slot: instance for instance in gpu.instances()}
+            rows = [row for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,)) if row.slot in existing]
+            if not dry:
                 with self._journal.write():  # a Prolog may have taken one of them meanwhile
                     idle = {row.id for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,))}
                     rows = [self._journal.put(r._replace(state="evict", owner=owner_id)) for r in rows if r.id in idle]
                 for row in rows:
-                    self._discard(gpu, row, existing[row.slot], "cleared by the administrator")
-        return done
+                    self._discard(gpu, row, existing[row.slot], why)
+        return [f"{gpu.uuid}: destroy {row.slot}" for row in rows]
+
+    def _vacate(self, gpu: NvmlGpu, deadline: Deadline, *, dry: bool, retry: bool) -> list[str]:
+        """Destroy the slices of a GPU that Gpus= leaves out once no job has them; others may have made instances there.
+
+        Returns what was (or would be) done, as sentences. Raises DriverError, JournalError, TooLate.
+        """
+        why = "Gpus= leaves out its GPU"
+        for row in self._journal.slices("gpu=? AND state='foreign'", (gpu.uuid,)) if not dry else ():
+            self._forget(gpu, row, None, why)
+        done = [f"{gpu.uuid}: {repair}" for repair in self.repair_gpu(gpu, deadline, dry=dry, retry=retry)]
+        with owner.working() as owner_id:
+            return done + self._clear(gpu, deadline, owner_id, why, dry=dry)
 
     def repair_gpu(
         self,
@@ -176,6 +195,8 @@ class Repairer:
         repairs = diagnose(rows, instances, processes, alive, self._exposed(gpu, rows, instances))
         if not retry:
             repairs = [repair for repair in repairs if repair.action != "clear"]
+        if not self._gpus.manages(gpu):
+            repairs = [repair for repair in repairs if repair.row is not None]
         if not dry:
             for repair in repairs:
                 self._action(repair.action)(gpu, repair.row, repair.instance, repair.why)
@@ -198,7 +219,7 @@ class Repairer:
         return exposed
 
     def repair_absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
-        """Handle rows of GPUs that are missing or no longer managed: held ones are lost, the rest are dropped.
+        """Handle rows of GPUs that are missing or have MIG off: held ones are lost, the rest are dropped.
 
         A GPU that does not answer counts as present: its instances may still exist.
         """

@@ -122,7 +122,7 @@ class Unwritable:
         own = {g.mig_uuid: g.gpu for entry in own_handoffs for g in entry.slices if g.mig_uuid not in other_uuids}
         problem = ""
         try:  # also one that is withdrawn
-            gpus = [gpu for gpu in self._gpus.listed() if gpu.uuid in own.values()] if own else []
+            gpus = [gpu for gpu in self._gpus.all() if gpu.uuid in own.values()] if own else []
         except DriverError as error:
             gpus, problem = [], f"; not all devices are revoked: {error}"
         for gpu in gpus:

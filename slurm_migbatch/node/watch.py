@@ -200,7 +200,7 @@ class Watcher:
         if not held:
             return
         try:
-            gpus = {gpu.uuid: gpu for gpu in self._gpus.listed()}
+            gpus = {gpu.uuid: gpu for gpu in self._gpus.all()}
         except DriverError as error:
             self._warn_once(f"cannot read memory in use: {error}")
             return
