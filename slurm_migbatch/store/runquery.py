@@ -261,6 +261,7 @@ def statement_of(
         names += [f"slice_{name}" for name in wanted_slices]
         tables += (
             " LEFT JOIN leases ON leases.run_id = runs.id AND (leases.outcome IS NULL OR leases.outcome <> 'moved')"
+            f" AND {ON_ITS_NODES}"
         )
         order += ", leases.node, leases.position, leases.id"
     where = " AND ".join(f"({condition})" for condition in conditions(wanted, values)) or "1 = 1"

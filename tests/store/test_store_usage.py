@@ -148,11 +148,13 @@ def test_slices_that_a_node_claims_for_a_run_on_other_nodes_are_not_charged(data
         own.send(own.start(1003, 1))
         own.send(own.stop(1100, 1))
         store.upsert_jobs([{**row, "state": "COMPLETED", "end": 1100.0}], now=1101)
-        shown = run_of(store, 1).run
+        found_run = run_of(store, 1)
+        shown = found_run.run
         with store.reading() as connection:
             found = list(held_slices(connection, RunFilter(), ("user", "node"), 0, 3000, 3000))
     assert [(row.groups, row.profile, row.seconds) for row in found] == [(("alice", "n_1"), "1g.10gb", 100.0)]
     assert (shown["profile"], shown["slice_count"], shown["nodes"]) == ("1g.10gb", 1, "n_1,n2")
+    assert [row["node"] for row in found_run.slices] == ["n_1"], "nor does migacct sum them"
 
 
 def test_node_that_a_job_has_given_up_is_charged(database: str) -> None:
