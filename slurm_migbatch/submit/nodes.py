@@ -72,8 +72,10 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     if strange := next((name for name in names if name not in by_name), None):
         raise Refusal("node_other", show(strange), ",".join(partitions))
     chosen = tuple(by_name[name] for name in names)
-    if (request.min_nodes or 1) > len(names):
-        raise Refusal("nodes_more", str(request.min_nodes), str(len(names)))
+    tasks = request.num_tasks or 1
+    least = max(request.min_nodes or 1, -(-tasks // (request.ntasks_per_node or tasks)))
+    if least > len(names):
+        raise Refusal("nodes_more", str(least), str(len(names)))
     if not simple or not all(node.named for node in chosen):
         return NodeChoice(chosen, {}, note)
     changes = {"req_nodes": "", "features": "|".join(node.feature for node in chosen)}

@@ -141,6 +141,10 @@ def test_a_node_list_becomes_features(ask, fields: dict, changes: dict) -> None:
         ({"req_nodes": "n2", "features": "fast"}, "--nodelist names n2, which"),
         ({"req_nodes": "n2", "exc_nodes": "n[2,3]"}, "--nodelist names n2, which"),
         ({"req_nodes": "n1", "min_nodes": 2}, "the job asks for 2 nodes and --nodelist names 1"),
+        (
+            {"req_nodes": "n[1-2]", "num_tasks": 3, "ntasks_per_node": 1},
+            "the job asks for 3 nodes and --nodelist names 2",
+        ),
         ({"features": "a100"}, "no node with MIG GPUs of partition gpu meets --constraint and --exclude"),
         ({"exc_nodes": "n[1-3],new"}, "no node with MIG GPUs of partition gpu meets --constraint and --exclude"),
     ],
