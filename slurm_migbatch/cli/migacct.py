@@ -41,7 +41,7 @@ OPTIONS = (
         "--nodelist",
         name="nodes",
         metavar="NODES",
-        help="Only jobs that held slices on one of these nodes: n[1-4],m7.",
+        help="Only jobs that ran on one of these nodes: n[1-4],m7.",
     ),
     _words(
         "-s",

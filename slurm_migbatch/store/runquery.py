@@ -33,6 +33,12 @@ SLICE_FIELDS = (
     "slot_size", "gi", "ci", "mig_uuid", "since", "until", "outcome",
 )  # fmt: skip
 
+
+def _is_among(name: str, names: str) -> str:
+    """Return the condition that a name is in a text of names with commas between them; MariaDB joins no texts with ||."""
+    return f"replace(replace(',N,', 'N', {names}), replace(',N,', 'N', {name}), '') <> replace(',N,', 'N', {names})"
+
+
 #: classes of runs by length, see `models.span_class`
 OPEN, LAST_SPAN_CLASS = 0, 16
 #: states of running or pending runs
@@ -48,10 +54,9 @@ HELD_UNTIL = (
     "THEN leases.until ELSE runs.ended END"
 )
 #: a slice that is not on a node other than those that Slurm gave the run; root of a node can report slices of any run.
-#: Only MariaDB joins no texts with ||
 ON_ITS_NODES = (
     f"(runs.placed IS NULL OR NOT runs.placed OR leases.outcome = '{RETURNED}' OR "
-    "replace(replace(',N,', 'N', runs.nodes), replace(',N,', 'N', leases.node), '') <> replace(',N,', 'N', runs.nodes))"
+    f"{_is_among('leases.node', 'runs.nodes')})"
 )
 _CLOCKS_S = 60.0
 _MOST_PLACEHOLDERS = 100
@@ -132,9 +137,13 @@ class Values:
         Numbers and plain words of a long list, or after many values, stand in the text: SQLite before 3.32 accepts at
         most 999 placeholders.
         """
+        return f"({', '.join(self.each(values)) or 'NULL'})"
+
+    def each(self, values: Iterable[Any]) -> list[str]:
+        """Return the text of each value, as in `all`."""
         listed = list(values)
         form = self.one if len(self.found) + len(listed) <= _MOST_PLACEHOLDERS else self._plain
-        return f"({', '.join(map(form, listed)) or 'NULL'})"
+        return [form(value) for value in listed]
 
     def _plain(self, value: Any) -> str:
         """Return a number, or a word of letters, digits, `-`, `_` and `.`, as SQL; of anything else the placeholder."""
@@ -321,7 +330,8 @@ def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
         yield " OR ".join(_associated(association, values) for association in wanted.associations) or "1 = 0"
     if wanted.nodes:
         held = f"held.run_id = runs.id AND held.node IN {values.all(wanted.nodes)}"
-        yield f"EXISTS (SELECT held.id FROM leases held WHERE {held})"  # noqa: S608
+        ran = [_is_among(node, "runs.nodes") for node in values.each(wanted.nodes)]
+        yield f"EXISTS (SELECT held.id FROM leases held WHERE {held}) OR {_any(ran)}"  # noqa: S608
     if wanted.limits_s is not None:
         yield _limited(*wanted.limits_s, values)
 

@@ -95,7 +95,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         five = [slice_entry(0, 8, "7g.80gb", "GPU-n2")]
         send("start", at("8:30"), "n2", "bb", number=1, job=5, restart=1, slices=five, warm=False, elapsed_ms=1.0)
         send("stop", at("8:31"), "n2", "bb", number=2, job=5, restart=1, slices=five, exit_code=3)
-        job(7, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), array_job=6, array_task="1")
+        task = {"array_job": 6, "array_task": "1", "nodes": ("c1", "c2")}
+        job(7, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), **task)
         job(7, "CANCELLED", "carol", 1003, end=at("9:40"), exit_code="0:15")
         job(6, "PENDING", "carol", 1003, submit=at("9:00"), array_job=6, array_task="2-9%4")
         job(10, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), het_job=9, name="evil\x1b[2J\nname")
@@ -255,6 +256,9 @@ def test_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-S", "yesterday", "-E", "today"], "1"),
         (["-r", "cpu"], ""),
         (["-N", "n[2-9]"], "5"),
+        (["-N", "n2,c[2-3]"], "5 6_1"),
+        (["-N", "c[3-2000],c2"], "6_1"),
+        (["-N", "c"], ""),
         (["-S", "now-2days"], "1 2 3 4 5 6_1 6_[2-9%4] 9+1"),
         (["-S", "03/13", "-E", "midnight"], "1"),
         (["-S", "11:00", "-u", "bob"], "3 4"),
