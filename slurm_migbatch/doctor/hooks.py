@@ -116,6 +116,15 @@ def _check_called(facts: HookFacts) -> Iterator[Finding]:
     for program in calling:
         if program.path != ours:
             yield from _runs(facts.key, program)
+            yield from _hides(facts.key, program, ours)
+
+
+def _hides(key: str, program: HostProgram, ours: str) -> Iterator[Finding]:
+    """Warn of a site's TaskProlog that prints CUDA_VISIBLE_DEVICES itself, after ours."""
+    if key == "TaskProlog" and scripts.hides_slices(program.text or "", ours):
+        text = f"{program.path} changes CUDA_VISIBLE_DEVICES after {ours}: tasks may not find their slices"
+        advice = f"in {program.path} move the line that runs ours below; it does nothing for jobs without slices"
+        yield Finding(WARN, key, text, advice)
 
 
 def _closed(key: str, program: HostProgram) -> Finding:

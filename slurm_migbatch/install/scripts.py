@@ -207,6 +207,12 @@ def calls_hook(text: str, hook: str) -> bool:
     return re.search(rf"^[^#\n]*{re.escape(hook)}(?![\w/.-])", text, re.MULTILINE) is not None
 
 
+def hides_slices(text: str, hook: str) -> bool:
+    """Return whether a TaskProlog may print CUDA_VISIBLE_DEVICES after migbatch's: the last line counts."""
+    later = text.rpartition(hook)[2].partition("\n")[2]
+    return re.search(r"^[^#\n]*\b(?:export|unset) +CUDA_VISIBLE_DEVICES\b", later, re.MULTILINE) is not None
+
+
 def call_hook(text: str, hook: str) -> str:
     """Return a shell script that runs migbatch's hook first, right below its `#!` line."""
     if calls_hook(text, hook):

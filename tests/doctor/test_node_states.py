@@ -196,6 +196,27 @@ def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
     assert [finding for finding in check_hooks_of(slurm, several=True) if finding.level != OK] == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if [ -z "$SLURM_JOB_GPUS" ]; then echo "export CUDA_VISIBLE_DEVICES=NoDevFiles"; fi',
+        "echo unset CUDA_VISIBLE_DEVICES",
+    ],
+)
+def test_task_prolog_that_sets_the_devices_after_ours_is_reported(slurm: Path, line: str) -> None:
+    site, ours = slurm / "site.sh", f"{slurm}/hooks/task_prolog"
+    change(slurm / "slurm.conf", f"TaskProlog={ours}", f"TaskProlog={site}")
+    script = "#!/bin/sh\n# CUDA_VISIBLE_DEVICES\n"
+    site.write_text(scripts.call_hook(f"{script}{line}\n", ours))
+    site.chmod(0o755)
+    (found,) = [finding for finding in check_hooks_of(slurm) if finding.level != OK]
+    assert (found.level, found.subject) == (WARN, "TaskProlog")
+    assert found.text.startswith(f"{site} changes CUDA_VISIBLE_DEVICES after {ours}")
+    assert f"in {site} move the line that runs ours below" in found.advice
+    site.write_text(f"{script}{line}\n{scripts.hook_line(ours)}\n")
+    assert [finding for finding in check_hooks_of(slurm) if finding.level != OK] == []
+
+
 # --- Slurm's files
 
 
