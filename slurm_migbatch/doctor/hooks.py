@@ -13,7 +13,7 @@ from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
-from slurm_migbatch.node.install import is_current
+from slurm_migbatch.node.install import closed_to_users, is_current, read_by_users
 
 _INSTALL: Final = "migbatch install --role node --edit --apply"
 _BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
@@ -31,7 +31,8 @@ class HookFacts:
         values: its values in slurm.conf.
         programs: their programs on this host.
         hook: migbatch's hook, by the path that one of the programs names, else by the directory of hooks.
-        broken: a file that it loads and that does not exist.
+        broken: a directory that it loads and that does not exist.
+        closed: the part of TaskProlog's code that users cannot read.
         several: whether Slurm runs all of several values, so that the controller adds migbatch's.
     """
 
@@ -40,6 +41,7 @@ class HookFacts:
     programs: tuple[HostProgram, ...]
     hook: HostProgram
     broken: str = ""
+    closed: str = ""
     several: bool = False
 
 
@@ -58,7 +60,10 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     if hook is None:
         called_paths = [path for program in programs for path in _CALLED.findall(program.text or "")]
         hook = read_program(next((path for path in called_paths if Path(path).name == Path(usual).name), usual))
-    return HookFacts(key, tuple(values), tuple(programs), hook, _broken(hook), several)
+    paths = _loaded(hook)
+    broken = ", ".join(path for path in paths if not Path(path).is_dir())
+    closed = closed_to_users(read_by_users(paths)) if key == "TaskProlog" and paths and not broken else ""
+    return HookFacts(key, tuple(values), tuple(programs), hook, broken, closed, several)
 
 
 def is_ours(program: HostProgram) -> bool:
@@ -66,12 +71,10 @@ def is_ours(program: HostProgram) -> bool:
     return program.text is not None and _OURS.search(program.text) is not None
 
 
-def _broken(hook: HostProgram) -> str:
+def _loaded(hook: HostProgram) -> list[str]:
+    """Return the directories from which a hook loads its code; none for an example, which computes them."""
     match = _PATHS.search(hook.text or "")
-    if match is None or 'f"' in match[1]:
-        return ""
-    missing = [path for path in re.findall(r'"([^"]+)"', match[1]) if not Path(path).is_dir()]
-    return ", ".join(missing)
+    return re.findall(r'"([^"]+)"', match[1]) if match and 'f"' not in match[1] else []
 
 
 def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
@@ -156,6 +159,9 @@ def _sound(facts: HookFacts) -> Iterator[Finding]:
     elif facts.broken:
         text = f"{facts.hook.path} loads {facts.broken}, which does not exist"
         yield Finding(FAIL, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
+    elif facts.closed:
+        text = f"users cannot read {facts.closed}, which TaskProlog needs: every task on this node fails"
+        yield Finding(FAIL, facts.key, text, "migbatch install --role node says what to change")
     elif not is_current(dict(HOOKS)[facts.key], facts.hook.text):
         yield Finding(
             WARN, facts.key, f"{facts.hook.path} is another release's", "migbatch install --role node --apply"

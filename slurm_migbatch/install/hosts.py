@@ -98,9 +98,14 @@ def node(
         Wanted(str(path), text, mode=0o755)
         for path, text in node_install.programs(places.hooks, places.etc, python, task_python)
     ]
-    user_paths = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
-    for reason in filter(None, map(_closed, user_paths)):
-        plan.problems.append(f"users run TaskProlog, but {reason}")
+    paths = node_install.package_paths()
+    for used in ([Path(task_python or python).resolve()], node_install.read_by_users(paths)):
+        if part := node_install.closed_to_users(used):
+            plan.problems.append(
+                f"users run TaskProlog, but {part} is not accessible to them: change its mode (what pip has written: "
+                f"chmod -R a+rX {paths[0]}; pip uses the umask of its caller), or create the virtual environment "
+                "elsewhere or with another Python (--prefix, --task-python)"
+            )
     elsewhere = "" if conf.main in _USUAL else conf.main
     peers = sorted({0, *uid_of(conf.value("SlurmUser") or "root")})
     scontrol, node_conf = shutil.which("scontrol") or "", places.etc / NAME
@@ -159,18 +164,6 @@ def _enroot(plan: HostPlan, places: Places, conf: Conf, python: str) -> None:
 def start_unit(unit: str) -> str:
     """Return the command that starts a unit, anew if it runs: `enable --now` would not."""
     return f"systemctl daemon-reload && systemctl enable {unit} && systemctl restart {unit}"
-
-
-def _closed(path: str) -> str:
-    """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty if they can."""
-    for part in (Path(path), *Path(path).parents):
-        needed = 0o001 if part != Path(path) else 0o005
-        if part.stat().st_mode & needed != needed:
-            return (
-                f"{part} is not accessible to them (mode {part.stat().st_mode & 0o7777:04o}): change its mode, or "
-                "create the virtual environment elsewhere or with another Python (--prefix, --task-python)"
-            )
-    return ""
 
 
 def add_unit(plan: HostPlan, places: Places, name: str, text: str) -> None:

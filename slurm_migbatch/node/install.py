@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurm_migbatch.node import conf
@@ -230,6 +230,23 @@ def _imported(paths: Sequence[str]) -> list[Path]:
     """Return the modules and package directories that hooks import from."""
     sources = [Path(paths[0]) / "slurm_migbatch" / name for name in ("__init__.py", "node", "mig")]
     return sources + [nvml for path in paths if (nvml := Path(path) / "pynvml.py").exists()]
+
+
+def read_by_users(paths: Sequence[str]) -> list[Path]:
+    """Return the files below the directories `paths` of hooks that TaskProlog may import."""
+    package = Path(paths[0]) / "slurm_migbatch"
+    return [*package.glob("__init__.py"), *sorted(package.glob("node/*.py"))]
+
+
+def closed_to_users(paths: Iterable[Path]) -> str:
+    """Return the first part of existing paths that denies access to ordinary users, with its mode; empty for none."""
+    for path in paths:
+        for part in [*reversed(path.parents), path]:
+            mode = part.stat().st_mode
+            needed = 0o001 if part != path else 0o005 if mode & 0o100 else 0o004
+            if mode & needed != needed:
+                return f"{part} (mode {mode & 0o7777:04o})"
+    return ""
 
 
 def compile_imports(python: str) -> None:

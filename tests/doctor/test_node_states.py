@@ -119,6 +119,20 @@ def test_hook_whose_package_is_missing_is_reported(slurm: Path) -> None:
     assert "loads /opt/gone, which does not exist" in only_problem(check_hooks_of(slurm))
 
 
+@pytest.mark.parametrize(("closed", "mode"), [("slurm_migbatch", 0o700), ("slurm_migbatch/node/conf.py", 0o600)])
+def test_package_that_users_cannot_read_is_reported(slurm: Path, closed: str, mode: int) -> None:
+    """Users run TaskProlog, and pip writes with root's umask: 077 on many hardened hosts."""
+    (slurm / "slurm_migbatch/node").mkdir(parents=True)
+    for name in ("__init__.py", "node/__init__.py", "node/task_prolog.py", "node/conf.py"):
+        (slurm / "slurm_migbatch" / name).touch(0o644)
+    for part in (slurm, slurm.parent, slurm.parent.parent):
+        part.chmod(0o755)
+    assert wrong(check_hooks_of(slurm)) == []
+    (slurm / closed).chmod(mode)
+    problem = only_problem(check_hooks_of(slurm))
+    assert problem.startswith(f"TaskProlog: users cannot read {slurm / closed} (mode 0{mode:o})")
+
+
 def test_hook_of_another_release_is_reported(slurm: Path) -> None:
     """After an upgrade of the package hooks run, but lack what the new release's do."""
     program = slurm / "hooks/epilog"

@@ -11,6 +11,7 @@ from slurm_migbatch.install import hosts
 from slurm_migbatch.install.files import InstallRecord, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
 from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node import install as node_install
 from slurm_migbatch.node.config import load as load_settings
 from slurm_migbatch.node.install import InstallError
 
@@ -86,6 +87,27 @@ def test_node_conf_names_a_slurm_conf_that_is_elsewhere(tmp_path, main):
     (text,) = [target.text for target in plan.wanted if target.path.endswith("/node.conf")]
     named = [line for line in text.splitlines() if line.startswith("SlurmConf=")]
     assert named == ([f"SlurmConf={main}"] if main.startswith("/cluster") else [])
+
+
+@pytest.mark.parametrize(
+    "closed", ["site-packages", "site-packages/slurm_migbatch/node", "site-packages/slurm_migbatch/node/conf.py"]
+)
+def test_package_that_users_cannot_read_is_a_problem(tmp_path, monkeypatch, closed):
+    """pip writes with the umask of its caller, also into a virtual environment that everyone can read."""
+    package = tmp_path / "site-packages/slurm_migbatch"
+    shutil.copytree(Path(node_install.__file__).parents[1], package, ignore=lambda *_: ["gres_templates"])
+    for part in [tmp_path.parent, tmp_path.parent.parent, tmp_path, *(tmp_path / "site-packages").rglob("*")]:
+        part.chmod(0o755)
+    monkeypatch.setattr(node_install, "package_paths", lambda: [str(package.parent)])
+    conf = load("/s", {"/s": "SlurmctldHost=ctl\n"}.get)
+    assert not hosts.node(Places(tmp_path), conf, python="/usr/bin/python3").problems
+    mode = 0o700 if (tmp_path / closed).is_dir() else 0o600
+    (tmp_path / closed).chmod(mode)
+    (problem,) = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3").problems
+    assert problem.startswith(
+        f"users run TaskProlog, but {tmp_path / closed} (mode 0{mode:o}) is not accessible to them"
+    )
+    assert f"chmod -R a+rX {package.parent}" in problem
 
 
 def test_directory_as_a_hook_is_a_problem(tmp_path):
