@@ -67,18 +67,19 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
     flags = {word.strip().lower() for word in present.split(",")}
     problems = []
     if not flags & {"alloc", "contain"}:
-        problems.append(("has no Alloc, so nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
+        text = "has no Alloc, so nodes without a first step get no slices"
+        problems.append((text, f"add Alloc,DeferBatch to it ({_EDIT})"))
     if "deferbatch" not in flags:
-        problems.append(("has no DeferBatch: batch scripts start before the slices of all their nodes exist", "add it"))
+        text = "has no DeferBatch: batch scripts start before the slices of all their nodes exist"
+        problems.append((text, f"add it ({_EDIT})"))
     if "serial" in flags:
-        problems.append(
-            ("has Serial: the hooks of a node run one at a time and may exceed their time limit", "remove Serial")
-        )
+        text = "has Serial: the hooks of a node run one at a time and may exceed their time limit"
+        problems.append((text, "remove Serial from slurm.conf"))
     if "runinjob" in flags:
         text = "has RunInJob: the Prolog runs inside the job's cgroup and cannot create slices"
-        problems.append((text, "remove RunInJob"))
+        problems.append((text, "remove RunInJob from slurm.conf"))
     for text, advice in problems:
-        change = f"{advice} ({_EDIT}), then restart slurmctld and every slurmd"
+        change = f"{advice}, then restart slurmctld and every slurmd"
         yield Finding(FAIL, key, f"{present or 'none'}: {text}", change)
     if not problems:
         yield Finding(OK, key, present)
