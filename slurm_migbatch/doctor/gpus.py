@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
 
 SLURM: Final = ("slurmd", "slurmstepd")
+_MANAGER: Final = "nvidia-mig-manager"
 SEARCH_S: Final = 10.0
 """Seconds for finding the processes that have GPUs open: users choose how many descriptors and mounts theirs have."""
 _CURES: Final = {
@@ -223,3 +224,11 @@ def check_helper(path: str) -> Iterator[Finding]:
         yield Finding(FAIL, "nvidia-modprobe", text, f"chmod u-s {path}")
     else:
         yield Finding(OK, "nvidia-modprobe", "is not setuid")
+
+
+def check_manager(units: Path = Path("/etc/systemd/system")) -> Iterator[Finding]:
+    """Check that systemd does not start NVIDIA's MIG manager, by its directory of this host's units."""
+    if any(link.exists() for link in units.glob(f"*.wants/{_MANAGER}.service")):
+        text = "is enabled: at boot it sets MIG mode and makes slices by its own configuration"
+        advice = f"systemctl disable {_MANAGER}, or leave the GPUs of migbatch out of its configuration"
+        yield Finding(WARN, _MANAGER, text, advice)

@@ -86,6 +86,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     sliced: list[str] = []
     yield from _gpus(config, driver, whole, sliced)
     yield from gpus.check_helper(helper_is_setuid())
+    yield from gpus.check_manager()
     yield from readable(lambda: _slurm(places, config, whole, sliced))
     directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
     yield from disks.check_disks(disks.read_disk(*directory) for directory in directories)

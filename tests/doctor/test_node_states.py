@@ -539,6 +539,20 @@ def test_process_names_are_printed_without_control_characters(
     assert not [text for text in shown.split("\n") if text.startswith("ok   n1")]
 
 
+def test_mig_manager_that_systemd_starts_is_reported(tmp_path: Path) -> None:
+    """At boot it sets MIG mode and makes slices by its own configuration, as it did before migbatch was installed."""
+    unit, enabled = tmp_path / "nvidia-mig-manager.service", tmp_path / "units/multi-user.target.wants"
+    unit.touch()
+    enabled.mkdir(parents=True)
+    assert not list(gpus.check_manager(tmp_path / "units"))
+    (enabled / unit.name).symlink_to(unit)
+    (found,) = gpus.check_manager(tmp_path / "units")
+    assert (found.level, found.subject) == (WARN, "nvidia-mig-manager")
+    assert found.advice.startswith("systemctl disable nvidia-mig-manager")
+    unit.unlink()
+    assert not list(gpus.check_manager(tmp_path / "units")), "it was removed"
+
+
 def test_slurmd_holding_a_gpu_in_mig_mode_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library) as node:
         device = str(node.machine.dev_root / "nvidia0")
