@@ -35,7 +35,7 @@ SLICE_FIELDS = (
 
 
 def _is_among(name: str, names: str) -> str:
-    """Return the condition that a name is in a text of names with commas between them; MariaDB joins no texts with ||."""
+    """Return the condition that a name is in a text of names with commas between them; MariaDB has no || for texts."""
     return f"replace(replace(',N,', 'N', {names}), replace(',N,', 'N', {name}), '') <> replace(',N,', 'N', {names})"
 
 
