@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from click.testing import CliRunner
+from pytest import approx
 
 from slurm_migbatch.lab import shipped
 from slurm_migbatch.lab.bars import NotMeasurable
@@ -17,6 +19,7 @@ from slurm_migbatch.lab.experiments.headlines import HEADLINES
 from slurm_migbatch.lab.experiments.pipelines import ALONE, EQUAL, KINDS, ORACLE, OURS, PROPORTIONAL, WAYS
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of
+from slurm_migbatch.predict.learned import CONFIDENCE
 from slurm_migbatch.workload.hints import parse
 from tests.support.experiments import measured_once
 
@@ -66,6 +69,11 @@ def test_prediction_errors_are_bounded_and_go_both_ways(data: Path) -> None:
     assert pipelines.wrong(table(data), 1) == factors != pipelines.wrong(table(data), 2)
 
 
+def test_slow_ends_of_intervals_hold_as_often_as_the_predictor_says(data: Path) -> None:
+    drawn = [pipelines.wrong(table(data), seed, pipelines.SLOW_END) for seed in range(100)]
+    assert fmean(factor <= 1 for factors in drawn for factor in factors.values()) == approx(CONFIDENCE, abs=0.03)
+
+
 def test_measurement_names_the_deciding_function_includes_an_oracle_and_is_printed(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +81,8 @@ def test_measurement_names_the_deciding_function_includes_an_oracle_and_is_print
     result = pipelines.measure(data=data, seeds=2)
     assert [row["scenario"] for row in result["results"]] == [
         "load 0.5",
-        "load 0.5, predictions wrong by up to 2 times",
+        "load 0.5, predictions wrong by up to 2 times, intervals as wide",
+        "load 0.5, predictions wrong by up to 2 times, no intervals",
     ]
     for row in result["results"]:
         ways = row["ways"]
@@ -83,7 +92,7 @@ def test_measurement_names_the_deciding_function_includes_an_oracle_and_is_print
         assert all(0 <= ways[way]["kept"] <= 1 and ways[way]["slice_s"] > 0 for way in ways)
     right = result["results"][0]["ways"]
     assert right[OURS]["kept"] > right[ALONE]["kept"]
-    assert len(result["bars"]) == 3
+    assert len(result["bars"]) == 5
     headline = HEADLINES["pipelines"](result)
     assert headline.beaten is None and "of its slice-seconds" in headline.ours
     words = ["pipelines", "--data", str(data), "--seeds", "2"]
