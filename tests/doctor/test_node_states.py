@@ -26,6 +26,7 @@ from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.install import HOOKS, render
 from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.testbed.simdriver import build
+from tests.support.directories import open_to_users
 from tests.support.hung_mount import hung_mount
 from tests.support.nodes import ALICE, Node, in_child
 
@@ -125,8 +126,9 @@ def test_package_that_users_cannot_read_is_reported(slurm: Path, closed: str, mo
     (slurm / "slurm_migbatch/node").mkdir(parents=True)
     for name in ("__init__.py", "node/__init__.py", "node/task_prolog.py", "node/conf.py"):
         (slurm / "slurm_migbatch" / name).touch(0o644)
-    for part in (slurm, slurm.parent, slurm.parent.parent):
+    for part in (slurm / "slurm_migbatch", slurm / "slurm_migbatch/node"):
         part.chmod(0o755)
+    open_to_users(slurm)
     assert wrong(check_hooks_of(slurm)) == []
     (slurm / closed).chmod(mode)
     problem = only_problem(check_hooks_of(slurm))

@@ -14,6 +14,7 @@ from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node import install as node_install
 from slurm_migbatch.node.config import load as load_settings
 from slurm_migbatch.node.install import InstallError
+from tests.support.directories import open_to_users
 
 
 def test_packaged_unit_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
@@ -96,8 +97,9 @@ def test_package_that_users_cannot_read_is_a_problem(tmp_path, monkeypatch, clos
     """pip writes with the umask of its caller, also into a virtual environment that everyone can read."""
     package = tmp_path / "site-packages/slurm_migbatch"
     shutil.copytree(Path(node_install.__file__).parents[1], package, ignore=lambda *_: ["gres_templates"])
-    for part in [tmp_path.parent, tmp_path.parent.parent, tmp_path, *(tmp_path / "site-packages").rglob("*")]:
+    for part in (tmp_path / "site-packages").rglob("*"):
         part.chmod(0o755)
+    open_to_users(tmp_path / "site-packages")
     monkeypatch.setattr(node_install, "package_paths", lambda: [str(package.parent)])
     conf = load("/s", {"/s": "SlurmctldHost=ctl\n"}.get)
     assert not hosts.node(Places(tmp_path), conf, python="/usr/bin/python3").problems
