@@ -80,21 +80,26 @@ def change_of(order: LoanOrder, row: JobRow, now: float) -> tuple[str, str]:
 def apply_moves(
     orders: Sequence[MoveOrder], rows: Mapping[int, JobRow], client: SlurmClient, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Signal jobs that are moved or preempted, or end their runs; return the rows for the record."""
+    """Signal jobs that are moved or preempted, or end their runs; return the rows for the record.
+
+    Like Slurm, preemption warns only the steps: a batch script that SIGTERM ends would have failed, and no failed job
+    is requeued.
+    """
     records: list[dict[str, Any]] = []
-    steps = dict.fromkeys((order.signal, order.cancel) for order in orders)
-    for signal, cancel in sorted(steps, key=lambda step: not step[0]):  # signals first
-        chosen = [order for order in orders if (order.signal, order.cancel) == (signal, cancel)]
+    kinds = dict.fromkeys((order.signal, order.cancel, order.preempts) for order in orders)
+    for kind in sorted(kinds, key=lambda kind: not kind[0]):  # signals first
+        signal, cancel, preempts = kind
+        chosen = [order for order in orders if (order.signal, order.cancel, order.preempts) == kind]
         names = {order.job: name_of(rows[order.job]) for order in chosen}
         at = clock()
-        call = partial(client.signal_all, name=signal) if signal else client.requeue_all
+        call = partial(client.signal_all, name=signal, script=not preempts) if signal else client.requeue_all
         errors = _call_for_jobs(partial(_cancel, client) if cancel else call, [*names.values()])
         records.extend(
             {
                 "ts": at,
                 "job_id": order.job,
                 "restart": order.restart,
-                "kind": PREEMPT if order.preempts else MOVE,
+                "kind": PREEMPT if preempts else MOVE,
                 "before": rows[order.job].state,
                 "after": signal or ("CANCELLED" if cancel else "PENDING"),
                 "why": order.why,

@@ -335,7 +335,7 @@ class CliClient(SlurmCommands):
         """
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
         """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
 
         Without the state scancel retries a pending job for minutes ("Job can not be altered now"). With it, it still
@@ -346,7 +346,7 @@ class CliClient(SlurmCommands):
         self.before_change()
         names = [checked_job(job) for job in job_ids]
         jobs, tasks = [n for n in names if "_" not in n], [n for n in names if "_" in n]
-        options = ["--full", "--state=RUNNING", f"--signal={name}"]
+        options = [*(["--full"] if script else []), "--state=RUNNING", f"--signal={name}"]
         reasons: dict[str, str] = {}
         if jobs:
             process = self._finish("scancel", *options, *jobs)

@@ -359,14 +359,13 @@ class SlurmClient(Protocol):
     def shorten_requeue_delay(self, job_id: int | str) -> None:
         """Reduce the start delay of a requeued job that is pending again to the two seconds that slurmd needs."""
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
         """Send a signal ("USR1") to running jobs; jobs that are not running (any more) get none, without an error.
-
-        The batch script and all its children get it as well as the steps.
 
         Args:
             job_ids: of jobs, or of single array tasks as "123_4" (not by their numeric id, see `CliClient`).
             name: the signal without "SIG".
+            script: whether the batch script and all its children get it as well as the steps.
 
         If Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
         """

@@ -148,13 +148,14 @@ class SlurmrestdClient(CliClient):
         if refused:
             raise SlurmRefused(refused, len(jobs))
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
         """Signal jobs and array tasks by one request; see SlurmClient."""
         check_signal(name)
         names = [checked_job(job) for job in job_ids]
         if not names:
             return
-        self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"]})
+        flags = {"flags": ["FULL_JOB"]} if script else {}
+        self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], **flags})
 
     def cancel(self, job_id: int | str, *, running: bool = False) -> None:
         """Cancel a job or one task of an array; one that has already ended is no error."""

@@ -43,7 +43,7 @@ class Adding:
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> Mapping[str, str]:
         return {str(job): self.own[str(job)] for job in job_ids if str(job) in self.own}
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
         raise AssertionError
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:

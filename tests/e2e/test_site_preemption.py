@@ -37,8 +37,9 @@ def by_qos(slurm_root: str) -> Iterator[Cluster]:
     with Cluster(None, slurm_root=slurm_root, migbatch="all", dbd=True, options=options, **ONE) as running:
         for change in (
             "add qos scavenger set PreemptMode=cancel GraceTime=5",
-            "add qos urgent set Preempt=scavenger",
-            "modify user mbbob set QOS+=scavenger",
+            "add qos patient set GraceTime=2",
+            "add qos urgent set Preempt=scavenger,patient",
+            "modify user mbbob set QOS+=scavenger,patient",
             "modify user mbalice set QOS+=urgent",
         ):
             running.run(["sacctmgr", "-i", *change.split()])
@@ -87,7 +88,7 @@ def test_slurm_preempts_by_itself_for_the_same_profile(by_partition: Cluster) ->
 
 def test_jobs_of_a_qos_are_cancelled_after_their_grace_time_also_by_a_restarted_service(by_qos: Cluster) -> None:
     bed = by_qos
-    warned = "trap 'echo warned' TERM; while :; do sleep 0.2; done"
+    warned = "srun sh -c \"trap 'echo warned' TERM; while :; do sleep 0.2; done\""
     job = running_job(bed, "4g.40gb", "--qos=scavenger", "-p", "gpu", wrap=warned)
     kept = running_job(bed, "3g.40gb", "-p", "gpu")
     holding(bed, kept)
@@ -100,6 +101,20 @@ def test_jobs_of_a_qos_are_cancelled_after_their_grace_time_also_by_a_restarted_
     assert "warned" in bed.output(job, "mbbob")
     assert bed.wait_job(job, timeout=PATIENCE_S) == "CANCELLED"
     assert bed.wait_job(kept, "RUNNING") == "RUNNING" and not actions(bed, kept), "its QOS is not preempted"
+    cancel(bed)
+    settled(bed)
+    untroubled(bed)
+
+
+def test_a_script_without_steps_is_requeued_after_its_grace_time(by_qos: Cluster) -> None:
+    """Like Slurm's, the SIGTERM at the beginning of the grace time is for the steps: it ends no batch script."""
+    bed = by_qos
+    job = running_job(bed, "7g.80gb", "--qos=patient", "-p", "gpu")
+    urgent, message = sbatch(bed, "-p", "gpu", "--qos=urgent", "--gres=mig:2g.20gb", "--time=10", wrap="sleep 5")
+    assert urgent, message
+    assert bed.wait_job(urgent, timeout=PATIENCE_S) == "COMPLETED"
+    assert [(row["kind"], row["after"]) for row in actions(bed, job)] == [("preempt", "TERM"), ("preempt", "PENDING")]
+    assert restarts(bed, job) == "1"
     cancel(bed)
     settled(bed)
     untroubled(bed)

@@ -812,6 +812,8 @@ exit 1
         client.signal_all([5, 6, "7_1"], "USR2")
     assert caught.value.refused == {"7_1": "Access/permission denied"}
     assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR2 7_1\n"
+    client.signal_all([5], "TERM", script=False)
+    assert (tools / "log").read_text() == "--state=RUNNING --signal=TERM 5\n"
 
 
 def test_other_failures_of_scancel_are_errors(tools: Path) -> None:

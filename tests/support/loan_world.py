@@ -73,9 +73,9 @@ class LendingSlurm(SteppedSlurm):
                 assert fields.get("StartTime") != "now" or late, "a credential just revoked"
         super().update_jobs(updates)
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
         assert name in ("USR1", "USR2")
-        super().signal_all(job_ids, name)
+        super().signal_all(job_ids, name, script=script)
 
 
 def row_pending(slurm: LendingSlurm, name: str) -> bool:

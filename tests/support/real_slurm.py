@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from slurm_migbatch.lab.bench.rpcs import diag
@@ -36,6 +37,19 @@ class Control:
             if list(tmp_path.glob("up*")):
                 break
         world.client.signal_all([job], "USR1")
+        for _ in world.passes():
+            if (tmp_path / "got").exists() and (tmp_path / "got").read_text():
+                break
+        assert (tmp_path / "got").read_text().split() == ["USR1"]
+        assert until(world, job, "RUNNING").restarts == 0
+
+    def test_a_signal_to_the_steps_does_not_reach_the_script(self, world: RealWorld, tmp_path: Path) -> None:
+        step = f"srun --overlap sh -c {shlex.quote(_traps(tmp_path))}"
+        job = world.sbatch("--gres=mig:1g.10gb:1", wrap=f"trap 'echo script >> {tmp_path}/got; exit 1' USR1\n{step}")
+        for _ in world.passes():
+            if list(tmp_path.glob("up*")):
+                break
+        world.client.signal_all([job], "USR1", script=False)
         for _ in world.passes():
             if (tmp_path / "got").exists() and (tmp_path / "got").read_text():
                 break

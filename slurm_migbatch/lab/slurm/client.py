@@ -202,12 +202,12 @@ class SimulatedSlurm(Slurmctld):
         self.calls["shorten_requeue_delay"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
-        """See SlurmClient."""
+    def signal_all(self, job_ids: Iterable[int | str], name: str, *, script: bool = True) -> None:
+        """See SlurmClient; the simulated jobs have no steps."""
 
         def send(job: str) -> str:
             for row in self._named(job, split=False):
-                if row.state == "RUNNING":
+                if row.state == "RUNNING" and script:
                     self.signals.append((row.job_id, name))
                     self.nodes_run.signal(row, name)
             return ""
