@@ -74,11 +74,11 @@ class Repairer:
                 done += self._vacate(gpu, deadline, dry=dry, retry=retry)
             except (DriverError, TooLate) as error:
                 failures.append(error)
+        usable = {gpu.uuid: gpu for gpu in (*survey.managed, *excluded.managed)}
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
-            present = {gpu.uuid for gpu in (*survey.managed, *excluded.managed)}
-            done += self.repair_absent(present.union(survey.failing, excluded.failing), dry=dry)
+            done += self.repair_absent({*usable, *survey.failing, *excluded.failing}, dry=dry)
         done += self._run_repairer.repair_all(dry=dry, locked_job=locked_job)
-        done += self._restore_handoffs({gpu.uuid: gpu for gpu in survey.managed}, dry=dry, locked_job=locked_job)
+        done += self._restore_handoffs(usable, dry=dry, locked_job=locked_job)
         done += self.update_job_maps(dry=dry)
         if failures:
             raise failures[0]

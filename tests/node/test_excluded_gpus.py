@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,13 @@ def test_running_job_keeps_its_slices_and_devices(pair: Node) -> None:
     for row in pair.slices():
         assert row.gpu != gpu.uuid or not pair.executor.caps.wrong(gpu.minor, row.gi or 0, row.ci or 0, row.uid or 0)
     assert pair.events("fault") == []
+
+
+def test_lost_hand_off_of_a_running_job_is_written_again(pair: Node) -> None:
+    before = pair.handoff(1)
+    Path(f"{pair.config.run_dir}/job/1.0").unlink()
+    pair.reconcile()
+    assert pair.handoff(1) == before is not None
 
 
 def test_nothing_remains_after_the_job_and_no_other_gets_its_place(pair: Node) -> None:
