@@ -126,19 +126,19 @@ class LiveView:
         self,
         inventory: Mapping[str, Sequence[Mapping[str, Any]]],
         leases: Iterable[LeaseRow],
-        geometries: Mapping[str, Geometry] = MappingProxyType({}),
+        removed: Mapping[str, Geometry] = MappingProxyType({}),
     ) -> None:
         """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's.
 
-        `geometries`, by UUID, are those of GPUs that jobs hold slices of but that their nodes do not use now.
+        `removed` has the geometries, by UUID, of GPUs that their nodes do not report now; jobs may hold slices there.
         """
         with self._lock:
             for node, gpus in inventory.items():
                 self._inventory(node, gpus)
             for lease in leases:
                 on_node = self._nodes.get(lease.node, {})
-                if lease.gpu not in on_node and lease.gpu in geometries:
-                    on_node[lease.gpu] = _Gpu(geometries[lease.gpu], unusable=True)
+                if lease.gpu not in on_node and lease.gpu in removed:
+                    on_node[lease.gpu] = _Gpu(removed[lease.gpu], unusable=True)
                 gpu, slot = on_node.get(lease.gpu), _slot(lease.profile, lease.start, lease.size)
                 if gpu is not None and slot is not None:
                     gpu.last_facts = None

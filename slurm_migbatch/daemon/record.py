@@ -99,11 +99,11 @@ def _answers(store: Store, questions: Questions) -> Answers:
 class NodesPast:
     """The record's state of nodes when a service starts: GPUs, events of instances, leases, and offers.
 
-    `geometries` are those of all GPUs by UUID, also of such as their nodes do not use now.
+    `removed` has the geometries, by UUID, of GPUs that their nodes do not report now.
     """
 
     inventory: Mapping[str, Rows]
-    geometries: Mapping[str, Geometry]
+    removed: Mapping[str, Geometry]
     events: Mapping[str, Rows]
     leases: Sequence[Any]
     offers: Mapping[str, Mapping[str, int]]
@@ -112,8 +112,8 @@ class NodesPast:
 def nodes_past(store: Store) -> NodesPast:
     """Read what nodes held."""
     events = store.read(recent.instance_events, changes=True)
-    geometries = store.read(queries.geometries)
-    return NodesPast(store.inventory(), geometries, events, store.leases(), store.read(queries.last_offers))
+    removed = store.read(queries.geometries, removed=True)
+    return NodesPast(store.inventory(), removed, events, store.leases(), store.read(queries.last_offers))
 
 
 def lending_past(store: Store, now: float, history_s: float) -> LendingPast:

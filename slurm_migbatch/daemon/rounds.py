@@ -96,7 +96,7 @@ class Rounds:
         for node, events in past.events.items():
             # Slurm knows whether a node that had a fault is still drained
             self.view.apply(node, [event for event in events if event["kind"] != "fault"])
-        self.view.load({}, past.leases, past.geometries)
+        self.view.load({}, past.leases, past.removed)
         for node, early in self._early:
             self.view.apply(node, early)
         self._early.clear()

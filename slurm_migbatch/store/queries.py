@@ -187,10 +187,14 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     return by_node
 
 
-def geometries(connection: Connection) -> dict[str, Geometry]:
-    """Return the last known geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
+def geometries(connection: Connection, *, removed: bool = False) -> dict[str, Geometry]:
+    """Return the last known geometry of each GPU by its UUID, or only of GPUs that their nodes do not report now.
+
+    Invalid ones are skipped.
+    """
     by_uuid: dict[str, Geometry] = {}
-    for uuid, described in connection.execute(select(StoredGpu.uuid, StoredGpu.geometry)):
+    statement = select(StoredGpu.uuid, StoredGpu.geometry)
+    for uuid, described in connection.execute(statement.where(~StoredGpu.present) if removed else statement):
         try:
             by_uuid[uuid] = Geometry.from_dict(described)
         except GeometryError:
