@@ -93,7 +93,7 @@ class Node:
     `unlocated` are the slices of running jobs without a lease yet: their slots are unknown. `asleep`: it is powered
     down, so a job there waits until it has booted. `uncounted`: slices of jobs that Slurm's counts in use lack. After
     slurmctld was restarted they have, of a type with count 0 in slurm.conf, only those of the first job (22.05 to
-    26.05), and after `scontrol reconfigure` on 26.05 sometimes none.
+    26.05), and after `scontrol reconfigure` sometimes none (24.11 and 26.05).
     """
 
     name: str
