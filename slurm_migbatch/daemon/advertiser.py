@@ -253,7 +253,7 @@ class Advertiser:
         """Return counts by GRES type, including the filler, with the registered sum."""
         shared = self._shared(plan.node)
         # a slice that Slurm does not count would be free for it
-        leased = node.leased - Counter(node.uncounted)
+        leased = node.leased - Counter(node.uncounted) if node.uncounted else node.leased
         counts = {p.gres_type: max(node.used.get(p, 0), leased[p]) for p in {*node.used, *leased}}
         in_use = dict(counts)
         free_count = node.total - sum(counts.values()) - shared.running

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import cast
 
@@ -18,6 +19,8 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import GRES, LOAN
+
+_job_id = attrgetter("job_id")
 
 #: The type that only fills up the constant sum.
 FILLER = "none"
@@ -101,8 +104,9 @@ def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) ->
 def held(holders: Iterable[JobRow]) -> Counter[Profile]:
     """Count the slices that these jobs have on one of their nodes."""
     counts: Counter[Profile] = Counter()
-    for row in sorted(holders, key=lambda row: row.job_id):
-        counts.update(slices(row.gres))
+    for row in sorted(holders, key=_job_id):
+        for profile, count in slices(row.gres).items():
+            counts[profile] = counts.get(profile, 0) + count
     return counts
 
 

@@ -103,8 +103,7 @@ class Admission:
                 )
             )
             until.append(in_order([*gpu.busy, *((slot, None) for slot in pinned.slots)]) if pinned else gpu.busy)
-        fixed.subtract(held)
-        self.fixed = +fixed
+        self.fixed = fixed - held
         self.shapes, self.until = tuple(shapes), tuple(until)
         self.plan: tuple[tuple[Profile, ...], NodePlan] | None = None
         self.soonest: Sequence[dict[Profile, When | None]] = soonest

@@ -64,7 +64,8 @@ def _node_plan(fleet: Fleet, node: Node, preference: tuple[Profile, ...], *, ane
         for profile, count in final.free.items():
             free[profile] = free.get(profile, 0) + count
         layouts[gpu.uuid] = final.layout
-        held_back.update(gpu_claims.held_back)
+        if gpu_claims.held_back:
+            held_back.update(gpu_claims.held_back)
         if final.withdrawn:
             withdrawn |= final.withdrawn
         if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report

@@ -165,7 +165,7 @@ def _examined(
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
         asleep=row.asleep,
-        uncounted=held(holders) - Counter(used),
+        uncounted={p: n - used.get(p, 0) for p, n in held(holders).items() if n > used.get(p, 0)},
     )
     if before is not None and before.node == node:
         node = before.node  # results cached for this object remain valid
