@@ -1,7 +1,8 @@
 """Latest start of a pending job, and the running jobs that it waits for, according to their time limits.
 
-A node is described by its GPUs and by the slices of running jobs: the job fits once enough of them have ended. Other
-pending jobs are ignored, so a job of higher priority may start first; most jobs end before their limit.
+A node is described by its GPUs and by the slices, CPUs and memory of running jobs: the job fits once enough of them
+have ended. Other pending jobs are ignored, so a job of higher priority may start first; most jobs end before their
+limit.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_migbatch.decide.capacity.demand import demands, slices
 from slurm_migbatch.query.show import row_name
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
-from slurm_migbatch.workload.holding import can_hold
+from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.holding import GpuLayouts, can_hold
 
 _NOW = (False, 0.0)
 
@@ -41,19 +42,22 @@ def expect(
     if not wanted:
         return None
     need = Counter({profile.gres_type: count for profile, count in slices(row.gres).items()})
-    open_nodes = {node.name for node in nodes if node.open}
-    pool = wanted[0].pool & catalog.nodes.keys() & open_nodes
-    holders = _holders(queue)
+    open_nodes = {node.name: node for node in nodes if node.open}
+    pool = wanted[0].pool & catalog.nodes.keys() & open_nodes.keys()
+    running = _running(queue)
     to_end: list[list[JobRow]] = []  # for each of the nodes that are free first
     for name in sorted(pool):
-        held = holders.get(name, [])
+        node, held = open_nodes[name], running.get(name, [])
+        if row.has_resources_on(node):
+            held = [job for job in held if slices(job.gres)]
         limit = len(held)
         if len(to_end) == row.num_nodes:
             last = _last(to_end[-1])
             if last == _NOW:
                 break
             limit = bisect_left(held, last, key=_end)
-        to_end += _on(catalog.nodes[name], need, held, limit, catalog)
+        gpus = [catalog.kinds[gpu].gpu_layouts for gpu in catalog.nodes[name].gpus]
+        to_end += _on(node, gpus, row, need, held, limit)
         to_end.sort(key=_last)
         del to_end[row.num_nodes :]
     if len(to_end) < row.num_nodes:
@@ -64,34 +68,50 @@ def expect(
     return Expected(tuple(ordered), None if unlimited else max(now, end))
 
 
-def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
-    """Return the jobs that hold slices on each node, by end."""
-    holders: dict[str, list[JobRow]] = {}
-    for job in sorted((job for job in queue if job.active and slices(job.gres)), key=_end):
+def _running(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
+    """Return the jobs that run on each node, by end."""
+    running: dict[str, list[JobRow]] = {}
+    for job in sorted((job for job in queue if job.active), key=_end):
         for name in job.nodes:
-            holders.setdefault(name, []).append(job)
-    return holders
+            running.setdefault(name, []).append(job)
+    return running
 
 
 def _on(
-    node: MigNode, need: Mapping[str, int], holders: Sequence[JobRow], max_count: int, catalog: SiteCatalog
+    node: NodeRow,
+    gpus: Sequence[GpuLayouts],
+    row: JobRow,
+    need: Mapping[str, int],
+    holders: Sequence[JobRow],
+    max_count: int,
 ) -> list[list[JobRow]]:
-    """Return a list of the jobs on one node that have to end, in the order of their ends.
+    """Return a list of the jobs on one node that have to end for a pending job, in the order of their ends.
 
     Return no list if the first `max_count` jobs are not enough. A bisection finds their number: if the end of n jobs
     makes room, so does the end of more.
+
+    Args:
+        need: the slices of the pending job on one node, by GRES type.
     """
-    gpus = [catalog.kinds[name].gpu_layouts for name in node.gpus]
 
     def suffice(count: int) -> bool:
         total = Counter(need)
         for job in holders[count:]:
             total.update({profile.gres_type: number for profile, number in slices(job.gres).items()})
-        return can_hold(gpus, total)
+        return can_hold(gpus, total) and row.has_resources_on(_without(node, holders[:count], len(holders)))
 
     if not suffice(max_count):
         return []
     return [list(holders[: bisect_left(range(max_count), True, key=suffice)])]
+
+
+def _without(node: NodeRow, ended: Sequence[JobRow], running_count: int) -> NodeRow:
+    """Return a node after the end of some of its running jobs."""
+    if len(ended) == running_count:
+        return replace(node, cpus_used=0, memory_used=0, owner="")
+    cpus = sum(job.cpus_per_node for job in ended)
+    memory = sum(job.memory_on(node) for job in ended)
+    return replace(node, cpus_used=max(0, node.cpus_used - cpus), memory_used=max(0, node.memory_used - memory))
 
 
 def _last(jobs: Sequence[JobRow]) -> tuple[bool, float]:
@@ -122,4 +142,4 @@ def describe(expected: Expected, now: float) -> str:
 
 def _name(job: JobRow) -> str:
     held = ",".join(f"{profile}:{count}" for profile, count in sorted(slices(job.gres).items(), reverse=True))
-    return f"job {row_name(job)} ({held} on {','.join(job.nodes[:4])})"
+    return f"job {row_name(job)} ({held or f'{job.cpus_per_node} CPUs'} on {','.join(job.nodes[:4])})"

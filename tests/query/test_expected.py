@@ -94,3 +94,26 @@ def test_closed_nodes_are_ignored_and_held_jobs_have_no_expected_start() -> None
     assert "job 2 (1g.10gb:1 on n2)" in expectation(waits("7g.80gb:1"), runs(2, "1g.10gb:1", "n2", 9), nodes=closed)
     held = JobRow(100, partition="gpu", gres="gres/mig:7g.80gb:1", reason="JobHeldUser")
     assert expectation(held) == ""
+
+
+def test_jobs_that_hold_cpus_or_memory_are_waited_for() -> None:
+    """Whether they hold slices or not; of a job without, the CPUs are named."""
+    node = replace(NODES[0], cpus=8, cpus_used=8, memory=1000, memory_used=900)
+    small = replace(runs(1, "", "n1", 5), gres="", cpus=2, memory_per_node=500)
+    large = replace(runs(2, "1g.10gb:1", "n1", 60), cpus=6, memory_per_node=400)
+    after_small = (
+        "in 5 min at the latest, unless jobs of higher priority take the space: after the end of job 1 (2 CPUs on n1)"
+    )
+    for row in (waits("1g.10gb:1", cpus=2), waits("1g.10gb:1", memory_per_node=600)):
+        assert expectation(row, small, large, nodes=[node]) == after_small
+    assert "job 1 (2 CPUs on n1), job 2 (1g.10gb:1 on n1)" in expectation(
+        waits("1g.10gb:1", cpus=3), small, large, nodes=[node]
+    )
+    roomy = replace(node, cpus=64, memory=9000)
+    assert "job 1" not in expectation(waits("7g.80gb:1", cpus=2), small, large, nodes=[roomy])
+
+
+def test_jobs_on_a_node_are_waited_for_by_one_that_is_exclusive() -> None:
+    node = replace(NODES[0], cpus=8, cpus_used=1)
+    text = expectation(waits("1g.10gb:1", exclusive=True), replace(runs(1, "", "n1", 5), gres="", cpus=1), nodes=[node])
+    assert text.startswith("in 5 min at the latest")
