@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.support.end_to_end import (
     hasten,
     held,
     instances,
+    journalled,
     leases,
     marked,
     more_rounds,
@@ -44,6 +46,7 @@ from tests.support.end_to_end import (
     status,
     until,
     untroubled,
+    unused,
 )
 
 NewCluster = Callable[..., Cluster]
@@ -87,15 +90,22 @@ def slices_seen(bed: Cluster, job: int, user: str = "mbalice") -> list[str]:
 
 
 def right_again(bed: Cluster) -> None:
-    """Wait until the offer of every node equals its plan: no slot too few or too many."""
+    """Wait until every node offers the free slots of its plan: none too few or too many.
+
+    Slices in use are left out: after `scontrol reconfigure` Slurm may count none of them.
+    """
+
+    def free(node: str) -> Counter[str]:
+        in_use = [row.slot.profile.gres_type for row in journalled(bed, node) if row.state != "idle"]
+        return planned(bed, node) - Counter(in_use)
 
     def right() -> bool:
-        return all(on_offer(bed, node) == planned(bed, node) for node in bed.spec.node_names)
+        return all(unused(bed, node) == free(node) for node in bed.spec.node_names)
 
     try:
         until("the offer", right)
     except TestbedError as error:
-        offers = {node: (on_offer(bed, node), planned(bed, node)) for node in bed.spec.node_names}
+        offers = {node: (unused(bed, node), free(node)) for node in bed.spec.node_names}
         pytest.fail(f"{error}: {offers}")
 
 

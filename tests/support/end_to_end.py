@@ -270,13 +270,24 @@ def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:
 
 def on_offer(bed: Cluster, node: str) -> Counter[str]:
     """Return the counts that one node offers to Slurm, by GRES type, without the filler."""
+    return _counts(bed, node)[0]
+
+
+def unused(bed: Cluster, node: str) -> Counter[str]:
+    """Return the counts of one node that are free in Slurm, by GRES type, without the filler."""
+    offered, used = _counts(bed, node)
+    return offered - used
+
+
+def _counts(bed: Cluster, node: str) -> tuple[Counter[str], Counter[str]]:
+    """Return the counts of one node in Slurm and those in use, by GRES type, without the filler."""
     text = bed.run(["scontrol", "-d", "-o", "show", "node", node]).stdout
-    gres = re.search(r"\sGres=(\S+)", text)
-    counts = Counter(
-        {gres_type: int(count) for gres_type, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")}
-    )
-    del counts["none"]
-    return +counts
+    counts = []
+    for name in ("Gres", "GresUsed"):
+        gres = re.search(rf"\s{name}=(\S+)", text)
+        found = re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")
+        counts.append(+Counter({gres_type: int(count) for gres_type, count in found if gres_type != "none"}))
+    return counts[0], counts[1]
 
 
 def planned(bed: Cluster, node: str) -> Counter[str]:
