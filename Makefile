@@ -62,8 +62,8 @@ lint: venv ## ruff, import contracts, mypy, and the simulated driver without a w
 test: venv system compiled ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
 	$(PYTEST) -m 'not packages and not engine and not torch and not browser and not ruby'
 
-test-fast: venv system compiled ## the tests that need no Slurm, with few generated examples
-	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not torch and not browser and not ruby'
+test-fast: venv system compiled ## the tests that need no Slurm, without the slow ones, with few generated examples
+	$(BIN)/pytest -n $(or $(WORKERS),4) --dist loadfile --hypothesis-profile=few -m 'not slow and not slurm and not packages and not engine and not torch and not browser and not ruby'
 
 test-all: venv system compiled ## every test with all of its generated examples, packages built and installed, pages in Chromium
 	@./.ci/system-packages rpm ruby chromium fonts-dejavu-core

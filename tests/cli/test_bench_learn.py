@@ -18,6 +18,7 @@ def own_priority() -> Iterator[None]:
     os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_priority")
 def test_learning_benchmark_refits_and_reports_its_bars() -> None:
     found = measure(runs=400, models=300)

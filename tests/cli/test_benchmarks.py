@@ -22,6 +22,7 @@ from tests.support.daemon_fakes import GEOMETRY
 from tests.support.experiments import measured_once
 
 
+@pytest.mark.slow
 def test_hooks_are_measured_with_and_without_the_agent(monkeypatch):
     measured_once(monkeypatch, hooks)
     words = ["bench", "hooks", "--rounds", "10"]

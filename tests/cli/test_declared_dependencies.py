@@ -82,12 +82,14 @@ def extras_of(path):
     return ("node",) if name.startswith(ON_NODES) else ("controller",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", sorted({p.parent for p in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)
 def test_imports_are_declared(package):
     missing = {str(path.relative_to(ROOT)): undeclared(path, *extras_of(path)) for path in package.glob("*.py")}
     assert {path: modules for path, modules in missing.items() if modules} == {}
 
 
+@pytest.mark.slow
 def test_imports_of_the_tests_are_declared():
     extras = ("dev", "engine", "pyslurm-25-11")
     missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - {"tests"} for path in TESTS}

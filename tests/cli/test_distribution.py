@@ -111,6 +111,7 @@ def installed(wheel, tmp_path_factory):
     return python
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_renders_every_template(installed):
     found = told_by(str(installed))
     package = Path(found["package"])

@@ -175,6 +175,7 @@ def texts() -> tuple[str, ...]:
     return tuple(found)
 
 
+@pytest.mark.slow
 def test_messages_of_the_troubleshooting_table_are_in_the_code() -> None:
     table = section(ROOT / "docs/users.md", "Troubleshooting by message")
     messages = re.findall(r"^\| `(.+?)` \| ", table, re.MULTILINE)

@@ -74,6 +74,7 @@ def test_every_documented_command_is_run_or_listed_as_long() -> None:
     assert [place for place in LONG.values() if not (root / place).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMED.keys() & SMALL.keys()))
 def test_documented_command_succeeds_and_prints_output(name: str, tmp_path: Path) -> None:
     folders = {"sliced": write_table(tmp_path / "sliced", MODELS), "served": served(tmp_path / "served")}

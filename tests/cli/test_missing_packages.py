@@ -120,6 +120,7 @@ def test_sqlite_file_is_read_without_any_package(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "JobID|GPUHours|SMActive\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_no_subcommand_ends_in_a_traceback(path):
     """Node subcommands show their help; the others show it or say what to install."""

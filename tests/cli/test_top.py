@@ -283,6 +283,7 @@ def pty_of() -> Iterator[Any]:
         terminal.close()
 
 
+@pytest.mark.slow
 def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-c", str(config), "-d", "1")
     shown.shows("|=3g.40gb 702===================|.......|")
@@ -316,6 +317,7 @@ def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pt
     assert LEAVE in shown.output and b"Traceback" not in shown.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"), [("key", 130), (signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["Ctrl-C", "SIGTERM", "SIGINT"]
 )

@@ -89,6 +89,7 @@ def test_a_histogram_has_all_its_series(busy):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["IDLE+POWERED_DOWN", "DOWN+NOT_RESPONDING", "gone"])
 def test_node_that_is_down_in_slurm_or_removed_is_not_silent(busy, slurm, state):
     """The alert MigbatchNodeSilent would fire until somebody restarts migbatchd, or the node wakes up."""
@@ -99,6 +100,7 @@ def test_node_that_is_down_in_slurm_or_removed_is_not_silent(busy, slurm, state)
     eventually(lambda: "migbatch_node_silence_seconds{" not in scrape(busy.port)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["DOWN", "gone"])
 def test_problems_that_a_node_has_found_are_counted_until_it_is_down(busy, node, slurm, state):
     """A lost GPU is offered no more, so no hook fails because of it."""
@@ -170,6 +172,7 @@ def supply_age(running):
     return next(sample.value for sample in samples if sample.labels["what"] == "now")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["IDLE+POWERED_DOWN", "DOWN+NOT_RESPONDING", "gone"])
 def test_runs_on_a_node_that_is_down_in_slurm_or_removed_are_no_orphans(busy, node, slurm, monkeypatch, after):
     """The alert MigbatchOrphanRuns would ask for a command on a host that is off, or no longer exists."""

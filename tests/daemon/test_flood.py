@@ -67,6 +67,7 @@ def is_served(daemon: Daemon, node: Node, seq: int) -> None:
     eventually(event_stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credential", ["", "Authorization: MigBatch token x\r\n"])
 def test_bodies_of_unauthenticated_requests_are_not_read(daemon: Daemon, credential: str) -> None:
     """Without this, 150 connections that send 4 MiB each took 860 MB."""
@@ -106,6 +107,7 @@ def test_bodies_of_unauthenticated_requests_are_not_read(daemon: Daemon, credent
     assert "Traceback" not in daemon.log
 
 
+@pytest.mark.slow
 def test_silent_connections_are_closed_and_nodes_are_still_served(daemon: Daemon) -> None:
     """Without this, 600 silent connections stopped the service, with 1,024 descriptors, and wrote 77 MB of log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -206,6 +208,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_server_without_free_descriptors_logs_it_once_and_recovers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -83,6 +83,7 @@ def start(job, gpu_uuid, profile, at, size, seq):
     }
 
 
+@pytest.mark.slow
 def test_slice_of_a_pending_job_is_offered_and_its_run_is_recorded(make, slurm, url):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:

@@ -32,6 +32,7 @@ def test_the_collector_is_disabled_for_the_block_only() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_a_collector_that_was_disabled_before_stays_disabled() -> None:
     gc.disable()
     try:
@@ -42,6 +43,7 @@ def test_a_collector_that_was_disabled_before_stays_disabled() -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_many_new_objects_are_frozen() -> None:
     before = gc.get_freeze_count()
     with uncollected():
@@ -49,6 +51,7 @@ def test_many_new_objects_are_frozen() -> None:
     assert gc.get_freeze_count() >= before + len(site)
 
 
+@pytest.mark.slow
 def test_few_new_objects_are_not_frozen() -> None:
     before = gc.get_freeze_count()
     with uncollected():
@@ -56,6 +59,7 @@ def test_few_new_objects_are_not_frozen() -> None:
     assert (gc.get_freeze_count(), len(site)) == (before, 1000)
 
 
+@pytest.mark.slow
 def test_objects_that_survive_are_frozen_again() -> None:
     before = [[number] for number in range(1000)]
     gc.freeze()
@@ -90,6 +94,7 @@ class LargeSite:
         await stop.wait()
 
 
+@pytest.mark.slow
 def test_a_service_is_freed_after_a_reload_though_its_objects_were_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

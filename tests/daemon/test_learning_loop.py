@@ -261,6 +261,7 @@ def answer(site):
     return ask(Path(site.submit.socket), request).changes["tres_per_node"]
 
 
+@pytest.mark.slow
 def test_service_refits_by_itself_and_all_parts_use_the_new_model(make, site, record, signer):
     with Running(make()) as running:
         Node(running.port, signer).events(inventory(gpu(0)))
@@ -284,6 +285,7 @@ def test_service_refits_by_itself_and_all_parts_use_the_new_model(make, site, re
         eventually(lambda: "migbatch_model_version 1" in metrics_of(running))
 
 
+@pytest.mark.slow
 def test_predicted_limits_that_hold_too_rarely_are_warned_of(site, record, signer, caplog):
     record.add(30)
     run(site)
@@ -299,6 +301,7 @@ def test_predicted_limits_that_hold_too_rarely_are_warned_of(site, record, signe
     assert warning in caplog.text
 
 
+@pytest.mark.slow
 def test_refit_that_takes_too_long_is_stopped(make, site, record, signer, caplog, monkeypatch):
     record.add(30)
     service = make()
@@ -335,6 +338,7 @@ def test_refit_process_ends_with_its_parent(site, record):
     assert not Path(f"/proc/{child.pid}").exists()
 
 
+@pytest.mark.slow
 def test_refit_process_has_the_lowest_priority(site, record):
     record.add(30)
     start = json.dumps({"config": text_of(site), "level": "info"})

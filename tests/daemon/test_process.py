@@ -40,6 +40,7 @@ def test_sigterm_ends_migbatchd_cleanly(daemon):
     assert not (daemon.home / "migbatch.db-wal").exists()
 
 
+@pytest.mark.slow
 def test_acknowledged_events_are_known_after_a_kill_and_restart(daemon):
     process = daemon.start()
     daemon.serving()
@@ -115,6 +116,7 @@ def test_message_sent_again_after_a_reload_is_refused(daemon):
     assert node.send("/node/v1/plan", body, credential=credential)[0] == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listen", ["192.0.2.1", "no-such-host.invalid", "a" * 80])
 def test_reload_with_an_address_that_this_host_lacks_keeps_the_old_configuration(daemon, listen):
     process = daemon.start()
@@ -235,6 +237,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["record", "run directory"])
 def test_full_disk_at_the_start_is_named_with_what_to_do(daemon, small_disk, content):
     store, run_dir = {"url": f"sqlite:///{small_disk}/migbatch.db"}, {"run_dir": str(small_disk / "run")}
@@ -256,6 +259,7 @@ def test_full_disk_at_the_start_is_named_with_what_to_do(daemon, small_disk, con
     daemon.serving()
 
 
+@pytest.mark.slow
 def test_no_code_in_the_working_directory_is_run(daemon, tmp_path):
     """Root may start it by hand, for a test, in a directory where others can write."""
     place = tmp_path / "others"

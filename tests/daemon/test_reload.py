@@ -60,6 +60,7 @@ def daemon(tmp_path):
         yield running
 
 
+@pytest.mark.slow
 def test_every_submission_during_reloads_is_answered(daemon):
     process = daemon.start()
     path = reserved(daemon.home / "submit.sock")
@@ -85,6 +86,7 @@ def test_every_submission_during_reloads_is_answered(daemon):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_one_process_answers_with_the_new_configuration_after_a_reload(daemon):
     process = daemon.start()
     path = reserved(daemon.home / "submit.sock")
@@ -100,6 +102,7 @@ def test_one_process_answers_with_the_new_configuration_after_a_reload(daemon):
     assert not (daemon.home / "other").exists()
 
 
+@pytest.mark.slow
 def test_reload_while_the_record_is_moved_away_begins_no_other_one(daemon):
     process = daemon.start()
     record, aside = daemon.home / "migbatch.db", daemon.home / "aside.db"

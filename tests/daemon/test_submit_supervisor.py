@@ -126,6 +126,7 @@ def test_candidates_are_recorded_in_the_units_of_reports(running, node, slurm, s
     assert full["throughput_per_s"] > 10
 
 
+@pytest.mark.slow
 def test_table_and_catalog_are_written_only_when_something_has_changed(running, node, slurm, config):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
@@ -166,6 +167,7 @@ def test_table_that_a_service_compiles_when_it_ends_is_not_written(config, monke
     assert not Path(config.submit.table).exists()
 
 
+@pytest.mark.slow
 def test_saved_catalog_answers_submissions_at_once_after_a_restart(config, store, signer, tmp_path):
     slurm = FakeSlurm()
     slurm.node_rows["n1"] = row("n1", "gpu")
@@ -196,6 +198,7 @@ def test_killed_submit_process_is_started_again(running, node, slurm, store, con
     assert "internal error in submit" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["submit.sock", "submit-slurmctld.sock"])
 def test_removed_submit_socket_is_created_again(running, node, slurm, config, caplog, name):
     """Slurm's compiled table would answer from then on, and nobody would notice."""
@@ -236,6 +239,7 @@ def test_decisions_made_just_before_the_stop_are_recorded(config, slurm, store, 
     assert not Path(f"/proc/{child}").exists()
 
 
+@pytest.mark.slow
 def test_catalog_is_kept_when_no_gpu_has_mig_any_more(running, node, slurm, config):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))

@@ -58,6 +58,7 @@ def test_work_is_cancelled_at_its_limit_and_its_result_or_error_returned_before(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_error_of_a_loop_that_had_recovered_is_logged_and_answered_as_the_first_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -143,6 +143,7 @@ def parts(snapshot: ClusterSnapshot) -> list[Any]:
     return [list(value.items()) if name in ("inventory", "plans") else value for name, value in values.items()]
 
 
+@pytest.mark.slow
 @given(st.lists(snapshots, min_size=1, max_size=4))
 def test_snapshots_are_read_back_unchanged_and_in_order(seen: list[ClusterSnapshot]) -> None:
     settings, writer = Settings(), SegmentWriter()

@@ -377,6 +377,7 @@ HINTS = ("signal=usr1", "", "signal=usr1 max=2g.20gb", "signal=usr1 min=2g.20gb"
 EVENTS = ("train", "train", "infer", "infer", "infer", "restart", "vanish")
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.randoms(use_true_random=False))
 def test_all_jobs_run_after_random_events_and_stops_respect_the_hysteresis(

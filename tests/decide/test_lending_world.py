@@ -623,6 +623,7 @@ def test_release_that_slurm_refuses_is_not_retried_every_second(world: MakeWorld
         assert "refuses" in store.actions([job])[0]["outcome"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.parametrize("when", ["before_call", "after_call"])
 @pytest.mark.parametrize("nth", [1, 2])

@@ -127,6 +127,7 @@ def test_split_gives_each_kind_the_class_that_it_serves_best():
 WORKS = [model(1, 3.0), model(2, 1.5), model(1, 8.0, floor=3.0), model(0.5, 6.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WORKS)))
 def test_partition_is_near_the_best_cut_and_not_worse_than_homogeneous_ones(number):
     works = WORKS[number]

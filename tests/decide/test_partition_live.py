@@ -58,6 +58,7 @@ def test_there_is_no_preference_without_gpus_or_work() -> None:
     assert preference({H100: 2}, [Class(0, 1, P("1g.10gb")), Class(1, 0, P("1g.10gb"))]) == ()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(

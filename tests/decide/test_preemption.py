@@ -423,6 +423,7 @@ def test_a_job_of_a_higher_tier_gets_the_place_of_those_that_lose_least() -> Non
     assert actions["preempt"] == 3
 
 
+@pytest.mark.slow
 def test_recorded_preemptions_by_qos_are_decided_alike_also_without_names(tmp_path: Path) -> None:
     qos = {"secret-urgent": PreemptingQos(frozenset({"secret-low"})), "secret-low": PreemptingQos(grace_s=5)}
     _, restarts, actions = simulated(PreemptionRules("preempt/qos", "REQUEUE", qos=qos), tmp_path)
@@ -469,6 +470,7 @@ def crowd(*urgent: Submission, blocked: bool, hours: float) -> tuple[list[int], 
     return [row.restarts for row in low], {row.job_id: row.state for row in rows if row.partition == "gpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 6])
 def test_less_and_less_is_preempted_for_a_user_whose_jobs_do_not_start_all_the_same(jobs: int) -> None:
     waiting = [submit(100 + number, "7g.80gb", "gpu") for number in range(jobs)]

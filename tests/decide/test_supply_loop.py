@@ -602,6 +602,7 @@ def test_why_names_the_reservation_and_when_it_is_free() -> None:
     assert "reserved: 7g.80gb@0:8 of GPU GPU-n1-0 on n1; free in 0:59" in world.loop.why(job)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
 def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +103,7 @@ class RacyWorld(World):
             self.nodes.pull(name)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
 def test_no_event_between_two_queries_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:

@@ -207,6 +207,7 @@ def test_reserved_slices_are_not_divided_while_slurm_could_start_a_job_in_them()
     assert not world.nodes.misfits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", ["mig:7g.80gb:1", "mig:7g.80gb:3"])
 def test_reserved_slices_are_divided_while_jobs_wait_for_them_that_slurm_cannot_start_there(blocked: str) -> None:
     """One would end too late, the other needs more of them than are free."""

@@ -784,6 +784,7 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
     assert by_subject["nodes"].level == UNKNOWN and "n1" not in by_subject
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff", b"[" * 60_000]
 )

@@ -95,6 +95,7 @@ def test_slurmrestd_that_authenticates_the_socket_peer_is_ok(site: Site) -> None
     assert level == OK and "without a token, as user 0" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "mode", "message", "advice"),
     [

@@ -39,6 +39,7 @@ def counts(machine):
     return len(instances), sum(len(i["compute_instances"]) for i in instances)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "before", "after"), STEPS)
 @pytest.mark.parametrize("moment", ["before", "writing", "during", "after"])
 def test_killed_call_takes_effect_completely_or_not_at_all(machine, call, before, after, moment):

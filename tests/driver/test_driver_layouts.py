@@ -42,6 +42,7 @@ def fits(model, taken, name, start):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["a30", "a100-40gb", "h100-80gb", "rtx-pro-6000"])
 def test_exactly_the_legal_layouts_can_be_created(make, model):
     rows = GPUS[model]

@@ -13,6 +13,7 @@ from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError, Simulat
 from tests.support.driver_helpers import code, create, gpu, nvml, slice_of
 
 
+@pytest.mark.slow
 def test_library_is_rebuilt_only_when_sources_are_newer(tmp_path, monkeypatch):
     sources = tmp_path / "driver"
     shutil.copytree(simdriver.SOURCES, sources)
@@ -25,6 +26,7 @@ def test_library_is_rebuilt_only_when_sources_are_newer(tmp_path, monkeypatch):
     assert b"libnvidia-ml.so.1" in subprocess.check_output(["readelf", "-d", library])
 
 
+@pytest.mark.slow
 def test_failed_build_reports_the_compiler_message(tmp_path, monkeypatch):
     sources = tmp_path / "driver"
     shutil.copytree(simdriver.SOURCES, sources)

@@ -112,6 +112,7 @@ def in_child(work):
     return os.waitpid(pid, 0)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2])
 def test_kill_at_any_disk_operation_leaves_a_complete_checkpoint(tmp_path, keep):
     """The number of operations is found by counting: the last child is no longer killed."""

@@ -87,6 +87,7 @@ def quiet(job, tmp_path_factory):
     return alone.result()
 
 
+@pytest.mark.slow
 def test_interrupted_example_ends_with_the_same_result(job, quiet):
     child = job.start()
     until(job.reports)
@@ -150,6 +151,7 @@ def test_bash_example_keeps_its_checkpoint_on_a_full_disk(tmp_path):
     child.wait()
 
 
+@pytest.mark.slow
 def test_bash_example_fails_if_its_last_checkpoint_cannot_be_written(tmp_path):
     job = Job("elastic_bash.sh", tmp_path)
     (tmp_path / "elastic-17.state.new").symlink_to("/dev/full")

@@ -130,6 +130,7 @@ def interrupt(life, child, kind):
     child.send_signal(signal.SIGKILL if kind.endswith("kill") else signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_interrupted_and_resized_training_has_the_same_loss_curve(tmp_path, straight, seed):
     chance = random.Random(seed)

@@ -74,6 +74,7 @@ def test_slow_ends_of_intervals_hold_as_often_as_the_predictor_says(data: Path) 
     assert fmean(factor <= 1 for factors in drawn for factor in factors.values()) == approx(CONFIDENCE, abs=0.03)
 
 
+@pytest.mark.slow
 def test_measurement_names_the_deciding_function_includes_an_oracle_and_is_printed(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

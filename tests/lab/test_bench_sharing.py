@@ -119,6 +119,7 @@ def few(monkeypatch):
     monkeypatch.setattr(sharing, "GPUS", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_every_variant_is_measured_and_the_command_repeats_it_in_two_processes(data, tmp_path, monkeypatch):
     result = sharing.measure(data, 2, CELLS)

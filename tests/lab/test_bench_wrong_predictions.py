@@ -171,6 +171,7 @@ def test_fragmentation_rows_set_time_limits_and_learned_run_times(monkeypatch):
     assert 0.5 <= min(factors) < 1.0 < max(factors) <= 2.0
 
 
+@pytest.mark.slow
 def test_every_fragmentation_row_is_compared_with_first_fit_and_printed(small, openb, monkeypatch):
     limits = ("limits x2 (right)", "no limits")
     some = (*limits, *(f"nothing moved, {row}" for row in limits))

@@ -66,6 +66,7 @@ def interval(figures: Figures, figure: str) -> Interval:
     return figures.latency_s if figure == "time" else figures.memory_mib
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", ["time", "memory"])
 def test_held_out_training_of_an_encoder_is_what_a_request_gets(figure: str) -> None:
     rows = [*table("bert-base", 1.7, 0.8), *table("roberta-base", 1.4, 0.9), *table("gpt2", 1.5)]
@@ -85,6 +86,7 @@ def test_held_out_training_of_an_encoder_is_what_a_request_gets(figure: str) -> 
     assert not np.allclose(found[0].value, found[1].value), "the measured point corrects the computation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "hint"), [("gpt2", ""), ("bert-base", "dtype=bf16"), ("bert-base", "optimizer=sgd")])
 @pytest.mark.parametrize("figure", ["time", "memory"])
 def test_request_with_hints_of_language_models_is_computed_whatever_was_measured(

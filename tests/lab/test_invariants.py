@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,7 @@ def play(seed: int, gpu: str, shared: bool) -> tuple[SimulationResult, Chaos]:
     return sim.run(until=2000.0), policy
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(0, 2**31), st.sampled_from(["a30", "a100-40gb", "h100-80gb"]), st.booleans())
 def test_no_gpu_exceeds_its_capacity_and_work_is_conserved(seed: int, gpu: str, shared: bool) -> None:

@@ -148,6 +148,7 @@ ODD: dict[str, Callable[[Rows], Rows]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("blind", [False, True])
 def test_unusual_tables_are_scored_as_far_as_possible(name: str, blind: bool, tmp_path: Path) -> None:

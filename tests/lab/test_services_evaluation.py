@@ -26,6 +26,7 @@ def result(parvagpu, instance_bench):
         return evaluate(parvagpu)
 
 
+@pytest.mark.slow
 def test_every_variant_is_replayed_and_none_beats_full_measurement(result):
     off, measured, *_ = result["rows"]
     for way in (*result["placed"], *result["wrong"]):

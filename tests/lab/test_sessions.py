@@ -106,6 +106,7 @@ def test_schedule_in_frames_is_always_legal(found, fill):
     check(framed(A100, KINDS, found, held, 2, fill=fill), found)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(models, st.booleans())
 def test_every_deadline_is_met_if_half_the_gpu_is_enough(found, fill):

@@ -303,6 +303,7 @@ def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: P
         ScenarioData(scenario.load(path)).jobs(0)
 
 
+@pytest.mark.slow
 def test_models_are_drawn_from_those_that_fit_on_the_whole_gpu(write: Callable[..., Path]) -> None:
     path = write(
         BASE.replace("[policy]", 'models = "draw"\n[policy]').replace("nodes = 2", 'nodes = 2\ngpu = "a30"')

@@ -62,6 +62,7 @@ def printed(monkeypatch, table, name, module, small):
     return found
 
 
+@pytest.mark.slow
 def test_dispatch_study_measures_every_variant_and_the_command_repeats_it(monkeypatch, table):
     small = {"job_count": 500, "variances": (0.9,)}
     result = pariselsa.measure(table, seeds=2, **small)

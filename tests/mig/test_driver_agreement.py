@@ -46,6 +46,7 @@ def neighbours(raw, geometry, layout, slots):
 
 
 # One model of each shape (4 + 4, 7 + 8, 4 + 12 slices) is walked through completely.
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["a30", "a100-40gb", "rtx-pro-6000"])
 def test_legal_layouts_are_exactly_those_the_driver_accepts(opened, geometries, model):
     """From the empty GPU on, slots in order of their start, so each layout is built once; all refusals are checked."""
@@ -70,6 +71,7 @@ def test_legal_layouts_are_exactly_those_the_driver_accepts(opened, geometries, 
     assert seen == set(layouts(geometry))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["a100-80gb", "h100-80gb", "h200", "b200"])
 def test_single_additions_agree_with_the_driver(opened, geometries, model):
     geometry = geometries[model]

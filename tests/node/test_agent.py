@@ -70,6 +70,7 @@ def test_agent_does_not_answer_users_other_than_root(node):
     assert node.slices() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [b"", b"\0\0", b"hello", b"prolog\0SLURM_JOB_ID=1", b"x" * 100000, b"\xff\0\0"])
 def test_agent_survives_malformed_requests(node, raw):
     with agent_process(node):
@@ -169,6 +170,7 @@ def test_agent_does_not_run_a_hook_that_has_given_up_waiting(node):
     node.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
 @pytest.mark.parametrize("deadline", [20, 1])
 def test_agent_leaves_a_run_whose_lock_it_gets_too_late_to_the_hook(new_node, hook, deadline):
@@ -197,6 +199,7 @@ SCENES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_hook_succeeds_when_the_agent_is_killed_at_any_side_effect(many_nodes, scene):
     """The hook notices it and does the work itself: the job starts (or ends) nevertheless."""
@@ -262,6 +265,7 @@ def test_a_running_agent_survives_a_damaged_journal(node):
     node.check()
 
 
+@pytest.mark.slow
 def test_housekeeping_takes_nothing_from_jobs_that_started_after_the_journal_was_deleted(new_node):
     node = new_node(ReconcileEvery=0.1)
     with agent_process(node):

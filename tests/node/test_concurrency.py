@@ -95,6 +95,7 @@ def full_of_idle(node):
     node.epilog(9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", FAULTS)
 @pytest.mark.parametrize("arrange", [nothing, full_of_idle])
 def test_node_recovers_from_a_fault_in_any_driver_call(many_nodes, arrange, code):

@@ -483,6 +483,7 @@ def test_client_tries_the_next_controller_when_one_is_down_or_on_standby(token, 
         second.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "repeated"),
     [

@@ -174,6 +174,7 @@ def same_again(node):
 AFTER = [next_hook, reconcile, same_again]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("scene", SCENES)
 def test_node_recovers_from_a_kill_before_any_side_effect(many_nodes, scene, after):
@@ -202,6 +203,7 @@ DRIVER_CALLS = [
 MOMENTS = ["before", "during", "after"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [next_hook, reconcile])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("scene", [cold, evicting, replacing, joining_alone])

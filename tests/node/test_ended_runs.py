@@ -107,6 +107,7 @@ def by_allocation(node):
         assert run_hook(node, "epilog", 71)[0] == exits.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ended_by", [by_reconcile, by_hook, by_agent, by_allocation], ids=lambda trigger: trigger.__name__
 )

@@ -686,6 +686,7 @@ def test_slice_becomes_idle_when_its_last_holder_leaves(tmp_path_factory, steps)
         journal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["guest", "host"])
 def test_one_job_ends_while_the_others_hook_is_killed_at_any_side_effect(many_nodes, killed):
     """The guest's Prolog or the host's Epilog stops before its k-th effect and is killed during the other's Epilog."""

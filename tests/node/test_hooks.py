@@ -808,6 +808,7 @@ def test_exit_by_a_signal_is_reported_as_128_plus_the_signal(node):
     assert node.events("stop")[0]["exit_code"] == 137
 
 
+@pytest.mark.slow
 def test_prolog_that_cannot_get_a_lock_in_time_requeues_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     gpu = node.slices()[0].gpu

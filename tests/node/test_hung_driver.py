@@ -40,6 +40,7 @@ def test_prolog_requeues_its_job_and_names_the_call_that_hangs(hung: Node) -> No
     assert "creating 1g.10gb" in fault["what"] and not fault["drain"]
 
 
+@pytest.mark.slow
 def test_next_prolog_undoes_what_a_hung_one_has_begun(hung: Node) -> None:
     run_hook(hung, "prolog", 1, MARKER)
     assert run_hook(hung, "epilog", 1)[0] == exits.OK
@@ -52,6 +53,7 @@ def test_next_prolog_undoes_what_a_hung_one_has_begun(hung: Node) -> None:
     hung.check()
 
 
+@pytest.mark.slow
 def test_node_whose_driver_hangs_is_drained_with_that_reason(hung: Node) -> None:
     hung.configure(ErrorsBeforeDrain=2)
     for job in (1, 2):
@@ -60,12 +62,14 @@ def test_node_whose_driver_hangs_is_drained_with_that_reason(hung: Node) -> None
     assert "2 failures in a row" in drained and "creating 1g.10gb" in drained
 
 
+@pytest.mark.slow
 def test_epilog_of_an_interrupted_start_does_not_wait_for_the_driver(hung: Node) -> None:
     run_hook(hung, "prolog", 1, MARKER)
     code, line = run_hook(hung, "epilog", 1)
     assert code == exits.OK, line
 
 
+@pytest.mark.slow
 def test_node_whose_driver_hangs_in_the_agent_is_drained(hung: Node) -> None:
     """The agent's thread keeps the locks of its job and GPU, so the hooks do not get them."""
     hung.configure(ErrorsBeforeDrain=2, AgentWait=0.2)

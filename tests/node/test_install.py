@@ -397,6 +397,7 @@ def test_node_package_imports_only_the_standard_library_and_pynvml():
     assert packages == {"node", "mig"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "incomplete"])
 def test_hook_waits_while_its_package_is_upgraded(node, environment, how):
     """pip removes the old files first, and writes the new ones in place; a hook that fails drains the node."""

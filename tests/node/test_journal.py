@@ -292,6 +292,7 @@ def test_repairs_lead_to_a_state_that_needs_no_repair(world):
             assert row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claims)
 
 
+@pytest.mark.slow
 @given(worlds())
 def test_rows_of_living_owners_are_not_repaired(world):
     rows, instances, busy = world

@@ -111,16 +111,19 @@ def killed_everywhere(node, make, every, capsys, what, *, after):
     assert killed > 10 * missed
 
 
+@pytest.mark.slow
 def test_node_recovers_from_a_killed_prolog(site, every, capsys):
     killed_everywhere(site, lambda: hook(site, "prolog"), every, capsys, "Prolog without agent", after="1 1 PENDING")
 
 
+@pytest.mark.slow
 def test_node_recovers_from_a_killed_epilog(site, every, capsys):
     site.prolog(1, MARKER)
     after = "1 0 COMPLETED n1"
     killed_everywhere(site, lambda: hook(site, "epilog"), every, capsys, "Epilog without agent", after=after)
 
 
+@pytest.mark.slow
 def test_node_recovers_from_a_killed_reconcile(site, every, capsys):
     """What the agent does every ReconcileEvery seconds, run as a separate process."""
     site.prolog(1, MARKER)
@@ -133,6 +136,7 @@ def test_node_recovers_from_a_killed_reconcile(site, every, capsys):
     killed_everywhere(site, make, every, capsys, "reconcile", after="1 0 COMPLETED n1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
 def test_agent_recovers_from_a_killed_client(site, every, capsys, name):
     """The agent continues: it completes what it has begun, and ends the runs that Slurm has ended."""
@@ -179,6 +183,7 @@ def at_rest(node):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
 def test_hook_does_the_work_when_the_agent_that_serves_it_is_killed(site, every, capsys, name):
     """The agent is killed at each of its calls; then the hook does the work itself."""

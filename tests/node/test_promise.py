@@ -190,6 +190,7 @@ NEW = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reuse", ["any", "same-user", "never"])
 def test_parallel_jobs_of_a_new_plan_get_exactly_the_planned_slots(new_node, reuse):
     """Each job in its own process, on GPUs full of idle instances at other placements."""
@@ -224,6 +225,7 @@ def claiming(node):
 SECONDS = ["[mig:3g.40gb:1]", "[mig:1g.10gb.me:1]", "[mig:7g.80gb:1]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", SECONDS)
 def test_waiting_hook_keeps_its_claim_when_the_first_hook_is_killed(many_nodes, second):
     """The first hook stops before its k-th effect, a second one claims what it can, then the first is killed."""
@@ -273,6 +275,7 @@ def test_waiting_hook_keeps_its_claim_when_the_first_hook_is_killed(many_nodes, 
 DELAYED = ["[mig:4g.40gb:1]", "[mig:1g.10gb:2]", "[mig:1g.10gb:1]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marker", DELAYED)
 def test_tasks_of_a_run_that_was_sent_back_find_no_slices_wherever_the_agent_was_delayed(many_nodes, marker):
     """The agent stops before its k-th effect, the hook's own process gives up, then the agent goes on."""

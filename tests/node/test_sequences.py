@@ -95,6 +95,7 @@ def test_events_after_the_journal_was_restored_are_not_taken_for_older_ones(node
     assert min(event["seq"] for event in node.events()) > last + 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["driver", "lock"])
 def test_gpu_that_cannot_be_repaired_keeps_no_slice_of_another_from_being_freed(new_node, monkeypatch, fault):
     """For example a GPU on which the driver hangs or fails, until the administrator resets it."""
@@ -270,6 +271,7 @@ def test_note_of_an_epilog_that_was_interrupted_does_not_end_the_next_run(node, 
     node.check()
 
 
+@pytest.mark.slow
 def test_epilog_that_the_host_delays_anywhere_still_ends_a_run_of_just_before(node, monkeypatch):
     """Its start is compared with that of the run, which may be milliseconds earlier."""
     node.prolog(1, "[mig:2g.20gb:1]")
@@ -301,6 +303,7 @@ def test_epilog_of_a_job_whose_instance_is_gone_does_not_close_the_next_users_de
     node.check()
 
 
+@pytest.mark.slow
 def test_no_device_remains_a_users_if_the_instance_vanishes_under_an_interrupted_start(node):
     """The journal does not name the devices of a start until its end."""
     ends = []

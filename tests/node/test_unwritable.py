@@ -72,6 +72,7 @@ def faults(node):
         os.close(run)
 
 
+@pytest.mark.slow
 @WAYS
 def test_prolog_requeues_its_job_while_the_journal_is_unwritable(small, fault, way):
     assert small.prolog(9, "[mig:1g.10gb:1]")[0] == exits.OK
@@ -118,6 +119,7 @@ def test_disk_that_fills_while_slices_are_created_leaves_no_device_open(small, m
     small.check()
 
 
+@pytest.mark.slow
 @WAYS
 def test_epilog_closes_the_devices_and_is_completed_later(small, fault, way):
     small.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
@@ -138,6 +140,7 @@ def test_epilog_closes_the_devices_and_is_completed_later(small, fault, way):
     small.check()
 
 
+@pytest.mark.slow
 def test_epilog_keeps_devices_open_for_a_job_that_shares_the_slice(small):
     small.prolog(9, "[mig:2g.20gb:1]")
     (row,) = small.slices("held")
@@ -167,6 +170,7 @@ def test_epilog_closes_the_devices_on_the_gpus_that_answer(new_node, monkeypatch
     assert devices(node, ALICE) == 2 and "not all devices are revoked" in line, line
 
 
+@pytest.mark.slow
 def test_journal_lock_that_is_released_in_time_only_delays_the_hook(small, monkeypatch):
     monkeypatch.setattr(executor, "PATIENCE", 0.9)
     small.prolog(9, "[mig:1g.10gb:1]")
@@ -181,6 +185,7 @@ def test_journal_lock_that_is_released_in_time_only_delays_the_hook(small, monke
     small.check()
 
 
+@pytest.mark.slow
 @FAULTS
 def test_lasting_journal_fault_drains_the_node_with_a_reason(small, fault, monkeypatch):
     small.configure(ErrorsBeforeDrain=3)
@@ -202,6 +207,7 @@ def test_lasting_journal_fault_drains_the_node_with_a_reason(small, fault, monke
     assert "requeue incomplete 5" in small.scontrol_calls()
 
 
+@pytest.mark.slow
 def test_exit_code_drains_the_node_when_journal_and_scontrol_both_fail(small, monkeypatch):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()

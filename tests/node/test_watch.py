@@ -428,6 +428,7 @@ def looking(node, monkeypatch, work):
     return calls
 
 
+@pytest.mark.slow
 def test_watcher_does_nothing_while_no_job_reports(new_node, monkeypatch):
     node = new_node(SampleEvery=600)
     node.prolog(1, "[mig:1g.10gb:1]")

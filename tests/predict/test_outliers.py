@@ -39,6 +39,7 @@ def most_off(figure: str, name: str, rows: Sequence[Measurement]) -> float:
     return float(np.max(np.abs(value - np.log([row.figure(figure) or 0.0 for row in every]))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "bert-base", "mobilenet-v2"])
 @pytest.mark.parametrize("factor", [0.05, 0.3, 4.0, 60.0])
 @pytest.mark.parametrize("figure", FIGURES)
@@ -71,6 +72,7 @@ def test_slow_model_contradicts_its_specifications_only() -> None:
     assert ignored(rows, KNOWLEDGE) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 def test_intervals_are_as_wide_as_noisy_measurements_require(noise: float) -> None:
     """A dozen noisy points, as of a busy host: nine of ten upper ends hold, as stated, not six."""

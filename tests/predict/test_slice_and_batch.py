@@ -186,6 +186,7 @@ def test_batch_of_a_service_fills_within_the_latency_limit(rate: int | None, bat
     ] == pytest.approx(choice.figures.rate / 1000)
 
 
+@pytest.mark.slow
 def test_shipped_predictor_chooses_a_batch_that_keeps_the_limits() -> None:
     chooser = Chooser(LearnedPredictor())
     for model in chooser.grids:

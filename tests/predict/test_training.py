@@ -431,6 +431,7 @@ def test_intervals_are_wide_without_left_out_models() -> None:
     assert one.factor(0.9, 0, np.zeros(1, dtype=np.intp))[0] == wide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measured", "shift", "least"), [(2, 0.0, 0.7), (2, 0.5, 0.7), (2, 1.5, 0.7), (1, 1.0, 0.6), (1, 1.5, 0.6)]
 )

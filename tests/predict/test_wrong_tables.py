@@ -73,6 +73,7 @@ def test_one_measured_model_does_not_spoil_predictions_for_others(name: str, shi
     assert with_it <= 1.1 * np.mean([missed(Learned(), rows, other) for other in others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_table_does_not_spoil_predictions(wrong: Callable[[list[Measurement]], list[Measurement]]) -> None:
     """Neither a table that is wrong as a whole, nor one with wrong rows of some models among right ones."""
@@ -106,6 +107,7 @@ def test_slow_transformer_moves_other_transformers_but_not_cnns() -> None:
     assert abs(moved("resnet50")) < 0.05
 
 
+@pytest.mark.slow
 def test_stack_that_is_slower_on_all_models_is_learned() -> None:
     """At least two thirds of the factor show in the guess for another model."""
     rows = scaled(3.0)(table())

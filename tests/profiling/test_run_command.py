@@ -221,6 +221,7 @@ def test_interrupted_run_keeps_its_results():
     assert [row.batch for row in read_folder(Path("m.csv"))] == [1]
 
 
+@pytest.mark.slow
 def test_rows_measured_on_a_slice_name_it_and_its_memory_use(place):
     machine = SimulatedMachine.create(place / "sim", gpus=["h100-80gb"])
     with NvmlDriver(str(machine.library)) as driver:
@@ -260,6 +261,7 @@ def test_points_option_lets_the_predictor_choose_the_points(capsys):
     assert code == 0 and len(batches) == len(set(batches)) == 5 and {4, 8, 32} <= set(batches)
 
 
+@pytest.mark.slow
 def test_points_with_slo_find_the_largest_batch_within_the_limit(capsys):
     """Two milliseconds per item: whatever the first guess, the largest batch that keeps the limit is found."""
     Path("bench.py").write_text(

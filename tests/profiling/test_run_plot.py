@@ -59,6 +59,7 @@ def test_every_point_is_on_exactly_one_curve(found):
             assert all(point.rate < KNEE_SHARE * best for point in curve.points if point.batch < curve.knee.batch)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(rows, st.text("ab<>&$\"'", max_size=8))
 def test_every_plot_is_well_formed_and_inside_its_frame(found, title):

@@ -42,6 +42,7 @@ def go(capsys: pytest.CaptureFixture[str], url: str, *args: object) -> tuple[int
     return code, shown.out, shown.err
 
 
+@pytest.mark.slow
 def test_load_steps_are_written_as_table_rows(capsys: pytest.CaptureFixture[str], server: CompletionServer) -> None:
     code, out, _ = go(capsys, server.url, "--batches", "1-4", "--inputs", "40,120", "--outputs", 8, "--json")
     assert code == 0

@@ -185,6 +185,7 @@ def test_private_jobs_are_counted_only_with_the_token(service):
     assert not any(secret in shown for secret in SECRETS)
 
 
+@pytest.mark.slow
 def test_queries_are_answered_while_the_page_has_no_token_and_no_port(tmp_path):
     """On the controller's host any user could take the port before migbatchd does."""
     token = tmp_path / "page-token"

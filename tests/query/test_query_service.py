@@ -249,6 +249,7 @@ def test_body_that_is_too_large_or_has_no_length_is_refused(service: QueryProces
     assert post(service, b"", fields, "/metrics")[0] == 404
 
 
+@pytest.mark.slow
 def test_slow_sender_times_out_and_does_not_block_others(service: QueryProcess) -> None:
     body = write(RunsQuestion())
     fields, _ = service.proof(body, BOB)
@@ -260,6 +261,7 @@ def test_slow_sender_times_out_and_does_not_block_others(service: QueryProcess) 
     assert b"408" in answer.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_silent_connections_are_closed_and_do_not_block_others(service: QueryProcess) -> None:
     with ExitStack() as stack:
         silent = []
@@ -327,6 +329,7 @@ def stuck(tmp_path: Path) -> Iterator[QueryProcess]:
         yield service
 
 
+@pytest.mark.slow
 def test_question_that_takes_too_long_is_ended_with_its_commands(stuck: QueryProcess) -> None:
     body = b'{"ask":"why","job":"7"}'
     fields, _ = stuck.proof(body, ALICE)

@@ -163,6 +163,7 @@ def test_time_windows_are_those_of_sacct(
     assert (since, until) == expected
 
 
+@pytest.mark.slow
 def test_reports_benchmark_measures_a_filled_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run by the command that the documentation names (`tests/cli/test_documented_runs.py`)."""
     monkeypatch.setattr(bench, "_NODES", 8)

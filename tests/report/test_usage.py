@@ -241,6 +241,7 @@ def test_bad_values_exit_with_2_and_a_message(usage: Cli, arguments: tuple[str, 
     assert message in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_usage_agrees_with_a_plain_sql_query(usage: Cli, tmp_path: Path, seed: int) -> None:
     """Random runs, and an SQL statement over leases and runs, clipped in Python."""

@@ -116,6 +116,7 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
     assert {(h["X-SLURM-USER-NAME"], h["X-SLURM-USER-TOKEN"]) for h in server.headers} == {("slurm", "a.b.c")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -356,6 +357,7 @@ def test_api_version_is_determined_again_after_slurmrestd_changed(serve: Serve) 
     assert len(server.headers) - before == 3, "the version is found out again, once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [("a.b.c", 0o644, "readable by no other"), ("", 0o600, "has no token"), ("a b\nX-Evil: 1", 0o600, "no token")],

@@ -111,6 +111,7 @@ points = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(points, max_size=5), max_size=4))
 def test_store_keeps_the_last_values_of_every_point(tmp_path: Path, imports: list[list[Measurement]]) -> None:

@@ -227,6 +227,7 @@ restore.restore(Path(sys.argv[1]), sys.argv[2], HISTORY, replace=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_record_is_complete_wherever_its_restore_is_killed(url: str, tmp_path: Path) -> None:
     file = Path(url.removeprefix("sqlite:///"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def ship(batches: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[Any], list[i
         return record(store), acks
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_lost_repeated_and_reordered_batches_change_nothing(events: list[dict[str, Any]], chance: Any) -> None:
@@ -98,6 +100,7 @@ def test_lost_repeated_and_reordered_batches_change_nothing(events: list[dict[st
     assert (found, acks[-1]) == (straight, len(events))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

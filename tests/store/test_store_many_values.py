@@ -66,6 +66,7 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [

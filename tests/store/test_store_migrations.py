@@ -55,6 +55,7 @@ def test_a_step_that_fails_leaves_neither_tables_nor_record(url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", range(len(HISTORY) + 1))
 def test_every_earlier_schema_is_upgraded(url: str, done: int) -> None:
     engine = make_engine(url, readonly=False)

@@ -129,6 +129,7 @@ def filled(store: Store) -> Store:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "jobs"),
     [

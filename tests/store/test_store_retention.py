@@ -186,6 +186,7 @@ def prune(store: Store, lessons: int = 10_000, *, most: int = 10**6) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_only_old_rows_are_removed(database: str, seed: int) -> None:
     with open_store(database) as store:
@@ -291,6 +292,7 @@ while place is not None:
 """
 
 
+@pytest.mark.slow
 def test_pruning_continues_after_a_process_was_killed(database: str) -> None:
     with open_store(database) as store:
         fill(store, 4)
@@ -401,6 +403,7 @@ class Clockwork:
         return work(self.store)
 
 
+@pytest.mark.slow
 def test_migbatchd_prunes_as_configured(url: str) -> None:
     with open_store(url) as store:
         fill(store, 0)
@@ -413,6 +416,7 @@ def test_migbatchd_prunes_as_configured(url: str) -> None:
         assert asyncio.run(retention.once()) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["400d", "forever"])
 def test_progress_reports_are_removed_after_a_day_and_what_they_say_is_kept(url: str, keep: str) -> None:
     with open_store(url) as store:

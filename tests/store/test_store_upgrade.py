@@ -43,6 +43,7 @@ def beside(url: str) -> list[Path]:
     return sorted(file.parent.glob(f"{file.name}.schema-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(1, len(HISTORY)))
 def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: int) -> None:
     before = make_old(database, steps)
@@ -69,6 +70,7 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
         assert all_rows(file_url(copy)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 @pytest.mark.parametrize("steps", range(1, len(HISTORY)))
 def test_downgrade_restores_the_backup_that_the_upgrade_made(url: str, steps: int) -> None:

@@ -117,6 +117,7 @@ def never() -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uid", [0, NOBODY], ids=["reader of the same user", "reader that cannot write"])
 @pytest.mark.parametrize("snapshots", [1, 2 * MARKS])
 def test_log_is_truncated_while_readers_overlap(

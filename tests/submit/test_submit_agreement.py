@@ -281,6 +281,7 @@ def test_images_are_as_large_as_the_tag_of_the_model_states(
     assert answer.message == stated.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
 def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: Chooser, partition: str) -> None:
     """For all models and inputs, with limits and services in turn; both also give the job the same batch."""

@@ -208,6 +208,7 @@ def steps(
         yield of
 
 
+@pytest.mark.slow
 def test_steps_grow_at_most_linearly_with_the_length_of_a_text(steps: Callable[[JobRequest], int]) -> None:
     """The less of two repetitions: the first answer fills caches."""
     sizes = (240, 480, 960)

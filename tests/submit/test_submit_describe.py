@@ -97,6 +97,7 @@ def test_path_that_cannot_be_described_is_left_unchanged(tmp_path: Path, name: s
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -59,6 +59,7 @@ def test_most_requests_of_the_table_get_the_smallest_slice_that_fits(chooser: Ch
     assert len(exact) >= 0.8 * len(held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", TABLE, ids=lambda asked: asked.hints.split(" ")[0])
 def test_shim_alone_grants_no_slice_below_the_need(shim: Shim, asked: Asked) -> None:
     answer = shim(request(asked.hints))

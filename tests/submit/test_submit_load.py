@@ -175,6 +175,7 @@ def test_slurmctld_is_answered_before_users_who_asked_earlier(
     assert after.index(POLITE) <= 4  # users take turns, however many requests one of them has waiting
 
 
+@pytest.mark.slow
 def test_flood_of_one_user_does_not_keep_others_from_an_answer(
     crowd: Crowd, serve: Callable[..., SubmitServer], chooser: Chooser
 ) -> None:

@@ -86,6 +86,7 @@ def both(request: JobRequest, shim: Shim, chooser: Chooser) -> Answer:
     return service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [
@@ -627,6 +628,7 @@ def test_steps_grow_at_most_linearly_with_the_length_of_a_list(
             assert steps(text(60_000)) <= large + 4000, what
 
 
+@pytest.mark.slow
 def test_heaviest_search_takes_a_limited_number_of_steps(tmp_path: Path, compiler: TableCompiler) -> None:
     """The heaviest of many requests of slices takes slurmctld no longer than a few milliseconds."""
     wide = node("wide", " ".join(["h100-80gb"] * 16), "gpu", "")

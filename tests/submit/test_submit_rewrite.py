@@ -214,6 +214,7 @@ def test_tasks_with_a_slice_each_are_spread_as_the_slices_are(ask, fields: dict[
     assert answer.changes.get("ntasks_per_node") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "nodes", "each", "tasks"),
     [

@@ -181,6 +181,7 @@ def test_the_shim_keeps_its_connection_and_finds_a_new_service(
             assert shim(auto()).changes["comment"].endswith("#auto]")  # nobody serves
 
 
+@pytest.mark.slow
 def test_a_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:
     """It comes after the shim has decided by itself; the next request must not find it."""
     path = tmp_path / "slow.sock"

@@ -65,6 +65,7 @@ class Arbitrary(ByCells):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
@@ -81,6 +82,7 @@ def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: 
                         agree(asked, shim, chooser)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_table_chooses_slice_and_batch_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
@@ -138,6 +140,7 @@ def test_a_change_of_nodes_alone_does_not_compile_the_records_again(monkeypatch:
     assert texts == [TableCompiler(chooser, ["bert-large"]).text(catalog) for catalog in catalogs]
 
 
+@pytest.mark.slow
 def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None:
     site = SiteCatalog({"gpu": Partition("gpu", (H100,))})
     facts = [

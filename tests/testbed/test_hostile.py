@@ -53,6 +53,7 @@ def start(places, part, seconds, cwd):
     return subprocess.Popen(line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", sorted(hostile.PARTS))
 def test_part_ends_by_itself_and_prints_its_counts(places, part, tmp_path):
     process = start(places, part, 2, tmp_path)
@@ -83,6 +84,7 @@ def test_part_ends_on_sigterm(places, part, tmp_path):
         assert counts == {"processes": 3, "descriptors": 150}
 
 
+@pytest.mark.slow
 def test_report_part_fills_the_progress_file_up_to_its_bound_by_every_link(places, tmp_path, monkeypatch):
     """The bound is below the limit, so that a machine with room for everything survives it."""
     text = Path(PROGRAM).read_text().replace("128 << 20", "1 << 20")

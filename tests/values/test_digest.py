@@ -36,6 +36,7 @@ print(len(recurring_key(1, "a", "p", "n", "d")), Sampler(None, 2).draw(3) == Sam
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "missing"])
 def test_queue_and_recurring_jobs_are_recognised_without_blake2(how: str) -> None:
     done = subprocess.run([sys.executable, "-c", _FORBIDDEN, how], capture_output=True, text=True, check=False)

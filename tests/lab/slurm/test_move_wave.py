@@ -139,6 +139,7 @@ def test_bars_compare_moves_with_the_same_day_without_moves() -> None:
     assert names == {"mean wait with moves relative to no moves", "inference jobs that were moved or restarted"}
 
 
+@pytest.mark.slow
 def test_command_prints_one_json_object_or_a_table(openb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command, but with the simulated Slurm instead of the real one, which takes minutes."""
 
